@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import NullProgress, Progress
     from cdi_worker.importer.request import Request
+    from cdi_worker.importer.settings import Room
     from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
     from cdi_worker.sources.fields import field
     from cdi_worker.sources.kind import Kind
@@ -42,6 +43,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Progress": "cdi_worker.importer.progress:Progress",
         "Request": "cdi_worker.importer.request:Request",
         "Result": "cdi_worker.importer.execute:Result",
+        "Room": "cdi_worker.importer.settings:Room",
         "Route": "cdi_worker.importer.plan:Route",
         "Source": "cdi_worker.sources.base:Source",
         "field": "cdi_worker.sources.fields:field",
@@ -72,6 +74,7 @@ __all__ = [
     "Reader",
     "Request",
     "Result",
+    "Room",
     "Route",
     "Source",
     "__version__",

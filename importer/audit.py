@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cdi_worker.importer import contract, execute, plan, request
+from cdi_worker.importer import execute, plan, request
+from cdi_worker.importer.settings import Settings
 
 if TYPE_CHECKING:
     from cdi_worker.importer import provenance
@@ -18,21 +19,19 @@ log = logging.getLogger(__name__)
 WRITTEN: Final = frozenset(plan.Route) - {plan.Route.BLANK, plan.Route.UNPACK}
 
 
-def check(wanted: request.Request, tuning: contract.Tuning) -> None:
+def check(wanted: request.Request, settings: Settings) -> None:
     """Raise ``errors.RequestError`` if the report of an import cannot be written."""
-    _report(wanted, tuning)
+    _report(wanted, settings)
 
 
-def run(
-    wanted: request.Request, tuning: contract.Tuning, work: Callable[[], execute.Result]
-) -> execute.Result:
+def run(wanted: request.Request, settings: Settings, work: Callable[[], execute.Result]) -> execute.Result:
     """Return the result of ``work``, the import of ``wanted``, when its report is written.
 
     Raises ``errors.Error``; a disk whose report cannot be written stays.
     """
-    report = _report(wanted, tuning)
+    report = _report(wanted, settings)
     result = work()
-    read_back = tuning.read_back and result.plan.route in WRITTEN
+    read_back = settings.read_back and result.plan.route in WRITTEN
     return finish([result], report, read_back=read_back)[0]
 
 
@@ -55,11 +54,11 @@ def _with_sha256(result: execute.Result) -> execute.Result:
     return dataclasses.replace(result, sha256=found)
 
 
-def _report(wanted: request.Request, tuning: contract.Tuning) -> provenance.Report | None:
+def _report(wanted: request.Request, settings: Settings) -> provenance.Report | None:
     """Return the report to write after the import, None if none is asked for."""
-    if not tuning.report:
+    if not settings.report:
         return None
     # Imported when used (start-up time).
     from cdi_worker.importer import provenance
 
-    return provenance.Report(tuning.report, wanted)
+    return provenance.Report(settings.report, wanted)

@@ -18,7 +18,7 @@ import click
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import context, group
+from cdi_worker.importer.commands import group, parameters
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
 
 
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
-    obj = context.Context(cancel, set_up_logging, contract.environment())
+    obj = parameters.Context(cancel, set_up_logging, contract.environment())
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):
         masking.hold(obj, *masking.address(text))
@@ -157,7 +157,7 @@ def _say(message: str) -> None:
         print(f"cdi-worker: {errors.one_line(message)}", file=sys.stderr, flush=True)
 
 
-def _say_json(error: errors.Error, argv: list[str], obj: context.Context) -> None:
+def _say_json(error: errors.Error, argv: list[str], obj: parameters.Context) -> None:
     """Print a failure as JSON if that was asked for, on standard output unless that is the disk.
 
     A wrong command line may be refused before ``obj`` knows of either.

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdi_worker import errors, units
-from cdi_worker.formats import signature
+from cdi_worker.importer.settings import Settings
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from cdi_worker.sources import base, fields
+    from cdi_worker.sources import fields
 
 log = logging.getLogger(__name__)
 
@@ -79,35 +79,16 @@ OWNER = Variable("OWNER_UID", "label of the metrics; a resumed import must have 
 HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value`")
 
 
-class Tuning(NamedTuple):
-    """What an administrator may set for all pods.
-
-    ``stall``: seconds without data. ``slowest``: bytes per second that count as data. ``direct``: O_DIRECT.
-    ``read_back``: read the finished disk once.
-    ``layers``: addresses of the other files of a chain. ``update``: change an existing disk in place.
-    ``report``: the file of the report (``provenance``); empty: none.
-    """
-
-    connections: int = 6
-    stall: float = 180.0
-    direct: bool = False
-    read_back: bool = False
-    layers: tuple[str, ...] = ()
-    update: bool = False
-    report: str = ""
-    slowest: float = 1024.0
-
-
-#: What is tuned where an administrator has set nothing.
-DEFAULT = Tuning()
+#: The settings of a pod where an administrator has set nothing.
+POD = Settings(existing="remove", permissions=FILE_MODE, wait=WAIT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paths:
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
-    ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option. ``demand``:
-    the signatures that data from outside must have, with the policy if it is mounted.
+    ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option. ``settings``:
+    what an administrator has set for all imports; the policy for signatures only if it is mounted.
     """
 
     data: str = "/data"
@@ -118,8 +99,7 @@ class Paths:
     metrics_port: int = 8443
     signature_policy: str = "/etc/containers/policy.json"
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    tuning: Tuning = DEFAULT
-    demand: signature.Demand = signature.NOTHING
+    settings: Settings = POD
 
     def mounted(self, field: fields.Field) -> str | None:
         """Return the path of a source's mount, None for a file that does not exist."""
@@ -302,18 +282,9 @@ class Reading:
                 self.faults.append(f"{name}: {err}")
         return tuple(found)
 
-    def access(self, tuning: Tuning, **given: Any) -> base.Access:
-        """Return the access to a server, with ``given`` and the proxies of the environment."""
-        # Imported when used: upload servers and clone sources have no server to import from.
-        from cdi_worker.sources import base
-
-        # In either letter case.
-        proxies: dict[str, Any] = {
-            name: self.env.get(name) or self.env.get(name.upper()) or "" for name, *_ in PROXIES
-        }
-        return base.Access(
-            **given, **proxies, connections=tuning.connections, patience=tuning.stall, slowest=tuning.slowest
-        )
+    def proxies(self) -> dict[str, str]:
+        """Return the proxies of an access, in either letter case."""
+        return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name, *_ in PROXIES}
 
 
 def parse_overhead(text: str) -> Fraction:

@@ -164,10 +164,10 @@ def run_source(
     ``accepted``, ``group``: see ``routes.job.Job``. The group holds the claim.
     """
     started = time.monotonic()
-    if not (wanted.volume or wanted.existing == "remove"):
+    if not (wanted.room.mount or wanted.existing == "remove"):
         # On a volume, an earlier pod may have created a link that leads to other mounts.
         wanted = dataclasses.replace(wanted, target=targets.followed(wanted.target))
-    log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.image_size)
+    log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.size)
     reading = engine.Engine(wanted.fetch, progress.retry)
     opening = opened(unopened, reading, wanted, progress, reads)
     with (
@@ -176,8 +176,8 @@ def run_source(
         _reached(),
         package.unpacked(served, reading, wanted, reads) as (source, asked),
     ):
-        folder = wanted.volume or wanted.target
-        if (wanted.volume or wanted.is_archive) and pathlib.Path(folder).is_dir():
+        folder = wanted.room.mount or wanted.target
+        if (wanted.room.mount or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, asked, reads)
@@ -369,7 +369,7 @@ def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.
             made = found.plan(asked)
         except errors.Error as err:
             obstacle = err
-        volume = survey_module.volume_size(found.content, wanted.overhead)
+        volume = survey_module.volume_size(found.content, wanted.room.overhead)
         details = dict(source.describe())
         if found.content.chain and found.offer.ranges:
             details["chain"] = survey_module.shares(source, reading, found.content, wanted, cancel)

@@ -136,7 +136,7 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if size is not None and size - content.footer > space.available and not space.thin:
         raise errors.TooLarge(virtual_size=size, available=space.available)
     asked = 0 if wanted.is_delta else wanted.disk_size or 0
-    if wanted.exact_size and asked > space.usable:
+    if wanted.is_exact and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
     choose = _delta if wanted.is_delta else _in_order if space.ordered else _choose
     chosen = choose(wanted, offer, content, scratch)
@@ -261,7 +261,7 @@ def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str
 
 def _blank(wanted: request.Request, space: Space) -> Plan:
     asked = wanted.disk_size
-    if asked is not None and (space.block or wanted.exact_size) and asked > space.usable:
+    if asked is not None and (space.block or wanted.is_exact) and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
     # A pod creates the largest disk that fits.
     size = asked if space.block and asked is not None else space.usable

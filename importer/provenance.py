@@ -146,7 +146,7 @@ def _asked(wanted: request.Request) -> dict[str, object]:
         "layers": [_safe(each.endpoint) for each in wanted.layers],
         "target": wanted.target,
         "contentType": wanted.content_type,
-        "size": wanted.image_size,
+        "size": wanted.size,
         "checksum": wanted.checksum,
         "disk": wanted.disk,
         "existing": wanted.existing,

@@ -1,16 +1,16 @@
-"""An import request, as the library, the command line and the contract's roles make it."""
+"""An import request: made by hand for the library, and of settings (``make``) for everything else."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
-from fractions import Fraction
-from typing import Literal
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum, signature
 from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
+from cdi_worker.importer.settings import Existing, Room, Settings
 from cdi_worker.sources import base
 
 CONTENT_TYPES = ("kubevirt", "archive")
@@ -32,12 +32,8 @@ class Request:
     each with what changed since the one before it, the first since the one at ``location``. ``target``: a
     block device, the file to create, or for an archive the directory to unpack into; ``-`` is standard
     output.
-    ``image_size``: the requested size, None for the image's own. ``exact_size``: the disk has at least
-    ``image_size`` bytes, or the import fails; without it the disk has what fits, as in a pod. ``limit``: the
-    largest disk for a file system, however much is free. ``overhead``: the fraction of a file system to leave
-    free. ``volume``: the mount point of a file system that contains nothing but this import's target, else
-    None.
-    ``direct``: bypass the page cache.
+    ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
+    the space that a cluster has made for it. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
     ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
 
@@ -51,13 +47,10 @@ class Request:
     location: base.Location
     layers: tuple[base.Location, ...] = ()
     target: str
-    volume: str | None = None
+    room: Room = dataclasses.field(default_factory=Room)
     content_type: str = "kubevirt"
     scratch: str | None = None
     image_size: int | None = None
-    exact_size: bool = False
-    limit: int | None = None
-    overhead: Fraction = Fraction(0)
     preallocation: bool = False
     direct: bool = False
     checksum: str | None = None
@@ -66,8 +59,7 @@ class Request:
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
-    owner_uid: str = ""
-    existing: Literal["refuse", "replace", "remove", "update"] = "refuse"
+    existing: Existing = "refuse"
     wait: float = 0.0
     permissions: int | None = None
 
@@ -77,9 +69,19 @@ class Request:
         return self.content_type in {"archive", CLONE}
 
     @property
+    def size(self) -> int | None:
+        """The requested size, of the disk or of its volume."""
+        return self.room.size if self.image_size is None else self.image_size
+
+    @property
     def disk_size(self) -> int | None:
-        """``image_size`` in whole sectors, which every disk has."""
-        return None if self.image_size is None else units.whole_sectors(self.image_size)
+        """``size`` in whole sectors, which every disk has."""
+        return None if self.size is None else units.whole_sectors(self.size)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``disk_size`` is that of the disk; else the disk is the largest that fits."""
+        return self.image_size is not None
 
     @property
     def preallocates(self) -> bool:
@@ -98,6 +100,39 @@ class Request:
     def is_delta(self) -> bool:
         """Whether this stage applies changes to the disk of an earlier stage."""
         return bool(self.stage.previous)
+
+
+def make(source: str, location: base.Location, target: str, settings: Settings) -> Request:
+    """Return the request to import the disk at ``location`` to ``target``, which ``execute`` checks."""
+    return Request(
+        source=source,
+        location=location,
+        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in settings.layers),
+        target=target,
+        room=settings.room or Room(),
+        content_type=settings.content_type,
+        scratch=settings.scratch,
+        image_size=settings.size,
+        preallocation=settings.preallocation,
+        direct=settings.direct,
+        checksum=settings.checksum,
+        disk=settings.disk,
+        demand=settings.demand,
+        connect_patience=min(CONNECT_PATIENCE, settings.stall),
+        fetch=fetch.Options(
+            connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
+        ),
+        existing=settings.existing,
+        wait=settings.wait,
+        permissions=settings.permissions,
+    )
+
+
+def disk_path(target: str, settings: Settings) -> str:
+    """Return the path of the disk: a target that is a folder contains it, unless it is for an archive."""
+    if target and settings.content_type != "archive" and targets.is_folder(target):
+        return str(pathlib.Path(target, "disk.img"))
+    return target
 
 
 def check(made: Request, faults: list[str] | None = None) -> None:

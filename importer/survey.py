@@ -288,16 +288,16 @@ def _room(wanted: request.Request) -> plan.Space:
     if found.kind == "block":
         return plan.Space(block=True, available=found.available, usable=found.available, present=True)
     available, size = found.available, wanted.disk_size
-    if wanted.limit is not None:
-        available = min(available, wanted.limit)
-    if wanted.exact_size and size is not None:
-        usable = units.usable_space(available, wanted.overhead)
+    if wanted.room.limit is not None:
+        available = min(available, wanted.room.limit)
+    if wanted.is_exact and size is not None:
+        usable = units.usable_space(available, wanted.room.overhead)
         return plan.Space(
             block=False, available=min(available, size), usable=min(usable, size), present=bool(found.size)
         )
     if size is not None:
         available = min(available, size)
-    usable = units.usable_space(available, wanted.overhead)
+    usable = units.usable_space(available, wanted.room.overhead)
     return plan.Space(block=False, available=available, usable=usable, present=bool(found.size))
 
 

@@ -14,7 +14,6 @@ import click
 from cdi_worker import errors
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import config_file, parameters
-from cdi_worker.importer.commands import context as shared
 
 if TYPE_CHECKING:
     from click import shell_completion
@@ -30,7 +29,7 @@ class _Unknown(Exception):
 
 
 def _set_config(context: click.Context, _option: click.Parameter, path: str | None) -> None:
-    obj = context.find_object(shared.Context)
+    obj = context.find_object(parameters.Context)
     if obj is None:
         return
     if path or obj.config is None:
@@ -58,20 +57,20 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
 
 
 def _set_verbosity(context: click.Context, _option: click.Parameter, level: int | None) -> None:
-    obj = context.find_object(shared.Context)
+    obj = context.find_object(parameters.Context)
     if obj is not None and level is not None and not context.resilient_parsing:
         obj.log(level)
 
 
 def _set_quiet(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    obj = context.find_object(shared.Context)
+    obj = context.find_object(parameters.Context)
     if obj is not None and wanted and not context.resilient_parsing:
         obj.quiet = True
         obj.log()
 
 
 def _set_json(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    obj = context.find_object(shared.Context)
+    obj = context.find_object(parameters.Context)
     if obj is not None and wanted:
         obj.as_json = True
 

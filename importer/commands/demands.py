@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -78,19 +78,6 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
     )
 
 
-def demand(given: Mapping[str, Any]) -> signature.Demand:
-    """Return the demand that the values of ``options`` make."""
-    return signature.Demand(**{each.name: given[each.name] for each in dataclasses.fields(signature.Demand)})
-
-
-def take(given: dict[str, Any]) -> signature.Demand:
-    """Remove the values of ``options`` from ``given``, and return the demand that they make."""
-    found = demand(given)
-    for each in dataclasses.fields(found):
-        del given[each.name]
-    return found
-
-
 def added(group: str, policy: str = "") -> Decorator:
     """Return a decorator that adds the options to a command. ``policy``: where a pod mounts its policy."""
 
@@ -102,22 +89,21 @@ def added(group: str, policy: str = "") -> Decorator:
     return decorate
 
 
-def taken(ctx: click.Context, given: dict[str, Any]) -> signature.Demand:
-    """Remove the values of a pod's options from ``given``, and return the demand that they make.
+def of_pod(ctx: click.Context, demand: signature.Demand) -> signature.Demand:
+    """Return the demand of a pod's options.
 
     A policy need not be mounted where it is looked for by default; one that is named must exist. Raises
     ``click.UsageError`` for an option in front of a command, which has its own.
     """
-    found = take(given)
-    source = {each.name: ctx.get_parameter_source(each.name) for each in dataclasses.fields(found)}
+    source = {each.name: ctx.get_parameter_source(each.name) for each in dataclasses.fields(demand)}
     if ctx.invoked_subcommand is not None:
         for name, origin in source.items():
             if origin is core.ParameterSource.COMMANDLINE:
                 option = next(each.opts[0] for each in ctx.command.params if each.name == name)
                 raise click.UsageError(f"write {option} after the command {ctx.invoked_subcommand}", ctx)
-    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(found.policy or ""):
-        return dataclasses.replace(found, policy=None)
-    return found
+    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(demand.policy or ""):
+        return dataclasses.replace(demand, policy=None)
+    return demand
 
 
 def _is_mounted(path: str) -> bool:

@@ -14,13 +14,12 @@ from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
 from cdi_worker.importer import audit, contract, execute, request
-from cdi_worker.importer.commands import command, options, output
+from cdi_worker.importer.commands import command, options, output, parameters
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
     from cdi_worker.importer import provenance
-    from cdi_worker.importer.commands import context
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +48,14 @@ DEFAULT_OVERHEAD = Fraction("0.06")
 @click.argument("target", type=options.TARGET)
 @options.import_options
 @click.pass_obj
-def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> int:
+def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) -> int:
     """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device).
 
     A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
     else.
     """
     obj.to_stdout = target == targets.STDOUT and not given["dry_run"]
-    if obj.to_stdout and given["digest"]:
+    if obj.to_stdout and given["read_back"]:
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     wanted = options.make_request(source, target, given, contract.environment())
     if given["every"]:
@@ -75,7 +74,7 @@ def import_(obj: context.Context, /, source: str, target: str, **given: Any) -> 
 
 
 def _report(
-    obj: context.Context, wanted: request.Request, given: Mapping[str, Any]
+    obj: parameters.Context, wanted: request.Request, given: Mapping[str, Any]
 ) -> provenance.Report | None:
     """Return the report to write after the import, None if none is asked for."""
     if not given["report"]:
@@ -90,18 +89,18 @@ def _report(
 
 
 def _finish(
-    obj: context.Context,
+    obj: parameters.Context,
     results: list[execute.Result],
     report: provenance.Report | None,
     given: Mapping[str, Any],
 ) -> None:
     """Read the disks back, if asked to, write the report, and print the results."""
-    read_back = bool(given.get("digest"))
+    read_back = bool(given.get("read_back"))
     for result in audit.finish(results, report, read_back=read_back):
         output.result(result, obj, digest=result.sha256 if read_back else "")
 
 
-def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
+def _import_all(obj: parameters.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
     """Import all disks of an OVA to a folder, and print the result of each."""
     others = {"--disk": wanted.disk, "--size": wanted.image_size, "--content-type": wanted.is_archive}
     others["--dry-run"] = given["dry_run"]
@@ -125,7 +124,7 @@ def _import_all(obj: context.Context, wanted: request.Request, given: Mapping[st
 @click.argument("source", type=options.TARGET)
 @options.inspect_options
 @click.pass_obj
-def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
+def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     """Show format, sizes and planned route of SOURCE (a URL or path), reading less than 1 MiB of it."""
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
@@ -141,7 +140,7 @@ def inspect(obj: context.Context, /, source: str, **given: Any) -> int:
 @click.argument("source", type=options.TARGET)
 @options.digest_options
 @click.pass_obj
-def digest(obj: context.Context, /, source: str, **given: Any) -> int:
+def digest(obj: parameters.Context, /, source: str, **given: Any) -> int:
     """Print a digest of SOURCE, to detect that it has changed.
 
     The digest of a container image's manifest, the strong ETag of a file on a web server, the version of an
@@ -169,22 +168,13 @@ def digest(obj: context.Context, /, source: str, **given: Any) -> int:
 @click.argument("size", type=options.SIZE)
 @options.blank_options
 @click.pass_obj
-def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool, **given: Any) -> int:
+def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> int:
     """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate.
 
     SIZE is rounded up to whole sectors of 512 bytes.
     """
-    wanted = request.Request(
-        source="none",
-        location=base.Location(""),
-        target=target,
-        image_size=size,
-        exact_size=True,
-        preallocation=preallocate,
-        direct=given["direct"],
-        existing="replace" if given["force"] else "refuse",
-        wait=given["wait"],
-    )
+    chosen = parameters.settings({**given, "size": size})
+    wanted = request.make("none", base.Location(""), target, chosen)
     report = _report(obj, wanted, given)
     _finish(obj, [execute.run(wanted, cancel=obj.cancel)], report, given)
     return 0
@@ -200,7 +190,7 @@ def blank(obj: context.Context, /, target: str, size: int, *, preallocate: bool,
 @options.upload_options
 @click.pass_obj
 def upload(
-    obj: context.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
+    obj: parameters.Context, /, file: str, url: str, token_file: str | None, style: str, **given: Any
 ) -> int:
     """Upload the image FILE to the upload server or CDI upload proxy at URL."""
     from cdi_worker.importer.send import file as upload_file

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
 
 from cdi_worker import errors, lazy
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import command, context, demands, parameters
+from cdi_worker.importer.commands import command, demands, parameters
 from cdi_worker.importer.roles import run
 
 POD = contract.Paths()
-TUNING = contract.DEFAULT
 EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
 configuration file (stall-timeout = 60)."""
 #: Helper programs that CDI's controllers start from the image by name.
@@ -37,7 +37,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 )
 
 
-Context = context.Context
+Context = parameters.Context
 
 
 class _Group(command.PodGroup):
@@ -75,7 +75,7 @@ ROLE = "Options of a pod's role (without a command)"
 
 def _faults(ctx: click.Context) -> tuple[str, ...]:
     """Return the faults of the variables and the file that set options of a pod's role."""
-    obj = ctx.find_object(context.Context)
+    obj = ctx.find_object(parameters.Context)
     if obj is None or obj.config is None or not isinstance(ctx.command, command.PodGroup):
         return ()
     found = [*(obj.unreadable.faults if obj.unreadable else ()), *obj.faults]
@@ -169,7 +169,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     ROLE,
     "--connections",
     type=click.IntRange(1, 64),
-    default=TUNING.connections,
+    default=POD.settings.connections,
     show_default=True,
     metavar="NUMBER",
     help="Parallel connections of the importer.",
@@ -179,7 +179,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     "--stall-timeout",
     "stall",
     type=click.FloatRange(min=1),
-    default=TUNING.stall,
+    default=POD.settings.stall,
     show_default=True,
     metavar="SECONDS",
     help="Fail after so long without data from the source.",
@@ -189,7 +189,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     "--speed-limit",
     "slowest",
     type=click.FloatRange(min=0),
-    default=TUNING.slowest,
+    default=POD.settings.slowest,
     show_default=True,
     metavar="BYTES",
     help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
@@ -235,21 +235,16 @@ def cli(
     *,
     strict_exit_status: bool,
     retries: int,
-    connections: int,
-    stall: float,
-    direct: bool,
-    read_back: bool,
-    **more: Any,
+    **given: Any,
 ) -> int | None:
     """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
     Without a command, run the role (importer, upload server, clone source) that the environment selects, as
     CDI's controllers set it.
     """
-    ctx.obj.demand = demand = demands.taken(ctx, more)
-    ctx.obj.tuning = tuning = contract.Tuning(
-        connections, stall, direct, read_back, more["layers"], more["update"], more["report"], more["slowest"]
-    )
+    chosen = parameters.settings(given, POD.settings)
+    chosen = dataclasses.replace(chosen, demand=demands.of_pod(ctx, chosen.demand))
+    ctx.obj.settings = chosen
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
@@ -257,15 +252,14 @@ def cli(
         return None
     ctx.obj.log(1)
     where = contract.Paths(
-        data=more["data_dir"],
-        block=more["block_device"],
-        scratch=more["scratch_dir"],
-        termination_log=more["termination_log"],
-        extra_headers=more["extra_headers_dir"],
+        data=given["data_dir"],
+        block=given["block_device"],
+        scratch=given["scratch_dir"],
+        termination_log=given["termination_log"],
+        extra_headers=given["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=parameters.given(ctx),
-        tuning=tuning,
-        demand=demand,
+        settings=chosen,
     )
     env = contract.environment()
     role = contract.role(env)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import urllib.parse
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from cdi_worker import errors, sources, units
-from cdi_worker.images import targets
-from cdi_worker.images.engine import fetch
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import demands, output, parameters
+from cdi_worker.importer.settings import DEFAULT
 from cdi_worker.sources import base, fields
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -53,7 +50,7 @@ speed_option = parameters.option(
     "--speed-limit",
     "slowest",
     type=click.FloatRange(min=0),
-    default=contract.DEFAULT.slowest,
+    default=DEFAULT.slowest,
     show_default=True,
     metavar="BYTES",
     help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
@@ -211,7 +208,11 @@ _OVERHEAD: tuple[Decorator, ...] = (
 )
 _WRITING: tuple[Decorator, ...] = (
     parameters.option(
-        WRITING, "--preallocate", is_flag=True, help="Allocate storage for every byte of the disk."
+        WRITING,
+        "--preallocate",
+        "preallocation",
+        is_flag=True,
+        help="Allocate storage for every byte of the disk.",
     ),
     direct_option,
     force_option,
@@ -254,7 +255,7 @@ _IMPORT: tuple[Decorator, ...] = (
     parameters.option(
         OUTPUT,
         "--sha256",
-        "digest",
+        "read_back",
         is_flag=True,
         help="Read the disk back after the import and print its SHA-256.",
     ),
@@ -332,41 +333,10 @@ def _add(command: Callable[..., Any], options: tuple[Decorator, ...]) -> Callabl
 def make_request(
     address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> request.Request:
-    """Return the request of a command line, which ``execute`` checks."""
-    kind = source_kind(address, given["kind"])
-    is_archive = given["content_type"] == "archive"
-    if target and not is_archive and targets.is_folder(target):
-        target = str(Path(target, "disk.img"))
+    """Return the request of a command line."""
+    kind, chosen = source_kind(address, given["kind"]), parameters.settings(given)
     location = make_location(kind, address, given, env)
-    return request.Request(
-        source=kind.name,
-        location=location,
-        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in given["layers"]),
-        target=target,
-        content_type=given["content_type"],
-        scratch=given.get("scratch"),
-        image_size=given.get("size"),
-        exact_size=True,
-        overhead=given["overhead"] or Fraction(0),
-        preallocation=given.get("preallocate", False),
-        direct=given.get("direct", False),
-        checksum=given["checksum"],
-        disk=given["disk"],
-        demand=demands.demand(given),
-        existing=existing(given),
-        wait=given.get("wait", 0.0),
-        connect_patience=min(request.CONNECT_PATIENCE, given["stall"]),
-        fetch=fetch.Options(
-            connections=given["connections"], no_progress=given["stall"], slowest=given["slowest"]
-        ),
-    )
-
-
-def existing(given: Mapping[str, Any]) -> Literal["refuse", "replace", "update"]:
-    """Return what becomes of a disk that exists already, by the options. Raises ``errors.RequestError``."""
-    if given.get("force") and given.get("update"):
-        raise errors.RequestError("--force replaces an existing disk, --update changes it; give one of them")
-    return "update" if given.get("update") else "replace" if given.get("force") else "refuse"
+    return request.make(kind.name, location, request.disk_path(target, chosen), chosen)
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:
@@ -398,13 +368,7 @@ def make_location(
     values = parameters.given(click.get_current_context())
     # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
     own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
-    tuning = contract.DEFAULT
-    access = reading.access(
-        contract.Tuning(
-            given.get("connections", tuning.connections),
-            given.get("stall", tuning.stall),
-            slowest=given.get("slowest", tuning.slowest),
-        ),
+    access = parameters.settings(given).access(
         user=given["user"] or reading.text("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
         password=read_secret(given["password_file"])
         or reading.text("IMPORTER_SECRET_KEY")
@@ -415,6 +379,7 @@ def make_location(
         + contract.certificate_files(given["ca_dir"] or "")
         + tuple(path for path in own.get("ca_file", "").split(":") if path),
         insecure=given["insecure"],
+        **reading.proxies(),
     )
 
     def value(field: fields.Field) -> Any:

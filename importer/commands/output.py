@@ -17,14 +17,14 @@ from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer.commands import words
 
 if TYPE_CHECKING:
-    from cdi_worker.importer.commands import context
+    from cdi_worker.importer.commands import parameters
     from cdi_worker.importer.send import file
 
 STYLES = ("auto", "bar", "lines", "json", "none")
 
 
 @contextlib.contextmanager
-def progress(style: str, obj: context.Context) -> Iterator[progress_module.Progress]:
+def progress(style: str, obj: parameters.Context) -> Iterator[progress_module.Progress]:
     """Yield a progress that reports on standard error in ``style``, one of ``STYLES``."""
     if style == "auto":
         style = "none" if obj.as_json else "bar" if sys.stderr.isatty() else "lines"
@@ -56,7 +56,7 @@ def silent(_text: str) -> None:
     """Print nothing."""
 
 
-def value(obj: context.Context, name: str, text: str, **more: str) -> None:
+def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
     """Print a result that is one value: alone, or as the field ``name``."""
     if obj.as_json:
         as_json({**more, name: text})
@@ -64,7 +64,7 @@ def value(obj: context.Context, name: str, text: str, **more: str) -> None:
         say(masking.mask(text))
 
 
-def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> None:
+def result(done: execute.Result, obj: parameters.Context, *, digest: str = "") -> None:
     """Print the result of an import. ``digest``: the SHA-256 of the disk, if it was read back."""
     if obj.as_json:
         fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
@@ -76,7 +76,7 @@ def result(done: execute.Result, obj: context.Context, *, digest: str = "") -> N
         say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
 
 
-def _imported(done: execute.Result, obj: context.Context, digest: str) -> None:
+def _imported(done: execute.Result, obj: parameters.Context, digest: str) -> None:
     rate = units.format_size(done.read / max(done.seconds, 1e-3))
     _table(
         {
@@ -95,7 +95,7 @@ def _imported(done: execute.Result, obj: context.Context, digest: str) -> None:
     )
 
 
-def uploaded(done: file.Sent, obj: context.Context) -> None:
+def uploaded(done: file.Sent, obj: parameters.Context) -> None:
     """Print the result of an upload."""
     if obj.as_json:
         fields = dataclasses.asdict(done)
@@ -121,7 +121,7 @@ def _read(done: execute.Result) -> str:
     return text
 
 
-def inspection(found: execute.Inspection, wanted: request.Request, obj: context.Context) -> int:
+def inspection(found: execute.Inspection, wanted: request.Request, obj: parameters.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     offer, content = found.survey.offer, found.survey.content
     obstacle = None if found.obstacle is None else words.message(found.obstacle)
@@ -129,9 +129,9 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: context.
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
     if obj.as_json:
-        as_json(_as_fields(found, float(wanted.overhead)))
+        as_json(_as_fields(found, float(wanted.room.overhead)))
         return status
-    volume = f"{_size(found.volume_size)} with {float(wanted.overhead):.1%} for the file system"
+    volume = f"{_size(found.volume_size)} with {float(wanted.room.overhead):.1%} for the file system"
     _table(
         {
             "source": found.source,

@@ -1,4 +1,4 @@
-"""Types of values, and options whose values also come from the environment and the configuration file.
+"""Options, whose values also come from the environment and the configuration file, and their context.
 
 An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else from the configuration
 file (``commands.config_file``), else it has its default.
@@ -6,14 +6,18 @@ file (``commands.config_file``), else it has its default.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cdi_worker import errors
+from cdi_worker.formats import signature
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import context as shared
+from cdi_worker.importer.commands import config_file
+from cdi_worker.importer.settings import DEFAULT, Room, Settings
 
 if TYPE_CHECKING:
     _Choice = click.Choice[str]
@@ -25,6 +29,36 @@ else:
 
 FILE = click.Path(exists=True, dir_okay=False)
 GENERAL = "General options"
+_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
+_DEMAND = frozenset(each.name for each in dataclasses.fields(signature.Demand))
+
+
+@dataclasses.dataclass
+class Context:
+    """The object that ``cli`` passes to every command.
+
+    ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
+    standard output is the disk. ``config``: None until the top-level command has read it; ``unreadable``:
+    why it could not. ``faults``: of options that only a pod's role reads. ``settings``: what an
+    administrator has set, for the roles of a pod and for the programs that controllers start by name.
+    """
+
+    cancel: cancelling.Cancel
+    set_up_logging: Callable[[int], None]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    verbosity: int = 0
+    quiet: bool = False
+    as_json: bool = False
+    to_stdout: bool = False
+    config: config_file.Config | None = None
+    unreadable: errors.RequestError | None = None
+    faults: list[str] = dataclasses.field(default_factory=list)
+    settings: Settings = contract.POD
+
+    def log(self, verbosity: int = 0) -> None:
+        """Set up logging for the largest ``verbosity`` so far."""
+        self.verbosity = max(self.verbosity, verbosity)
+        self.set_up_logging(self.verbosity or (-1 if self.quiet else 0))
 
 
 class Typed(_ParamType):
@@ -114,7 +148,7 @@ class Option(click.Option):
             if not place:
                 raise
             fault = click.BadParameter(f"{err.message.rstrip('.')} (from {place})", ctx, self)
-            obj = ctx.find_object(shared.Context)
+            obj = ctx.find_object(Context)
             if obj is None or not isinstance(ctx.command, click.Group):
                 raise fault from err
             # A command may follow, which does not read this option.
@@ -140,10 +174,28 @@ def origin(ctx: click.Context, option: Option) -> str:
     found = ctx.get_parameter_source(option.name or "")
     if found is click.core.ParameterSource.ENVIRONMENT:
         return option.variable
-    obj = ctx.find_object(shared.Context)
+    obj = ctx.find_object(Context)
     if found is click.core.ParameterSource.DEFAULT_MAP and obj is not None and obj.config is not None:
         return obj.config.path
     return ""
+
+
+def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
+    """Return the settings that the options of a command make; those that it does not have as in ``default``.
+
+    Raises ``errors.RequestError``.
+    """
+    if given.get("force") and given.get("update"):
+        raise errors.RequestError("--force replaces an existing disk, --update changes it; give one of them")
+    values = {name: value for name, value in given.items() if name in _SETTINGS and value is not None}
+    if given.get("overhead") is not None:
+        values["room"] = Room(overhead=given["overhead"])
+    return dataclasses.replace(
+        default,
+        **values,
+        demand=signature.Demand(**{name: given[name] for name in _DEMAND if name in given}),
+        existing="update" if given.get("update") else "replace" if given.get("force") else default.existing,
+    )
 
 
 def option(

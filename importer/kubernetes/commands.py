@@ -15,10 +15,10 @@ from cdi_worker import errors
 from cdi_worker.images.tools import workspace
 from cdi_worker.importer import contract, execute
 from cdi_worker.importer.commands import command, demands, options, output, parameters
+from cdi_worker.importer.settings import Room, Settings
 
 if TYPE_CHECKING:
     from cdi_worker.importer import request
-    from cdi_worker.importer.commands import context
     from cdi_worker.importer.kubernetes import datavolume, documents
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ _after = parameters.option(
 @_secrets
 @click.pass_obj
 def manifest(
-    obj: context.Context,
+    obj: parameters.Context,
     /,
     manifest: str,
     overhead: Fraction,
@@ -151,7 +151,7 @@ def manifest(
 
 
 def _contacted(
-    obj: context.Context,
+    obj: parameters.Context,
     found: list[documents.Document],
     volume: datavolume.DataVolume,
     secrets: str | None,
@@ -160,7 +160,8 @@ def _contacted(
     """Return whether the source's data needs scratch; None if that does not depend on its data."""
     if volume.source.kind not in UNKNOWN_SCRATCH or volume.is_archive:
         return None
-    with _planned(found, secrets, {"target": "", "overhead": overhead}) as (_, stages):
+    settings = Settings(room=Room(overhead=overhead))
+    with _planned(found, secrets, settings, {"target": ""}) as (_, stages):
         return _needs_scratch(execute.inspect(stages[0], obj.cancel))
 
 
@@ -206,7 +207,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.report_option
 @options.progress_option
 @click.pass_obj
-def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
+def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
     """Import the DataVolume in MANIFEST (a YAML file, - for standard input) on this machine.
 
     Prints the phases and conditions that the DataVolume would have in a cluster.
@@ -214,30 +215,29 @@ def run(obj: context.Context, /, manifest: str, secrets: str | None, style: str,
     from cdi_worker.importer.kubernetes import documents
     from cdi_worker.importer.kubernetes import run as datavolume_run
 
-    dry = given.pop("dry_run")
-    if not dry and not given["target"]:
+    if not given["dry_run"] and not given["target"]:
         raise errors.RequestError("no target given: name a file, directory or device with --target")
-    given["existing"] = options.existing({name: given.pop(name) for name in ("force", "update")})
-    given["mounts"] = parameters.given(click.get_current_context())
-    given["demand"] = demands.take(given)
-    report = given.pop("report")
-    if report == "-":
+    if given["report"] == "-":
         raise errors.RequestError("--report -: standard output gets the phases; name a file")
-    with _planned(documents.read(manifest), secrets, given) as (volume, stages):
-        if dry:
-            if report:
+    chosen = parameters.settings(given)
+    place = {name: given[name] for name in ("target", "origin", "after")}
+    place["mounts"] = parameters.given(click.get_current_context())
+    found = documents.read(manifest)
+    with _planned(found, secrets, chosen, place) as (volume, stages):
+        if given["dry_run"]:
+            if chosen.report:
                 log.warning(options.NO_REPORT)
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
         with output.progress(style, obj) as reporter:
-            datavolume_run.run(volume, stages, status, reporter, obj.cancel, report=report)
+            datavolume_run.run(volume, stages, status, reporter, obj.cancel, settings=chosen)
     return 0
 
 
 @contextlib.contextmanager
 def _planned(
-    found: list[documents.Document], secrets: str | None, given: Mapping[str, Any]
+    found: list[documents.Document], secrets: str | None, settings: Settings, place: Mapping[str, Any]
 ) -> Iterator[tuple[datavolume.DataVolume, list[request.Request]]]:
     """Yield the one DataVolume and its stages; their temporary files are deleted after the block.
 
@@ -249,9 +249,10 @@ def _planned(
     faults: list[str] = []
     with workspace.Workspace() as folder:
         volume = datavolume.parse(datavolume.find(found), faults)
-        settings = datavolume_run.Settings(folder=folder, **given)
+        where = datavolume_run.Place(folder=folder, **place)
         keys = references.References(found, secrets)
-        stages = datavolume_run.Planner(volume, keys, settings, contract.environment(), faults).requests()
+        planner = datavolume_run.Planner(volume, keys, where, settings, contract.environment(), faults)
+        stages = planner.requests()
         if faults:
             raise errors.RequestError(*faults)
         yield volume, stages

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch
 from cdi_worker.importer import audit, contract, execute, metrics, progress, request
+from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
@@ -94,19 +94,17 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
     """
 
     def decorate(locate: Locate) -> click.Command:
-        def run(obj: group.Context, /, **settings: Any) -> int:
-            obj.set_up_logging(max(1, settings["verbosity"]))
+        def run(obj: group.Context, /, **given: Any) -> int:
+            obj.set_up_logging(max(1, given["verbosity"]))
             env = contract.environment()
             try:
-                with _access(env, user, obj.tuning) as access:
-                    location = locate(access, env, **{each: settings[each] for each in own})
-                    wanted = _request(source, location, obj.tuning, settings)
-                    wanted = dataclasses.replace(wanted, demand=obj.demand)
-                    _populate(name, wanted, obj, settings["metrics_port"])
+                with _access(env, user, obj.settings) as access:
+                    location = locate(access, env, **{each: given[each] for each in own})
+                    wanted = _request(source, location, obj.settings, given)
+                    _populate(name, wanted, obj, given["metrics_port"])
             except errors.Error as err:
-                names = {
-                    field: f"{key} in the Secret {settings['secret_name']}".rstrip() for field, key in NAMES
-                }
+                secret = given["secret_name"]
+                names = {field: f"{key} in the Secret {secret}".rstrip() for field, key in NAMES}
                 text = err.worded(lambda found: found.words(names))
                 log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)
@@ -142,38 +140,27 @@ def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_i
 
 
 def _request(
-    source: str, location: base.Location, tuning: contract.Tuning, settings: Mapping[str, Any]
+    source: str, location: base.Location, settings: Settings, given: Mapping[str, Any]
 ) -> request.Request:
-    target, size = settings["target"], settings["size"]
-    log.info("populate target=%r size=%r secret=%r", target, size, settings["secret_name"])
-    return request.Request(
-        source=source,
-        location=location,
-        target=target,
-        volume=None if Path(target).is_block_device() else str(Path(target).parent),
-        limit=size or None,
-        scratch=settings["scratch_dir"] or None,
-        owner_uid=settings["owner_uid"],
-        direct=tuning.direct,
-        existing="update" if tuning.update else "remove",
-        permissions=contract.FILE_MODE,
-        wait=contract.WAIT,
-        connect_patience=min(request.CONNECT_PATIENCE, tuning.stall),
-        fetch=fetch.Options(connections=tuning.connections, no_progress=tuning.stall, slowest=tuning.slowest),
-    )
+    target, size = given["target"], given["size"]
+    log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
+    mount = None if Path(target).is_block_device() else str(Path(target).parent)
+    room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
+    chosen = dataclasses.replace(settings, layers=(), room=room, scratch=given["scratch_dir"] or None)
+    return request.make(source, location, target, chosen)
 
 
 def _populate(name: str, wanted: request.Request, obj: group.Context, port: int) -> None:
     with (
         progress.Lines(sys.stderr) as lines,
-        metrics.exposed(name, wanted.owner_uid, port) as meter,
+        metrics.exposed(name, wanted.room.owner, port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        audit.run(wanted, obj.tuning, lambda: execute.run(wanted, reporter, obj.cancel))
+        audit.run(wanted, obj.settings, lambda: execute.run(wanted, reporter, obj.cancel))
 
 
 @contextlib.contextmanager
-def _access(env: Mapping[str, str], user: str, tuning: contract.Tuning) -> Iterator[base.Access]:
+def _access(env: Mapping[str, str], user: str, settings: Settings) -> Iterator[base.Access]:
     """Yield the access that the Secret in the environment describes."""
     reading = contract.Reading(env, VARIABLES)
     insecure = reading.text("insecureSkipVerify").strip().lower() in TRUE
@@ -181,12 +168,12 @@ def _access(env: Mapping[str, str], user: str, tuning: contract.Tuning) -> Itera
         files: tuple[str, ...] = ()
         if (text := reading.text("cacert").strip()) and not insecure:
             files = (stack.enter_context(_certificates(text)),)
-        yield reading.access(
-            tuning,
+        yield settings.access(
             user=reading.text(user),
             password=reading.text("password"),
             ca_files=files,
             insecure=insecure,
+            **reading.proxies(),
         )
 
 

@@ -9,14 +9,14 @@ import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from cdi_worker import errors, masking, units
 from cdi_worker.formats import signature
-from cdi_worker.images import targets
-from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import audit, contract, execute, progress, request, survey
 from cdi_worker.importer.kubernetes import datavolume, references, signed
+from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base, fields, staged
 
 #: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.
@@ -27,28 +27,19 @@ REFERENCE = "secretRef"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings beyond the manifest. ``origin``: the file to upload, or the volume to clone.
+class Place:
+    """What a manifest does not say of its import on this machine. ``origin``: the file to upload, or the
+    volume to clone.
 
     ``folder``: for certificates and other files that sources read; it must outlive the run. ``after``: the
-    checkpoint already on the target. ``stall``: seconds without data after which a source fails; ``slowest``:
-    bytes per second that count as data. ``existing`` and ``wait``: as in ``request.Request``.
+    checkpoint already on the target. ``mounts``: the files of sources, by option.
     """
 
     target: str
     folder: str
-    overhead: Fraction = Fraction(0)
-    scratch: str | None = None
     origin: str = ""
     after: str = ""
-    direct: bool = False
-    existing: Literal["refuse", "replace", "update"] = "refuse"
-    wait: float = 0.0
-    connections: int = 6
-    stall: float = 180.0
-    slowest: float = contract.DEFAULT.slowest
     mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    demand: signature.Demand = signature.NOTHING
 
 
 @dataclasses.dataclass
@@ -57,6 +48,7 @@ class Planner:
 
     volume: datavolume.DataVolume
     keys: references.References
+    place: Place
     settings: Settings
     env: Mapping[str, str]
     faults: list[str]
@@ -65,7 +57,7 @@ class Planner:
         """Return one request for each stage."""
         full = self._request()
         try:
-            stages = self.volume.stages_after(self.settings.after)
+            stages = self.volume.stages_after(self.place.after)
         except errors.RequestError as err:
             self.faults += err.faults
             return []
@@ -84,31 +76,20 @@ class Planner:
         return made.at_stage()
 
     def _request(self) -> request.Request:
-        volume, settings = self.volume, self.settings
-        overhead = Fraction(0) if volume.claim.block else settings.overhead
-        target = settings.target
-        if target and not volume.is_archive and targets.is_folder(target):
-            target = str(pathlib.Path(target, "disk.img"))
-        return request.Request(
-            source=volume.source.provider.name,
-            location=self._location(),
-            target=target,
+        volume, claim = self.volume, self.volume.claim
+        given = self.settings.room
+        overhead = Fraction(0) if given is None or claim.block else given.overhead
+        chosen = dataclasses.replace(
+            self.settings,
             content_type=volume.content_type,
-            scratch=settings.scratch,
-            image_size=None if volume.claim.size is None else volume.claim.size_with(overhead),
-            overhead=overhead,
+            room=Room(size=None if claim.size is None else claim.size_with(overhead), overhead=overhead),
             preallocation=volume.preallocation,
-            direct=settings.direct,
-            existing=settings.existing,
-            wait=settings.wait,
             checksum=volume.source.checksum or None,
             disk=volume.source.disk,
             demand=self._demand(),
-            connect_patience=min(request.CONNECT_PATIENCE, settings.stall),
-            fetch=fetch.Options(
-                connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
-            ),
         )
+        target = request.disk_path(self.place.target, chosen)
+        return request.make(volume.source.provider.name, self._location(), target, chosen)
 
     def _demand(self) -> signature.Demand:
         """Return what the annotations demand; the options of the command replace it, part by part."""
@@ -132,7 +113,7 @@ class Planner:
         return signature.Demand(**(found | {name: value for name, value in own.items() if value}))
 
     def _location(self) -> base.Location:
-        source, settings = self.volume.source, self.settings
+        source, place = self.volume.source, self.place
         where = f"spec.source.{source.kind}"
         self.faults += self._unreachable(where)
         reading = contract.Reading(self.env)
@@ -143,16 +124,16 @@ class Planner:
             if field.key:
                 return source.value(field.key)
             if field.mount:
-                return settings.mounts.get(field.option)
+                return place.mounts.get(field.option)
             return reading.field(field) if field.ambient else None
 
-        made = source.provider.fill(settings.origin or source.url, self._access(where), given)
+        made = source.provider.fill(place.origin or source.url, self._access(where), given)
         self.faults += reading.faults
         return made
 
     def _unreachable(self, where: str) -> Iterator[str]:
         """Yield the faults of a source that cannot be read outside the cluster, or not without ``--from``."""
-        source, origin = self.volume.source, self.settings.origin
+        source, origin = self.volume.source, self.place.origin
         if source.kind == "snapshot":
             yield f"{where}: snapshots can be read only within the cluster"
         if source.image_stream:
@@ -172,20 +153,19 @@ class Planner:
         return self._kept(field.entry, held[field.entry]) if field.entry in held else None
 
     def _access(self, where: str) -> base.Access:
-        reading = contract.Reading(self.env)
         source = self.volume.source
         path = f"{where}.{REFERENCE}"
         # Some sources read the Secret as a file instead (field.entry).
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
         held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
-        return reading.access(
-            contract.Tuning(self.settings.connections, self.settings.stall, slowest=self.settings.slowest),
+        return self.settings.access(
             user=self._text(path, held, USER),
             password=self._text(path, held, PASSWORD),
             session_token=self._text(path, held, TOKEN),
             headers=tuple(contract.parse_header(header) for header in source.headers) + self._headers(),
             ca_files=self._certificates(),
             insecure=source.insecure,
+            **contract.Reading(self.env).proxies(),
         )
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
@@ -234,7 +214,7 @@ class Planner:
 
     def _kept(self, name: str, data: bytes) -> str:
         """Write ``data`` to a private file and return its path."""
-        path = pathlib.Path(self.settings.folder, name)
+        path = pathlib.Path(self.place.folder, name)
         path.touch(mode=0o600)
         path.write_bytes(data)
         return str(path)
@@ -247,13 +227,12 @@ def run(
     reporter: progress.Progress,
     cancel: cancelling.Cancel,
     *,
-    report: str = "",
+    settings: Settings,
 ) -> None:
     """Import all stages. Raises ``errors.Error`` after the status has reported it.
 
-    ``report``: the file for the report of each stage, which replaces the one before.
+    The report of each stage replaces the one before.
     """
-    tuning = contract.Tuning(report=report)
     status.pending()
     try:
         if volume.source.kind == "blank":
@@ -262,7 +241,7 @@ def run(
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
             both = progress.Several(reporter, Watch(status))
-            result = audit.run(wanted, tuning, functools.partial(execute.run, wanted, both, cancel))
+            result = audit.run(wanted, settings, functools.partial(execute.run, wanted, both, cancel))
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")
@@ -276,8 +255,8 @@ def run(
 def _check_room(wanted: request.Request) -> None:
     """Raise ``TooLarge`` if the target is smaller than requested: a cluster would not bind such a volume."""
     room = survey.room(wanted)
-    size = wanted.image_size or 0
-    needed = size if room.block else units.usable_space(size, wanted.overhead)
+    size = wanted.room.size or 0
+    needed = size if room.block else units.usable_space(size, wanted.room.overhead)
     if room.usable < needed:
         raise errors.TooLarge(virtual_size=needed, available=room.available)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cdi_worker import errors, sources
-from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import audit, contract, execute, metrics, plan, progress, report, request
+from cdi_worker.importer.settings import Room
 from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)
@@ -68,35 +69,26 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     reading = contract.Reading(env, VARIABLES)
     source = reading.text("IMPORTER_SOURCE")
     content_type = reading.text("IMPORTER_CONTENTTYPE")
+    is_archive = content_type == "archive"
     is_block = Path(paths.block).exists()
-    target = (
-        paths.block if is_block else paths.data if content_type == "archive" else f"{paths.data}/disk.img"
-    )
-    location = _location(sources.find(source), reading, paths)
-    made = request.Request(
-        source=source,
-        location=location,
-        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in paths.tuning.layers),
-        target=target,
-        volume=None if is_block else paths.data,
+    target = paths.block if is_block else paths.data if is_archive else f"{paths.data}/disk.img"
+    chosen = dataclasses.replace(
+        paths.settings,
         content_type=content_type,
         scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
-        image_size=reading.quantity("IMPORTER_IMAGE_SIZE"),
-        overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
+        room=Room(
+            size=reading.quantity("IMPORTER_IMAGE_SIZE"),
+            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
+            mount=None if is_block else paths.data,
+            owner=reading.text("OWNER_UID"),
+        ),
         preallocation=reading.boolean("PREALLOCATION"),
-        direct=reading.text("CACHE_MODE") == "TRYNONE" or paths.tuning.direct,
+        direct=reading.text("CACHE_MODE") == "TRYNONE" or paths.settings.direct,
         checksum=reading.text("IMPORTER_CHECKSUM") or None,
         disk=reading.text("CDI_WORKER_DISK"),
-        demand=paths.demand,
-        owner_uid=reading.text("OWNER_UID"),
-        existing="update" if paths.tuning.update and content_type != "archive" else "remove",
-        permissions=contract.FILE_MODE,
-        wait=contract.WAIT,
-        connect_patience=min(request.CONNECT_PATIENCE, paths.tuning.stall),
-        fetch=fetch.Options(
-            connections=paths.tuning.connections, no_progress=paths.tuning.stall, slowest=paths.tuning.slowest
-        ),
+        existing="remove" if is_archive else paths.settings.existing,
     )
+    made = request.make(source, _location(sources.find(source), reading, paths), target, chosen)
     if reading.faults:
         request.check(made, reading.faults)
     return made
@@ -107,10 +99,10 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
     wanted = read(env, paths)
     with (
         progress.Lines(sys.stderr) as lines,
-        metrics.exposed("importer", wanted.owner_uid, paths.metrics_port) as meter,
+        metrics.exposed("importer", wanted.room.owner, paths.metrics_port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        result = audit.run(wanted, paths.tuning, lambda: execute.run(wanted, reporter, cancel))
+        result = audit.run(wanted, paths.settings, lambda: execute.run(wanted, reporter, cancel))
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,
@@ -129,14 +121,14 @@ def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contrac
         secret_headers = contract.header_files(paths.extra_headers)
     except errors.RequestError as err:
         reading.faults += err.faults
-    access = reading.access(
-        paths.tuning,
+    access = paths.settings.access(
         user=reading.text("IMPORTER_ACCESS_KEY_ID"),
         password=reading.text("IMPORTER_SECRET_KEY"),
         session_token=reading.text("IMPORTER_SESSION_TOKEN"),
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
         insecure=reading.text("INSECURE_TLS") == "true",
+        **reading.proxies(),
     )
 
     def given(field: fields.Field) -> Any:

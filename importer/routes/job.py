@@ -357,7 +357,7 @@ class Job:
             head,
             # Both write the bytes of a raw disk to their offsets.
             str(plan.Route.STREAM if self.plan.route is plan.Route.EXTENTS else self.plan.route),
-            wanted.owner_uid,
+            wanted.room.owner,
             wanted.target,
         )
         return repr(parts)

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 def unpack_archive(job: Job) -> None:
     """UNPACK: unpack a tar archive into a staging folder; move it into place when complete and verified."""
-    if job.wanted.volume:
+    if job.wanted.room.mount:
         # There may be no room for the old and the new content. Not done earlier: only now the source is known
         # to be an archive.
-        staging.empty(job.wanted.volume)
+        staging.empty(job.wanted.room.mount)
         job.limit = survey.room(job.wanted).available
     job.progress.phase("transfer", job.source.transferred)
     with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:

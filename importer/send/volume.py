@@ -86,11 +86,12 @@ def read(env: Mapping[str, str]) -> Settings:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
-    if paths.tuning.report:
+    if paths.settings.report:
         raise errors.RequestError(
             "--report (CDI_WORKER_REPORT): a clone source writes no disk; set it for the upload server"
         )
-    if paths.demand or paths.demand.checksum_file:
+    demand = paths.settings.demand
+    if demand or demand.checksum_file:
         reason = "a clone has none, and one is demanded; only what is imported can be verified"
         raise errors.Untrusted(url="clone source", fault=signature.UNVERIFIABLE, reason=reason)
     with (

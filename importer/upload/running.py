@@ -13,7 +13,8 @@ from concurrent import futures
 from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import audit, contract, execute, progress, request
+from cdi_worker.importer import audit, execute, progress, request
+from cdi_worker.importer.settings import Settings
 from cdi_worker.importer.upload import headers
 from cdi_worker.sources import clone, upload
 from cdi_worker.sources.clone import Content
@@ -82,7 +83,7 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
     content = None
     if ours and kind == headers.BLOCK and (content := Content.parsed(fields.get(headers.CONTENT, ""))):
         # No other user of the volume knows it: see ``routes.job.Job``.
-        wanted = dataclasses.replace(wanted, owner_uid=content.token)
+        wanted = dataclasses.replace(wanted, room=dataclasses.replace(wanted.room, owner=content.token))
     return Order(wanted, kind, ours, fields.get("content-encoding", ""), content)
 
 
@@ -101,11 +102,9 @@ class Running:
     ``work`` is done when the import has succeeded or failed. Thread-safe.
     """
 
-    def __init__(
-        self, order: Order, size: int | None, cancel: cancelling.Cancel, tuning: contract.Tuning
-    ) -> None:
+    def __init__(self, order: Order, size: int | None, cancel: cancelling.Cancel, settings: Settings) -> None:
         self.order = order
-        self._tuning = tuning
+        self._settings = settings
         self.body = upload.Body()
         #: The part of a clone's disk that the target holds; an empty one if the job has ended.
         self.kept: futures.Future[tuple[int, int]] = futures.Future()
@@ -132,7 +131,7 @@ class Running:
             def work() -> execute.Result:
                 return execute.run_source(source, wanted, reporter, reads, accepted=self._accepted.set)
 
-            return audit.run(wanted, self._tuning, work)
+            return audit.run(wanted, self._settings, work)
 
     def _ended(self, _work: futures.Future[execute.Result]) -> None:
         self.body.end()

@@ -134,7 +134,7 @@ class Server:
         self, fields: Mapping[str, str], size: int | None, *, archive: bool = False
     ) -> upload_running.Running:
         order = upload_running.order(self.settings.wanted, fields, archive=archive)
-        self.running = upload_running.Running(order, size, self.cancel, self.settings.tuning)
+        self.running = upload_running.Running(order, size, self.cancel, self.settings.common)
         self.running.work.add_done_callback(self._ended)
         log.info("upload started size=%r clone=%r", size, order.clone)
         return self.running

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
-from cdi_worker.images.engine import fetch
 from cdi_worker.importer import audit, contract, request
+from cdi_worker.importer import settings as import_settings
+from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import base
 
@@ -55,7 +56,7 @@ class Settings:
     wanted: request.Request
     deadline: dt.datetime | None = None
     idle: float = 30.0
-    tuning: contract.Tuning = contract.DEFAULT
+    common: import_settings.Settings = contract.POD
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
@@ -70,37 +71,35 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         minimum=reading.text("TLS_MIN_VERSION"),
     )
     target = _target(reading.text("DESTINATION"), paths)
+    chosen = dataclasses.replace(
+        paths.settings,
+        layers=(),
+        scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
+        room=Room(
+            size=reading.quantity("UPLOAD_IMAGE_SIZE"),
+            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
+            mount=paths.data if target == f"{paths.data}/disk.img" else None,
+        ),
+        preallocation=reading.boolean("PREALLOCATION"),
+        existing="remove",
+    )
     settings = Settings(
         host=reading.text("LISTEN_ADDRESS"),
         port=_port(reading.text("LISTEN_PORT"), faults),
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
         deadline=_deadline(reading.text("DEADLINE"), faults),
-        tuning=paths.tuning,
-        wanted=request.Request(
-            source="upload",
-            location=base.Location("upload"),
-            target=target,
-            volume=paths.data if target == f"{paths.data}/disk.img" else None,
-            scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
-            image_size=reading.quantity("UPLOAD_IMAGE_SIZE"),
-            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
-            preallocation=reading.boolean("PREALLOCATION"),
-            direct=paths.tuning.direct,
-            demand=paths.demand,
-            fetch=fetch.Options(no_progress=paths.tuning.stall, slowest=paths.tuning.slowest),
-            existing="remove",
-            permissions=contract.FILE_MODE,
-            wait=contract.WAIT,
-        ),
+        common=paths.settings,
+        wanted=request.make("upload", base.Location("upload"), target, chosen),
     )
     if faults:
         raise errors.RequestError(*faults)
-    if paths.demand or paths.demand.checksum_file:
+    demand = paths.settings.demand
+    if demand or demand.checksum_file:
         # Each upload would be refused; this pod says so before one begins.
         reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
         raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)
-    audit.check(settings.wanted, paths.tuning)
+    audit.check(settings.wanted, paths.settings)
     return settings
 
 

@@ -18,7 +18,7 @@ from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import context, demands, group
+from cdi_worker.importer.commands import demands, group, parameters
 from cdi_worker.importer.kubernetes import datavolume, documents, signed
 from tests.support import misbehave, repository, signing, tls, worker
 
@@ -110,7 +110,7 @@ class Terminal:
         """Run in this process: what is refused does not get as far as an import."""
         for name, value in env.items():
             self._patch.setenv(name, value)
-        obj = context.Context(cancelling.Cancel(), lambda _: None, contract.environment())
+        obj = parameters.Context(cancelling.Cancel(), lambda _: None, contract.environment())
         line = ["import", self.url, str(self.target), *arguments]
         with pytest.raises((click.ClickException, errors.RequestError)) as caught:
             group.cli.main(line, prog_name="cdi-worker", standalone_mode=False, obj=obj)
@@ -452,10 +452,7 @@ def test_mounted_policy_that_cannot_be_looked_at_is_not_left_out(tmp_path: Path)
     found = {}
     for path in (tmp_path / "none/policy.json", loop / "policy.json"):
         made = click.Context(group.cli)
-        given = dict.fromkeys((each.name for each in dataclasses.fields(signature.Demand)), None)
-        for name in given:
-            made.set_parameter_source(name, click.core.ParameterSource.DEFAULT)
-        found[path.parent.name] = demands.taken(
-            made, {**given, "annotations": (), "policy": str(path)}
-        ).policy
+        for each in dataclasses.fields(signature.Demand):
+            made.set_parameter_source(each.name, click.core.ParameterSource.DEFAULT)
+        found[path.parent.name] = demands.of_pod(made, signature.Demand(policy=str(path))).policy
     assert found == {"none": None, "loop": str(loop / "policy.json")}

@@ -33,7 +33,7 @@ def test_environment_has_defaults(tmp_path: Path) -> None:
     made = settings.read(NEEDED, contract.Paths())
     assert (made.host, made.port, made.deadline) == ("0.0.0.0", 8443, None)
     wanted = made.wanted
-    assert (wanted.target, wanted.image_size, wanted.overhead) == ("/data/disk.img", None, 0)
+    assert (wanted.target, wanted.room.size, wanted.room.overhead) == ("/data/disk.img", None, 0)
     assert not wanted.preallocation
     device = tmp_path / "device"
     device.touch()
@@ -52,7 +52,11 @@ def test_all_variables_are_read() -> None:
     made = settings.read({**NEEDED, **variables}, contract.Paths())
     wanted = made.wanted
     assert (made.host, made.port, wanted.target) == ("::1", 9443, "/dev/cdi-block-volume")
-    assert (wanted.image_size, wanted.overhead, wanted.preallocation) == (10 << 30, Fraction("0.06"), True)
+    assert (wanted.room.size, wanted.room.overhead, wanted.preallocation) == (
+        10 << 30,
+        Fraction("0.06"),
+        True,
+    )
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_file_is_grown_to_the_requested_size(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path, scratch: Path, variant: str
 ) -> None:
     target = tmp_path / "disk.img"
-    options = {"image_size": 20 * MiB, "overhead": Fraction("0.055")}
-    import_disk(web.url(disks.image(variant)), target, scratch=scratch, **options)
+    room = cdi_worker.Room(size=20 * MiB, overhead=Fraction("0.055"))
+    import_disk(web.url(disks.image(variant)), target, scratch=scratch, room=room)
     oracle.same(target, disks.expected(variant))
     assert target.stat().st_size == 18 * MiB  # 20 MiB / 1.055, rounded down
 

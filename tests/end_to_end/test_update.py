@@ -152,7 +152,7 @@ def test_disk_grows_to_the_requested_size(server: misbehave.Server, tmp_path: Pa
     target = tmp_path / "disk.img"
     imported(server, target)
     url = server.serve("/new", misbehave.Page(bytes(OLD)))
-    cdi_worker.run(request(url, target, image_size=30 * MIB, exact_size=True))
+    cdi_worker.run(request(url, target, image_size=30 * MIB))
     same(target, OLD + bytes(6 * MIB), tmp_path)
 
 
@@ -333,7 +333,7 @@ def test_bytes_behind_the_image_are_zeroed_as_by_an_import(server: misbehave.Ser
     """The image is the same, the machine has written behind it, where the disk has grown."""
     target = tmp_path / "disk.img"
     url = server.serve("/same", misbehave.Page(bytes(OLD)))
-    size = {"image_size": 30 * MIB, "exact_size": True}
+    size = {"image_size": 30 * MIB}
     cdi_worker.run(request(url, target, existing="replace", **size))
     with target.open("r+b") as disk:
         disk.seek(28 * MIB)
@@ -352,7 +352,7 @@ def test_complete_disk_is_not_in_the_middle_of_an_update(
         target.rename(f"{target}.changing")
         checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(f"{target}.changing")
     size = 30 * MIB if case == "grown" else SIZE
-    cdi_worker.run(request(server.url("/old"), target, image_size=size, exact_size=True))
+    cdi_worker.run(request(server.url("/old"), target, image_size=size))
     same(target, OLD + bytes(size - SIZE), tmp_path)
     assert checkpoint.of_disk(str(target)) is None
 

@@ -72,10 +72,10 @@ def test_all_variables_are_read(paths: contract.Paths, tmp_path: Path) -> None:
     )
     assert made.target == f"{tmp_path}/disk.img"
     assert made.scratch == f"{tmp_path}/scratch"
-    assert (made.image_size, made.overhead) == (10 << 30, Fraction("0.06"))
+    assert (made.room.size, made.room.overhead) == (10 << 30, Fraction("0.06"))
     assert made.preallocation
     assert made.direct
-    assert made.owner_uid == "uid"
+    assert made.room.owner == "uid"
     access = made.location.access
     assert (access.user, access.password, access.insecure) == ("me", "secret", True)
     assert (access.http_proxy, access.https_proxy, access.no_proxy) == ("", "http://proxy:1", "a,b")

@@ -13,6 +13,7 @@ from cdi_worker.formats.qcow2 import chain
 from cdi_worker.importer import plan, request
 from cdi_worker.importer.plan import Content, Offer, Route, Space
 from cdi_worker.importer.request import Request
+from cdi_worker.importer.settings import Room
 from cdi_worker.sources import base, staged
 
 GIB = 1 << 30
@@ -170,7 +171,9 @@ def test_image_larger_than_the_volume_is_refused(space: Space) -> None:
     [(FILE, None, 0), (FILE, 2 * GIB, 2 * GIB), (FILE, 20 * GIB, 9 * GIB), (BLOCK, 2 * GIB, 0)],
 )
 def test_disk_grows_to_the_requested_size(space: Space, requested: int | None, grown: int) -> None:
-    made = plan.plan(dataclasses.replace(REQUEST, image_size=requested), RANGES, disk("raw"), space, None)
+    made = plan.plan(
+        dataclasses.replace(REQUEST, room=Room(size=requested)), RANGES, disk("raw"), space, None
+    )
     assert made.grow_to == grown
 
 
@@ -179,13 +182,13 @@ def test_disk_grows_to_the_requested_size(space: Space, requested: int | None, g
     [(FILE, None, 9 * GIB), (FILE, GIB, 9 * GIB), (BLOCK, GIB, GIB), (BLOCK, None, 10 * GIB)],
 )
 def test_blank_disk_has_the_requested_size(space: Space, requested: int | None, size: int) -> None:
-    blank = dataclasses.replace(REQUEST, image_size=requested)
+    blank = dataclasses.replace(REQUEST, room=Room(size=requested))
     made = plan.plan(blank, Offer(blank=True), Content(), space, None)
     assert (made.route, made.virtual_size) == (Route.BLANK, size)
 
 
 def test_blank_disk_larger_than_the_device_is_refused() -> None:
-    blank = dataclasses.replace(REQUEST, image_size=11 * GIB)
+    blank = dataclasses.replace(REQUEST, room=Room(size=11 * GIB))
     with pytest.raises(errors.TooLarge):
         plan.plan(blank, Offer(blank=True), Content(), BLOCK, None)
 

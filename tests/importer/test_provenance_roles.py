@@ -20,8 +20,8 @@ MIB = 1 << 20
 
 
 def reporting(paths: contract.Paths, report: Path, *, read_back: bool = False) -> contract.Paths:
-    tuning = contract.Tuning(report=str(report), read_back=read_back)
-    return dataclasses.replace(paths, tuning=tuning)
+    settings = dataclasses.replace(paths.settings, report=str(report), read_back=read_back)
+    return dataclasses.replace(paths, settings=settings)
 
 
 @pytest.mark.parametrize("way", ["checksum", "read back", "neither"])

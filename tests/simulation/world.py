@@ -528,11 +528,10 @@ class World:
             preallocation=options["preallocation"],
             existing=run.existing or options["existing"],
             image_size=served.grown or None,
-            exact_size=bool(served.grown),
             checksum=served.checksum(run.checksum),
             wait=run.wait,
             journal_interval=options["interval"],
-            owner_uid=f"uid-{run.job}",
+            room=loaded.load("cdi_worker.importer.settings").Room(owner=f"uid-{run.job}"),
             fetch=fetch.Options(
                 connections=options["connections"], chunk=options["chunk"], window=options["connections"] + 2
             ),

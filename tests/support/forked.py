@@ -6,6 +6,7 @@ The libraries are imported once, so that a run takes some tens of milliseconds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -131,8 +132,8 @@ def _import(argv: list[str]) -> None:
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     data, headers = argv
-    tuning = contract.Tuning(stall=1)
-    paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, tuning=tuning)
+    settings = dataclasses.replace(contract.POD, stall=1)
+    paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, settings=settings)
     try:
         wanted = importer.read(contract.environment(), paths)
         print(wanted, cdi_worker.inspect(wanted))

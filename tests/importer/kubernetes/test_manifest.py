@@ -110,7 +110,7 @@ def test_worker_accepts_the_environment(example: Path, tmp_path: Path) -> None:
                 assert request.content_type == volume.content_type
                 assert request.preallocation == volume.preallocation
                 assert request.checksum == (volume.source.checksum or None)
-                assert (request.image_size or 0) >= (volume.claim.size or 0)
+                assert (request.room.size or 0) >= (volume.claim.size or 0)
                 shown = volume.source.headers
                 assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
             elif env:

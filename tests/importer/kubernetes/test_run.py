@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdi_worker.importer.kubernetes import datavolume, documents, references, run
+from cdi_worker.importer.settings import DEFAULT
 from tests.support import (
     containers,
     devices,
@@ -46,9 +47,9 @@ def test_documented_examples_make_requests(example: Path, tmp_path: Path) -> Non
     found = documents.read(str(example))
     volume = datavolume.parse(datavolume.find(found), faults)
     origin = "/x" if example.stem in {"upload", "pvc"} else ""
-    settings = run.Settings(target="", folder=str(tmp_path), origin=origin)
+    place = run.Place(target="", folder=str(tmp_path), origin=origin)
     keys = references.References(found)
-    made = run.Planner(volume, keys, settings, {}, faults).requests()
+    made = run.Planner(volume, keys, place, DEFAULT, {}, faults).requests()
     if example.stem == "snapshot":
         assert [fault.partition(":")[0] for fault in faults] == ["spec.source.snapshot"]
         return

@@ -11,6 +11,7 @@ import yaml
 
 from cdi_worker.formats import signature
 from cdi_worker.importer.kubernetes import datavolume, documents, manifest, pod, references, run
+from cdi_worker.importer.settings import Settings
 from tests.support import containers, oracle, registries, repository, signing, worker
 from tests.support import disks as disks_module
 
@@ -32,8 +33,9 @@ def demanded(path: Path, folder: Path, **settings: Any) -> tuple[signature.Deman
     faults: list[str] = []
     found = documents.read(str(path))
     volume = datavolume.parse(datavolume.find(found), faults)
-    made = run.Settings(target="", folder=str(folder), **settings)
-    (wanted,) = run.Planner(volume, references.References(found), made, {}, faults).requests()
+    place = run.Place(target="", folder=str(folder))
+    keys = references.References(found)
+    (wanted,) = run.Planner(volume, keys, place, Settings(**settings), {}, faults).requests()
     return wanted.demand, faults
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, plan, progress, request
+from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import headers, running
 from cdi_worker.sources import base, upload
 from tests.support import clones, devices, disks, oracle
@@ -94,7 +94,6 @@ def make(tmp_path: Path, scratch: Path, folder: Path, disks: disks.Disks) -> Ite
                 location=base.Location("upload"),
                 target=str(target),
                 scratch=str(scratch),
-                overhead=Fraction(0),
             )
             name, _, ours = kind.partition(", ")
             if name in {"block", "filesystem"}:
@@ -157,7 +156,7 @@ def test_never_accepted_when_cut_short(make: Make, kind: str) -> None:
 def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
     for kind in ("raw", "vhdx", "block", "block, ours", "filesystem, ours"):
         case = make(kind)
-        wanted = dataclasses.replace(case.order.wanted, image_size=MIB)
+        wanted = dataclasses.replace(case.order.wanted, room=Room(size=MIB))
         case.order = dataclasses.replace(case.order, wanted=wanted)
         with pytest.raises(errors.TooLarge):
             case.run()

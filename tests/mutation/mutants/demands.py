@@ -43,14 +43,14 @@ MUTANTS = (
     mutant(
         "importer/commands/demands.py",
         "imports unsigned images where the named policy does not exist",
-        '    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(found.policy or ""):\n',
-        '    if not _is_mounted(found.policy or ""):\n',
+        '    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(demand.policy or ""):\n',
+        '    if not _is_mounted(demand.policy or ""):\n',
         "tests/contract/test_signatures.py::test_pod_with_a_missing_file_imports_nothing",
     ),
     mutant(
         "importer/send/volume.py",
         "clones without the signature that is demanded",
-        "    if paths.demand or paths.demand.checksum_file:\n",
+        "    if demand or demand.checksum_file:\n",
         "    if False:\n",
         "tests/contract/test_settings_that_demand.py::test_clone_source_refuses_a_demand",
     ),
@@ -85,7 +85,7 @@ MUTANTS = (
     mutant(
         "importer/upload/settings.py",
         "accepts uploads without the signature that is demanded",
-        "    if paths.demand or paths.demand.checksum_file:\n",
+        "    if demand or demand.checksum_file:\n",
         "    if False:\n",
         "tests/contract/test_signatures.py::test_upload_server_refuses_a_demand",
     ),
