@@ -1,8 +1,7 @@
-"""OpenPGP: armor, clear-signed text, and gpgv's verdict on a signature (RFC 9580, sections 4, 6 and 7).
+"""OpenPGP: armored keys, clear-signed text, and gpgv's verdict on a signature (RFC 9580, sections 4 to 7).
 
-Three things are read here, because gpgv 2.2 does not do them: it reads no armored keys; as a detached
-signature it accepts compressed packets, packets of other types behind it, and thousands of signatures; and it
-accepts ``NotDashEscaped`` in a clear-signed text, which must also be read if no signature is demanded.
+gpgv reads everything else. It reads no armored keys, and a clear-signed text must also be read if no
+signature is demanded.
 """
 
 from __future__ import annotations
@@ -10,24 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
 
-KEYS: Final = "PUBLIC KEY BLOCK"
-SIGNATURE: Final = "SIGNATURE"
 _BEGIN: Final = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN_SIGNATURE: Final = b"-----BEGIN PGP SIGNATURE-----"
 # At most 32 headers: without a limit, each of many beginnings within headers is tried to the end of the file.
 _ARMOR: Final = re.compile(
-    rb"-----BEGIN PGP ([A-Z ]+)-----\r?\n(?:[A-Za-z]+: [^\n]*\n){0,32}[ \t\r]*\n([A-Za-z0-9+/=\s]*?)"
-    rb"(?:\n=[A-Za-z0-9+/]{4}\s*)?-----END PGP \1-----"
+    rb"-----BEGIN PGP (?:PUBLIC|PRIVATE) KEY BLOCK-----\r?\n(?:[A-Za-z]+: [^\n]*\n){0,32}[ \t\r]*\n"
+    rb"([A-Za-z0-9+/=\s]*?)(?:\n=[A-Za-z0-9+/]{4}\s*)?-----END PGP "
 )
-#: Packets of one signature file: one for each signer.
-_MOST: Final = 64
-_SIGNATURE_PACKET: Final = 2
 _KEY_PACKET, _SECRET_PACKET = 6, 5
 #: A signature of a binary or of a text document, not one of a key (RFC 9580, 5.2.1).
 _OF_DOCUMENTS: Final = {"00", "01"}
@@ -81,50 +74,27 @@ def clear(data: bytes, name: str) -> Clear | None:
     return Clear(b"\n".join(text), b"\n".join([_BEGIN_SIGNATURE, *rest]))
 
 
-def detached(data: bytes, name: str) -> bytes:
-    """Return the packets of a detached signature. Raises ``errors.Untrusted``.
-
-    A signed message is refused here, too: what is signed would be that message, not the document.
-    """
-    try:
-        found = dearmored(data, SIGNATURE)
-        tags = list(_tags(found))
-    except ValueError as err:
-        raise _malformed(name, f"not an OpenPGP signature: {err}") from err
-    if len(tags) > _MOST or set(tags) != {_SIGNATURE_PACKET}:
-        raise _malformed(name, "not a detached OpenPGP signature")
-    return found
-
-
 def keyring(data: bytes, name: str) -> bytes:
-    """Return the packets of public keys. Raises ``errors.RequestError``."""
+    """Return public keys as gpgv reads them: without armor. Raises ``errors.RequestError``."""
     try:
-        found = dearmored(data, KEYS)
-        first = next(_tags(found), 0)
-    except ValueError as err:
+        found = data if data[:1] >= b"\x80" else _dearmored(data)
+    except binascii.Error as err:
         raise errors.RequestError(f"{name}: malformed OpenPGP keys: {err}") from err
-    if first == _SECRET_PACKET:
+    # The type of the first packet, in the form of today and in the older one (4.2).
+    first = found[0] if found else 0
+    kind = first & 63 if first & 0x40 else first >> 2 & 15
+    if kind == _SECRET_PACKET:
         raise errors.RequestError(f"{name}: a private key; name the file with the public key")
-    if first != _KEY_PACKET:
+    if kind != _KEY_PACKET:
         raise errors.RequestError(f"{name}: no OpenPGP public keys; write them with gpg --export")
     return found
 
 
-def dearmored(data: bytes, label: str) -> bytes:
-    """Return the bytes in all armored blocks of ``data``; ``data`` if it is binary. Raises ``ValueError``."""
-    if data[:1] and data[0] & 0x80:
-        return data
-    found = b""
-    for block in _ARMOR.finditer(data):
-        if block[1].decode() != label:
-            raise ValueError(f"a {block[1].decode().lower()} instead of a {label.lower()}")
-        try:
-            found += base64.b64decode(b"".join(block[2].split()), validate=True)
-        except binascii.Error as err:
-            raise ValueError(str(err)) from err
-    if not found:
-        raise ValueError(f"no {label.lower()}")
-    return found
+def _dearmored(data: bytes) -> bytes:
+    """Return the bytes in all armored keys of ``data``, also in private ones. Raises ``binascii.Error``."""
+    return b"".join(
+        base64.b64decode(b"".join(block[1].split()), validate=True) for block in _ARMOR.finditer(data)
+    )
 
 
 def signer(status: str, name: str) -> str:
@@ -173,38 +143,6 @@ def _signer(said: dict[str, list[str]], name: str) -> str:
     if valid[8] not in _OF_DOCUMENTS:
         raise fail(signature.OTHER_DATA, "it is not the signature of a document")
     return f"key {valid[9]} ({' '.join(said['GOODSIG'][1:])})"
-
-
-def _tags(data: bytes) -> Iterator[int]:
-    """Yield the types of the packets (4.2). Raises ``ValueError`` unless they fill ``data``."""
-    at = 0
-    while at < len(data):
-        tag, at, length = _header(data, at)
-        at += length
-        if at > len(data):
-            raise ValueError("it ends within a packet")
-        yield tag
-
-
-def _header(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return type, position and length of the packet whose header is ``at``."""
-    first = data[at]
-    if not first & 0x80:
-        raise ValueError("not a packet")
-    following = data[at + 1 : at + 6].ljust(5, b"\0")
-    if not first & 0x40:
-        # The older form: two bits for the number of bytes of the length.
-        size = (1, 2, 4, 0)[first & 3]
-        if not size:
-            raise ValueError("a packet without a length")
-        return first >> 2 & 15, at + 1 + size, int.from_bytes(following[:size], "big")
-    if following[0] < 192:
-        return first & 63, at + 2, following[0]
-    if following[0] < 224:
-        return first & 63, at + 3, ((following[0] - 192) << 8) + following[1] + 192
-    if following[0] == 255:
-        return first & 63, at + 6, int.from_bytes(following[1:5], "big")
-    raise ValueError("a packet without a length")
 
 
 def _malformed(name: str, reason: str) -> errors.Untrusted:

@@ -135,15 +135,7 @@ def _checksums(data: bytes) -> None:
 
 
 def _clear(data: bytes) -> None:
-    found = openpgp.clear(data, "sums")
-    if found is not None:
-        openpgp.detached(found.signature, "sums")
-
-
-def _detached(data: bytes) -> None:
-    with contextlib.suppress(errors.Error):
-        openpgp.keyring(data, "keys")
-    openpgp.detached(data, "sums")
+    openpgp.clear(data, "sums")
 
 
 def _verdict(data: bytes) -> None:
@@ -411,7 +403,6 @@ PARSERS: Mapping[str, Callable[[bytes], None]] = {
     "reference": _reference,
     "checksums": _checksums,
     "clear": _clear,
-    "detached": _detached,
     "verdict": _verdict,
     "keyring": _keyring,
     "minisign": _minisign,
