@@ -180,7 +180,11 @@ COLUMNS = (
     ),
 )
 #: Formats, and whether a built-in reader reads all of their variants.
-LAYOUTS: dict[str, Any] = {"qcow2": Layout("clusters"), "vmdk": Layout("grains")}
+LAYOUTS: dict[str, Any] = {
+    "qcow2": Layout("clusters"),
+    "vmdk": Layout("grains"),
+    "vdi": Layout("blocks"),
+}
 SPACE = plan.Space(block=False, available=GIB, usable=GIB)
 
 

@@ -6,15 +6,20 @@ Checks and limits are those of QEMU's block/vdi.c.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cdi_worker.formats import facts, views
+from cdi_worker.formats.mapped import blocks, image, pieces
 
 _HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
 _VERSION = 0x00010001
 _TYPES = (1, 2)  # dynamic, static
 _BLOCK = 1 << 20  # the only size that VirtualBox writes and QEMU reads
-_ABSENT = 0xFFFFFFFE  # discarded; 0xFFFFFFFF: never written
+_SECTOR = 512
+#: Inverts all bits of a map. Then a block without data is 0 (never written) or 1 (discarded), as in the
+#: tables of other formats.
+_INVERTED = bytes(range(256))[::-1]
 
 
 class _Header(NamedTuple):
@@ -40,27 +45,42 @@ def check(view: views.View) -> facts.Facts:
     if header.type not in _TYPES or any(header.linked) or any(header.parent):
         reason = f"the image depends on another image or its type is {header.type}, not dynamic or static"
         raise facts.refuse("vdi", "parent", reason)
-    if header.sector_size != 512 or header.block_size != _BLOCK or header.block_extra:
+    if header.sector_size != _SECTOR or header.block_size != _BLOCK or header.block_extra:
         raise facts.refuse("vdi", "header", "the block size is not 1 MiB")
-    if header.blocks * _BLOCK < header.virtual_size:
+    if header.map_offset % _SECTOR or header.data_offset % _SECTOR:
+        raise facts.refuse("vdi", "header", "the block map or the data does not begin at a sector")
+    layout = Layout(header)
+    if header.blocks < layout.count:
         raise facts.refuse("vdi", "header", "the block map is too small for the virtual size")
     # QEMU reads the map of all blocks, not only of those that the disk has.
     facts.check_table("vdi", 4 * header.blocks)
-    return facts.Facts("vdi", header.virtual_size)
+    return facts.Facts("vdi", layout.virtual_size, layout=layout)
+
+
+class Layout(blocks.Layout):
+    """The layout of an image with this header; see ``mapped.layout.Layout``."""
+
+    format = "vdi"
+    entry = "<I"
+
+    def __init__(self, header: _Header) -> None:
+        # QEMU rounds up too: VirtualBox writes disks of any size.
+        super().__init__(header.map_offset, _BLOCK, -(-header.virtual_size // _SECTOR) * _SECTOR)
+        self.fixed = ((0, _SECTOR),)
+        self._data = header.data_offset
+
+    def claims(self, size: int, /) -> blocks.Claims:
+        return blocks.Claims("vdi", size, self.fixed, _BLOCK)
+
+    def runs(self, data: bytes) -> Iterator[tuple[int, int, int]]:
+        table = views.entries(data.translate(_INVERTED), self.entry)
+        for first, end in pieces.steady(table, -1, lowest=2):
+            yield first, end, self._data + (table[first] ^ 0xFFFFFFFF) * _BLOCK
 
 
 def required_length(view: views.View) -> int:
     """Return the minimum length in bytes of a file with this block map."""
-    header = _header(view)
-    size = header.virtual_size
-    count = -(-size // _BLOCK)
-    required = header.map_offset + 4 * count
-    for first, entries in view.table(header.map_offset, count, "<I"):
-        for block, entry in enumerate(entries, first):
-            if entry < _ABSENT:
-                end = header.data_offset + entry * _BLOCK + min(_BLOCK, size - block * _BLOCK)
-                required = max(required, end)
-    return required
+    return image.required_length(Layout(_header(view)), view.at, view.size or 0)
 
 
 def _header(view: views.View) -> _Header:

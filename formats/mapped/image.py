@@ -106,3 +106,19 @@ def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
     for start in range(0, length, _PART):
         directory += views.entries(read(offset + start, min(_PART, length - start)), layout.entry)
     return Image(layout, directory, size)
+
+
+def required_length(layout: mapped.Layout, read: views.Read, size: int) -> int:
+    """Return the minimum length in bytes of a file with these tables; ``size``: its actual length.
+
+    Raises ``errors.Truncated`` if that is more: QEMU would read zeros past the end of the file.
+    """
+    required = 0
+    for window in read_image(layout, read, size).windows():
+        for batch in window.tables():
+            data = memoryview(read(batch.offset, batch.length))
+            for table in batch.pieces:
+                start = table.host - batch.offset
+                window.load(table, data[start : start + table.length])
+        required = window.check()
+    return required

@@ -65,20 +65,9 @@ def read_layout(head: bytes) -> Layout:
 
 
 def required_length(read: views.Read, size: int) -> int:
-    """Return the minimum length in bytes of a file with these tables.
-
-    Raises ``errors.Truncated`` if that is more than ``size``: QEMU would read zeros past the end of the file.
-    """
+    """Return the minimum length in bytes of a qcow2 file; see ``mapped.image``."""
     layout = read_layout(read(0, min(size, qcow2_header.HEAD_SIZE)))
-    required = 0
-    for window in image.read_image(layout, read, size).windows():
-        for batch in window.tables():
-            data = memoryview(read(batch.offset, batch.length))
-            for table in batch.pieces:
-                start = table.host - batch.offset
-                window.load(table, data[start : start + table.length])
-        required = window.check()
-    return required
+    return image.required_length(layout, read, size)
 
 
 _SECTOR = 512

@@ -6,14 +6,13 @@ Memory is bounded for any image: at most 1 MiB of directory, and the memory of `
 from __future__ import annotations
 
 import array
-import bisect
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from cdi_worker import errors
 from cdi_worker.formats import views
+from cdi_worker.formats.mapped import blocks, passing, pieces
 from cdi_worker.formats.mapped import layout as mapped
-from cdi_worker.formats.mapped import passing, pieces
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.vmdk import grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
@@ -106,72 +105,23 @@ class Layout(mapped.Layout):
         return passing.Passing(self)
 
 
-class Claims(mapped.Claims):
+class Claims(blocks.Claims):
     """The bytes of the file in use by the header, the tables and the grains.
 
-    Tables are kept as spans, adjacent ones joined. Uncompressed grains take one byte for each grain that the
-    file can hold, at most ``LIMIT`` (4 TiB of 64 KiB grains). Compressed grains need none: their markers say
-    which part of the disk they hold.
+    Compressed grains may be anywhere: their markers say which part of the disk they hold.
     """
 
-    LIMIT = 64 << 20
-
     def __init__(self, header: vmdk_header.Header, fixed: Iterable[tuple[int, int]], size: int) -> None:
-        super().__init__("vmdk", size)
-        self._grain = header.grain * SECTOR
-        # The file is divided into slots of a grain's length. One byte per slot: the sector of the slot in
-        # which a grain begins, counted from 1; 0: none. Grains in adjacent slots overlap if the second one
-        # begins in an earlier sector of its slot.
-        self._begins = bytearray()
-        self._spans = sorted(fixed)
-        self.reach(header.overhead * SECTOR)
-        self._join_spans()
-
-    def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim the grain tables."""
-        self._spans += [(table.host, table.host + table.length) for table in tables]
-        self._spans.sort()
-        self._join_spans()
-
-    def _join_spans(self) -> None:
-        joined: list[tuple[int, int]] = []
-        for start, end in self._spans:
+        spans = tuple(fixed)
+        super().__init__("vmdk", size, spans, header.grain * SECTOR)
+        for end in (header.overhead * SECTOR, *(end for _, end in spans)):
             self.reach(end)
-            if joined and start < joined[-1][1]:
-                raise _twice(start)
-            if joined and start == joined[-1][1]:
-                joined[-1] = joined[-1][0], end
-            else:
-                joined.append((start, end))
-        self._spans = joined
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
         """Claim data, given in file order."""
         for piece in found:
-            # The length of a compressed grain is in its marker; at least one byte follows that.
-            length = vmdk_header.GRAIN_MARKER.size + 1 if piece.compressed else piece.length
-            end = piece.host + length
-            self.reach(end)
-            index = bisect.bisect_left(self._spans, (end, 0))
-            if index and self._spans[index - 1][1] > piece.host:
-                raise _twice(piece.host)
-            if not piece.compressed:
-                self._take_grains(piece)
-
-    def _take_grains(self, piece: Piece) -> None:
-        first, within = divmod(piece.host, self._grain)
-        begin = within // SECTOR + 1
-        end = first - (-piece.length // self._grain)
-        if end >= self.LIMIT:
-            raise errors.Unsupported(reason=f"vmdk file of more than {self.LIMIT} grains")
-        if end >= len(self._begins):
-            self._begins.extend(bytes(end + 1 - len(self._begins)))
-        begins = self._begins
-        before = begins[first - 1] if first else 0
-        if begins.count(0, first, end) < end - first or before > begin or 0 < begins[end] < begin:
-            raise _twice(piece.host)
-        begins[first:end] = bytes([begin]) * (end - first)
-
-
-def _twice(host: int) -> errors.Corrupt:
-    return errors.Corrupt(format="vmdk", reason=f"the data at byte {host} of the file is used twice")
+            if piece.compressed:
+                # The length of a compressed grain is in its marker; at least one byte follows that.
+                self.avoid_spans(piece.host, vmdk_header.GRAIN_MARKER.size + 1)
+            else:
+                self.take(piece.host, piece.length)

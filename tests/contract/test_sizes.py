@@ -88,7 +88,7 @@ def test_exceeded_quota_is_reported(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, route: str
 ) -> None:
     """A quota does not show in the free space: it is exceeded during the import."""
-    image = {"stream": disks.raw("dense"), "convert": disks.image("vdi", "dense"), "unpack": disks.tar()}
+    image = {"stream": disks.raw("dense"), "convert": disks.image("vhdx-log", "dense"), "unpack": disks.tar()}
     with devices.filesystem("btrfs", pod.directory) as point:
         processes.run("btrfs", "quota", "enable", point)
         processes.run("btrfs", "qgroup", "limit", "1M" if route == "unpack" else "3M", point)

@@ -163,7 +163,7 @@ def test_shifted_ranges_are_not_used(
     oracle.same(target, disks.expected(variant, "dense"))
 
 
-@pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vdi", "mixed")])
+@pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vhdx-log", "mixed")])
 def test_progress_is_reported_during_the_import(
     served_object: ServedObject, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def same(target: Path, content: bytes | bytearray, tmp_path: Path) -> None:
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
 
 
-@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vhdx"])
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhdx"])
 def test_only_what_differs_is_written(
     server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path, form: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_only_what_differs_is_written(
     assert not [*scratch.iterdir()]
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2"])
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vdi"])
 def test_unchanged_disk_is_not_touched(
     server: misbehave.Server, target: Path, tmp_path: Path, form: str
 ) -> None:

@@ -42,6 +42,8 @@ PATCHES = {
     "vdi-link": ("vdi", "parent", (424, "<I", 1)),
     "vdi-block": ("vdi", "header", (376, "<I", 1 << 21)),
     "vdi-blocks": ("vdi", "table", (384, "<I", 1 << 28)),
+    "vdi-map-at": ("vdi", "header", (340, "<I", 513)),
+    "vdi-data-at": ("vdi", "header", (344, "<I", 1025)),
     "vdi-map": ("vdi", "header", (384, "<I", 7)),
     "vhd-fixed-at-0": ("vhd", "parent", (60, ">I", 2)),
     "vhd-huge": ("vhd", "virtual_size", (48, ">Q", 65 << 40)),

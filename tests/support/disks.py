@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdi_worker.formats import zstd
-from tests.support import processes, vmdk_stream
+from tests.support import processes, vhdx_images, vmdk_stream
 
 MiB = 1 << 20
 
@@ -64,6 +64,7 @@ FORMATS = {
     "vhd-fixed": Format("vpc", "subformat=fixed,force_size=on"),
     "vhdx": Format("vhdx"),
     "vhdx-fixed": Format("vhdx", "subformat=fixed"),
+    "vhdx-log": Format("vhdx", write=vhdx_images.logged),
 }
 
 #: One variant of each format, for combinations with other things.

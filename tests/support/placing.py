@@ -1,12 +1,14 @@
-"""Read a qcow2 or VMDK image in memory by each of our readers and return the disk."""
+"""Read a disk image in memory by each of our readers and return the disk."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import threading
+from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.formats import views
+from cdi_worker.formats import facts, vdi, views
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.qcow2 import layout as qcow2
@@ -17,7 +19,10 @@ from cdi_worker.scratch import journal, space
 from tests.support import disks
 
 #: The variants of ``disks`` that the PLACE route can read.
-VARIANTS = [name for name in disks.FORMATS if name.startswith(("qcow2", "vmdk"))]
+VARIANTS = [name for name in disks.FORMATS if name.startswith(("qcow2", "vmdk", "vdi"))]
+
+#: The checks by qemu-img's name of the format.
+_CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {"vmdk": vmdk.check, "vdi": vdi.check}
 
 
 class Dirty:
@@ -107,10 +112,22 @@ def layout(file_view: views.View, form: str) -> mapped.Layout:
     """Return how an image is laid out, without the second opinion of ``formats.safety``."""
     if form == "qcow2":
         return qcow2.read_layout(file_view.head)
-    found = vmdk.check(file_view)
+    found = _CHECKS[form](file_view)
     if found.layout is None:
         raise errors.Unsupported(reason=found.unplaceable)
     return found.layout
+
+
+def no_directory() -> array.array[int]:
+    """Return the directory of an image with one level of tables."""
+    return array.array("Q")
+
+
+def size_of(data: bytes, form: str) -> int | None:
+    """Return the size of the disk in bytes, None if the image is refused."""
+    with contextlib.suppress(errors.ImageError):
+        return follower(data, form).virtual_size
+    return None
 
 
 def image_of(data: bytes, form: str = "qcow2") -> image.Image:

@@ -187,9 +187,9 @@ def test_without_locks_nothing_is_removed(temporary: Path, monkeypatch: pytest.M
 def test_import_after_a_kill_while_qemu_img_converts_leaves_nothing(
     server: misbehave.Server, disks: disks_module.Disks, temporary: Path, tmp_path: Path
 ) -> None:
-    image = disks.image("vdi").read_bytes()
+    image = disks.image("vhdx-log").read_bytes()
     slow = misbehave.Page(image, drip=(16 << 10, 0.2))
-    url, target = server.serve("/disk.vdi", slow), tmp_path / "disk.img"
+    url, target = server.serve("/disk.vhdx", slow), tmp_path / "disk.img"
     env = {"TMPDIR": str(temporary)}
     with worker.started("import", url, target, env=env) as first:
         # One of the export's socket, one of qemu-img.
@@ -198,8 +198,8 @@ def test_import_after_a_kill_while_qemu_img_converts_leaves_nothing(
         first.kill()
         first.wait(processes.PATIENCE)
     assert len(os.listdir(temporary)) == 2
-    server.serve("/disk.vdi", misbehave.Page(image))
+    server.serve("/disk.vhdx", misbehave.Page(image))
     done = worker.run("import", url, target, env=env)
     assert done.status == 0, done.errors
-    oracle.same(target, disks.expected("vdi"))
+    oracle.same(target, disks.expected("vhdx-log"))
     assert os.listdir(temporary) == []

@@ -1,0 +1,115 @@
+"""VDI, VHD and VHDX images for hypothesis, made by QEMU's own tools from a description."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hypothesis import strategies
+
+from tests.support import disks, processes, qcow2_images
+
+MiB = 1 << 20
+
+#: By qemu-img's name of the format: the options of the images.
+OPTIONS = {"vdi": ("static=off", "static=on")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to make an image: ``steps`` are qemu-io commands."""
+
+    form: str
+    size: int
+    options: str
+    steps: tuple[str, ...]
+
+
+def make(recipe: Recipe, path: Path) -> None:
+    """Write the image to ``path``. A step that the format does not know (discard) is skipped."""
+    noise = path.with_name("noise")
+    if not noise.exists():
+        noise.write_bytes(qcow2_images.noise())
+    create = ("qemu-img", "create", "-q", "-f", recipe.form, "-o", recipe.options)
+    processes.run(*create, path, str(recipe.size))
+    commands = [word for step in recipe.steps for word in ("-c", step.format(folder=path.parent))]
+    if commands:
+        with contextlib.suppress(AssertionError):
+            processes.run("qemu-io", "-f", recipe.form, *commands, path)
+
+
+def made(recipe: Recipe) -> tuple[bytes, bytes]:
+    """Return an image and its raw disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        image, raw = Path(folder, "image"), Path(folder, "disk")
+        make(recipe, image)
+        disks.to_raw(image, recipe.form, raw)
+        return image.read_bytes(), raw.read_bytes()
+
+
+@strategies.composite
+def recipes(draw: strategies.DrawFn) -> Recipe:
+    """Describe an image of at most 40 MiB."""
+    form = draw(strategies.sampled_from(sorted(OPTIONS)))
+    size = 512 * draw(strategies.integers(1, (draw(strategies.sampled_from([1, 9, 40])) * MiB) // 512))
+    steps = tuple(draw(strategies.lists(_step(size), max_size=8)))
+    return Recipe(form, size, draw(strategies.sampled_from(OPTIONS[form])), steps)
+
+
+@strategies.composite
+def _step(draw: strategies.DrawFn, size: int) -> str:
+    unit = draw(strategies.sampled_from([512, 64 << 10, MiB]))
+    first = unit * draw(strategies.integers(0, (size - 1) // unit))
+    length = min(size - first, unit * draw(strategies.integers(1, 8)))
+    pattern = f"-P {draw(strategies.integers(0, 255))}"
+    content = draw(
+        strategies.sampled_from(["write -q -s {folder}/noise", f"write -q {pattern}", "write -q -z"])
+    )
+    if draw(strategies.integers(0, 7)) == 0:
+        content = "discard -q"
+    return f"{content} {first} {length}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """``words``: offsets and layout of header fields and table entries; ``sound``: corrects checksums."""
+
+    words: Callable[[bytes], Iterator[tuple[int, str]]]
+    sound: Callable[[bytes], bytes] = bytes
+
+
+def _vdi_words(data: bytes) -> Iterator[tuple[int, str]]:
+    fields = (68, 76, 340, 344, 360, 368, 372, 376, 380, 384)
+    yield from ((at, "<I") for at in fields)
+    (table,) = struct.unpack_from("<I", data, 340)
+    (count,) = struct.unpack_from("<I", data, 384)
+    yield from ((at, "<I") for at in range(table, min(len(data) - 3, table + 4 * count), 4))
+
+
+FORMS = {"vdi": Form(_vdi_words)}
+
+
+def damaged(data: bytes, form: str, dice: random.Random) -> bytes:
+    """Return an image with a few words changed: a bit, to another word, by a little, or to any value."""
+    places = [place for place in FORMS[form].words(data) if place[0] + 8 <= len(data)]
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 3) if places else 0):
+        at, layout = dice.choice(places)
+        (word,) = struct.unpack_from(layout, changed, at)
+        bits = 8 * struct.calcsize(layout)
+        kind = dice.choice(["bit", "other", "near", "any"])
+        if kind == "bit":
+            word ^= 1 << dice.randrange(bits)
+        elif kind == "other":
+            (word,) = struct.unpack_from(layout, changed, dice.choice(places)[0])
+        elif kind == "near":
+            word += dice.randint(-4, 4) << dice.choice([0, 0, 9, 20])
+        else:
+            word = dice.getrandbits(bits)
+        struct.pack_into(layout, changed, at, word & (1 << bits) - 1)
+    return FORMS[form].sound(bytes(changed))

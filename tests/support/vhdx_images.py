@@ -1,0 +1,44 @@
+"""VHDX images with changed headers and correct checksums ([MS-VHDX], section 2.2)."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+
+import google_crc32c
+
+from tests.support import processes
+
+HEADERS = (64 << 10, 128 << 10)
+REGIONS = 192 << 10
+LOG = 48  # the GUID in a header
+
+
+def with_sums(data: bytes) -> bytes:
+    """Return an image whose headers and first region table have correct checksums."""
+    changed = bytearray(data)
+    for start, length in (*((at, 4 << 10) for at in HEADERS), (REGIONS, 64 << 10)):
+        if start + length <= len(changed):
+            changed[start + 4 : start + 8] = bytes(4)
+            crc = google_crc32c.value(bytes(changed[start : start + length]))
+            struct.pack_into("<I", changed, start + 4, crc)
+    return bytes(changed)
+
+
+def with_log(data: bytes, headers: tuple[int, ...] = HEADERS) -> bytes:
+    """Return an image whose headers announce a log. It is empty, so that QEMU reads the same disk."""
+    changed = bytearray(data)
+    for header in headers:
+        changed[header + LOG : header + LOG + 16] = b"announced log ok"
+    return with_sums(bytes(changed))
+
+
+def logged(disk: bytes) -> bytes:
+    """Return a VHDX of a raw disk that only qemu-img reads, because it announces a log."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw, image = Path(folder, "raw"), Path(folder, "image")
+        raw.write_bytes(disk)
+        processes.need("qemu-img")
+        processes.run("qemu-img", "convert", "-f", "raw", "-O", "vhdx", raw, image)
+        return with_log(image.read_bytes())
