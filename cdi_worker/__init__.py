@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from cdi_worker import errors
     from cdi_worker.errors import Error
     from cdi_worker.images.engine.fetch import Options as FetchOptions
-    from cdi_worker.importer.execute import Inspection, Result, inspect, run
+    from cdi_worker.importer.execute import Inspection, inspect, run
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import NullProgress, Progress
     from cdi_worker.importer.request import Request
+    from cdi_worker.importer.result import Result
     from cdi_worker.importer.settings import Room
     from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
     from cdi_worker.sources.fields import field
@@ -42,7 +43,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Plan": "cdi_worker.importer.plan:Plan",
         "Progress": "cdi_worker.importer.progress:Progress",
         "Request": "cdi_worker.importer.request:Request",
-        "Result": "cdi_worker.importer.execute:Result",
+        "Result": "cdi_worker.importer.result:Result",
         "Room": "cdi_worker.importer.settings:Room",
         "Route": "cdi_worker.importer.plan:Route",
         "Source": "cdi_worker.sources.base:Source",

@@ -8,7 +8,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy, sources
 from cdi_worker.formats import checksum, signature
@@ -18,12 +18,13 @@ from cdi_worker.images.folder import staging
 from cdi_worker.importer import engine, package, plan, request
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer import survey as survey_module
+from cdi_worker.importer.result import Result
 from cdi_worker.importer.routes import job as job_module
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images.targets import compare
     from cdi_worker.images.targets import group as target_group
+    from cdi_worker.importer import provenance
 
 log = logging.getLogger(__name__)
 
@@ -44,63 +45,8 @@ ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Result:
-    """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source.
-
-    ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
-    did not hold them. ``layers``: the files of a chain, with the bytes of the disk that come from each.
-    ``changes``: what an update in place found.
-
-    Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
-    size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
-    what they are of. ``claims``: the verified signatures. ``sha256``: of the disk, if it is known without
-    reading it again; else empty.
-    """
-
-    source: str
-    target: str
-    plan: plan.Plan
-    format: str
-    compressions: tuple[str, ...]
-    size: int
-    read: int
-    resumed: int
-    refetched: int
-    seconds: float
-    preallocated: bool
-    labels: Mapping[str, str]
-    vddk_info: Mapping[str, str]
-    layers: tuple[tuple[str, int], ...] = ()
-    changes: compare.Changes | None = None
-    origin: str = ""
-    served: int | None = None
-    identity: str | None = None
-    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    claims: tuple[signature.Claims, ...] = ()
-    sha256: str = ""
-
-    def as_fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints and reports contain."""
-        fields: dict[str, object] = {
-            "source": self.source,
-            "target": self.target,
-            "format": self.format,
-            "compression": list(self.compressions),
-            "size": self.size,
-            "read": self.read,
-            "resumed": self.resumed,
-            "refetched": self.refetched,
-            "seconds": round(self.seconds, 3),
-            "route": str(self.plan.route),
-            "reason": self.plan.reason,
-            "labels": dict(self.labels),
-        }
-        if self.layers:
-            fields["chain"] = [{"name": name, "bytes": count} for name, count in self.layers]
-        if self.changes is not None:
-            fields["update"] = dataclasses.asdict(self.changes)
-        return fields
+#: The routes after which a disk may be read back: not a blank disk, nor a folder.
+WRITTEN: Final = frozenset(plan.Route) - {plan.Route.BLANK, plan.Route.UNPACK}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,9 +69,10 @@ def run(
     """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``; a ``threading.Event`` is polled.
 
     Raises ``errors.Error``; the target then holds no usable disk, and the call may be repeated without
-    cleaning up.
+    cleaning up. Only a disk that cannot be read back, or whose report cannot be written, stays.
     """
     progress = progress or progress_module.NullProgress()
+    audit = _Audit(wanted)
     request.check(wanted)
     kind = sources.find(wanted.source)
     with (
@@ -135,8 +82,46 @@ def run(
         sources.foreign(kind),
     ):
         wanted, _, claims = _listed(wanted, reads, progress)
-        done = run_source(_source(kind, wanted, reads), wanted, progress, reads)
-        return dataclasses.replace(done, claims=(*done.claims, *claims))
+        done = _run_source(_source(kind, wanted, reads), wanted, progress, reads)
+    return audit.finish([dataclasses.replace(done, claims=(*done.claims, *claims))])[0]
+
+
+class _Audit:
+    """What follows a finished import: its disks are read back, and a report is written.
+
+    Raises ``errors.RequestError`` if the report cannot be written, before anything is imported.
+    """
+
+    def __init__(self, wanted: request.Request) -> None:
+        self._read_back = wanted.read_back
+        self._report: provenance.Report | None = None
+        if wanted.report:
+            # Imported when used (start-up time).
+            from cdi_worker.importer import provenance
+
+            self._report = provenance.Report(wanted.report, wanted)
+
+    def finish(self, results: list[Result]) -> list[Result]:
+        """Return the results, with the SHA-256 of each disk that is read back."""
+        if self._read_back:
+            results = [_with_sha256(each) if each.plan.route in WRITTEN else each for each in results]
+        if self._report is not None:
+            self._report.write(results)
+        return results
+
+
+def _with_sha256(done: Result) -> Result:
+    # Imported when used (start-up time).
+    from cdi_worker.images import stored
+
+    digest = stored.sha256(done.target, done.size)
+    log.info("read back sha256=%s", digest)
+    return dataclasses.replace(done, sha256=digest)
+
+
+def check_report(wanted: request.Request) -> None:
+    """Raise ``errors.RequestError`` if the report of an import cannot be written."""
+    _Audit(wanted)
 
 
 def _source(kind: sources.kind.Kind, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source:
@@ -156,13 +141,26 @@ def run_source(
     progress: progress_module.Progress,
     reads: cancelling.Reads,
     *,
-    accepted: Callable[[], object] = lambda: None,
-    group: target_group.Group | None = None,
+    accepted: Callable[[], object],
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
-    ``accepted``, ``group``: see ``routes.job.Job``. The group holds the claim.
+    ``accepted``: see ``routes.job.Job``.
     """
+    audit = _Audit(wanted)
+    return audit.finish([_run_source(unopened, wanted, progress, reads, accepted=accepted)])[0]
+
+
+def _run_source(
+    unopened: base.Source,
+    wanted: request.Request,
+    progress: progress_module.Progress,
+    reads: cancelling.Reads,
+    *,
+    accepted: Callable[[], object] = lambda: None,
+    group: target_group.Group | None = None,
+) -> Result:
+    """Import a disk. ``accepted``, ``group``: see ``routes.job.Job``. The group holds the claim."""
     started = time.monotonic()
     if not (wanted.room.mount or wanted.existing == "remove"):
         # On a volume, an earlier pod may have created a link that leads to other mounts.
@@ -234,6 +232,7 @@ def run_all(
     From a stream they are imported in one pass. None is usable before all are verified.
     """
     progress = progress or progress_module.NullProgress()
+    audit = _Audit(wanted)
     request.check(wanted)
     kind = sources.find(wanted.source)
     with (
@@ -257,17 +256,19 @@ def run_all(
                 done = _together(served, each, progress, reads)
     progress.done()
     verified = _stated(wanted.checksum)
-    return [
-        dataclasses.replace(
-            done[path],
-            origin=served.name,
-            served=served.size,
-            identity=served.identity,
-            verified={**done[path].verified, **verified},
-            claims=(*served.claims, *claims),
-        )
-        for path in sorted(done)
-    ]
+    return audit.finish(
+        [
+            dataclasses.replace(
+                done[path],
+                origin=served.name,
+                served=served.size,
+                identity=served.identity,
+                verified={**done[path].verified, **verified},
+                claims=(*served.claims, *claims),
+            )
+            for path in sorted(done)
+        ]
+    )
 
 
 def _together(
@@ -289,7 +290,9 @@ def _together(
             group.hold(asked.target, _claimed(asked, reads, key))
 
         def run_disk(disk: base.Source, wanted: request.Request) -> None:
-            done[wanted.target] = run_source(disk, wanted, progress_module.Part(progress), reads, group=group)
+            done[wanted.target] = _run_source(
+                disk, wanted, progress_module.Part(progress), reads, group=group
+            )
 
         package.each(served, wanted, reads, claim, run_disk)
         reads.check()

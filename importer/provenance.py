@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from cdi_worker import errors, masking, version
 from cdi_worker.images import kernel, targets
-from cdi_worker.importer import execute, plan, request
+from cdi_worker.importer import plan, request
+from cdi_worker.importer.result import Result
 from cdi_worker.sources import wire
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
@@ -30,8 +31,6 @@ BUILD_TYPE: Final = "urn:cdi-worker:import:v1"
 BUILDER: Final = "urn:cdi-worker"
 #: The source whose bytes a client sends, the source of a clone too: they have no address.
 UPLOAD: Final = "upload"
-#: A report on standard output.
-STDOUT: Final = "-"
 
 
 class Report:
@@ -44,7 +43,7 @@ class Report:
         self._path = path
         self._wanted = wanted
         self._started = _now()
-        if path == STDOUT:
+        if path == targets.STDOUT:
             if wanted.target == targets.STDOUT:
                 raise errors.RequestError("--report -: standard output gets the disk; name a file")
             return
@@ -77,11 +76,11 @@ class Report:
         # O_EXCL follows no link (open(2)); nor does the rename that replaces the report.
         return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-    def write(self, results: Sequence[execute.Result]) -> None:
+    def write(self, results: Sequence[Result]) -> None:
         """Write the report of finished imports. Raises ``errors.TargetError``; the disks stay."""
         text = json.dumps(masking.masked(statement(self._wanted, results, self._started)), indent=2) + "\n"
         try:
-            if self._path == STDOUT:
+            if self._path == targets.STDOUT:
                 sys.stdout.write(text)
                 sys.stdout.flush()
                 return
@@ -108,9 +107,7 @@ def _sync(folder: Path) -> None:
         os.close(fd)
 
 
-def statement(
-    wanted: request.Request, results: Sequence[execute.Result], started: str = ""
-) -> dict[str, Any]:
+def statement(wanted: request.Request, results: Sequence[Result], started: str = "") -> dict[str, Any]:
     """Return the statement about finished imports of one request. ``started``: when, as RFC 3339 has it.
 
     Its subject is empty if the SHA-256 of the disk is not known: then it is not to be signed.
@@ -168,7 +165,7 @@ def _safe(address: str) -> str:
     return wire.safe_url(address) if "://" in address else address
 
 
-def _dependencies(wanted: request.Request, results: Sequence[execute.Result]) -> list[dict[str, object]]:
+def _dependencies(wanted: request.Request, results: Sequence[Result]) -> list[dict[str, object]]:
     """Return the sources, with the digests that their bytes were verified against."""
     found: list[dict[str, object]] = []
     for each in results:
@@ -186,7 +183,7 @@ def _dependencies(wanted: request.Request, results: Sequence[execute.Result]) ->
     return [each for number, each in enumerate(found) if each not in found[:number]]
 
 
-def _disk(done: execute.Result) -> Mapping[str, object]:
+def _disk(done: Result) -> Mapping[str, object]:
     return {
         **done.as_fields(),
         "sha256": done.sha256 or None,

@@ -41,6 +41,8 @@ class Request:
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
     compare all of it and write what differs. ``wait``: seconds to wait
     for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
+    ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
+    once, for its SHA-256.
     """
 
     source: str
@@ -62,6 +64,8 @@ class Request:
     existing: Existing = "refuse"
     wait: float = 0.0
     permissions: int | None = None
+    report: str = ""
+    read_back: bool = False
 
     @property
     def is_archive(self) -> bool:
@@ -125,6 +129,8 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         existing=settings.existing,
         wait=settings.wait,
         permissions=settings.permissions,
+        report=settings.report,
+        read_back=settings.read_back,
     )
 
 

@@ -50,8 +50,7 @@ class Settings:
 
     ``layers``: the addresses of the other files of a chain. ``size``: of the disk, in bytes. ``connections``:
     in parallel. ``stall``: seconds without data after which a source fails; ``slowest``: bytes per second
-    that count as data. ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read
-    the finished disk once.
+    that count as data.
     """
 
     layers: tuple[str, ...] = ()

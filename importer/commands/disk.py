@@ -6,20 +6,17 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
-from cdi_worker.importer import audit, contract, execute, request
+from cdi_worker.importer import contract, execute, request
 from cdi_worker.importer.commands import command, options, output, parameters
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
-
-if TYPE_CHECKING:
-    from cdi_worker.importer import provenance
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +54,8 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
     obj.to_stdout = target == targets.STDOUT and not given["dry_run"]
     if obj.to_stdout and given["read_back"]:
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
+    if given["read_back"] and given["content_type"] == "archive":
+        raise errors.RequestError("--sha256 reads the disk back, and an archive is not a disk")
     wanted = options.make_request(source, target, given, contract.environment())
     if given["every"]:
         return _import_all(obj, dataclasses.replace(wanted, target=target), given)
@@ -64,40 +63,19 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
         if given["report"]:
             log.warning(options.NO_REPORT)
         return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
-    report = _report(obj, wanted, given)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
+    _prepare(obj, wanted)
     with output.progress(given["style"], obj) as reporter:
         result = execute.run(wanted, reporter, obj.cancel)
-    _finish(obj, [result], report, given)
+    output.result(result, wanted, obj)
     return 0
 
 
-def _report(
-    obj: parameters.Context, wanted: request.Request, given: Mapping[str, Any]
-) -> provenance.Report | None:
-    """Return the report to write after the import, None if none is asked for."""
-    if not given["report"]:
-        return None
-    # Imported when used (start-up time).
-    from cdi_worker.importer import provenance
-
-    if given["report"] == provenance.STDOUT:
-        # The report and nothing else: the summary goes to standard error.
+def _prepare(obj: parameters.Context, wanted: request.Request) -> None:
+    """Print the summary on standard error, if standard output gets the report."""
+    if wanted.report == targets.STDOUT:
         obj.to_stdout = True
-    return provenance.Report(given["report"], wanted)
-
-
-def _finish(
-    obj: parameters.Context,
-    results: list[execute.Result],
-    report: provenance.Report | None,
-    given: Mapping[str, Any],
-) -> None:
-    """Read the disks back, if asked to, write the report, and print the results."""
-    read_back = bool(given.get("read_back"))
-    for result in audit.finish(results, report, read_back=read_back):
-        output.result(result, obj, digest=result.sha256 if read_back else "")
 
 
 def _import_all(obj: parameters.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
@@ -109,10 +87,11 @@ def _import_all(obj: parameters.Context, wanted: request.Request, given: Mapping
         faults.append(f"{wanted.target}: --all needs a folder")
     if faults:
         raise errors.RequestError(*faults)
-    report = _report(obj, wanted, given)
+    _prepare(obj, wanted)
     with output.progress(given["style"], obj) as reporter:
         results = execute.run_all(wanted, reporter, obj.cancel)
-    _finish(obj, results, report, given)
+    for result in results:
+        output.result(result, wanted, obj)
     return 0
 
 
@@ -175,8 +154,8 @@ def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> i
     """
     chosen = parameters.settings({**given, "size": size})
     wanted = request.make("none", base.Location(""), target, chosen)
-    report = _report(obj, wanted, given)
-    _finish(obj, [execute.run(wanted, cancel=obj.cancel)], report, given)
+    _prepare(obj, wanted)
+    output.result(execute.run(wanted, cancel=obj.cancel), wanted, obj)
     return 0
 
 

@@ -15,6 +15,7 @@ from cdi_worker import errors, masking, units
 from cdi_worker.importer import execute, request
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer.commands import words
+from cdi_worker.importer.result import Result
 
 if TYPE_CHECKING:
     from cdi_worker.importer.commands import parameters
@@ -64,8 +65,9 @@ def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
         say(masking.mask(text))
 
 
-def result(done: execute.Result, obj: parameters.Context, *, digest: str = "") -> None:
-    """Print the result of an import. ``digest``: the SHA-256 of the disk, if it was read back."""
+def result(done: Result, wanted: request.Request, obj: parameters.Context) -> None:
+    """Print the result of an import."""
+    digest = done.sha256 if wanted.read_back else ""
     if obj.as_json:
         fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
         as_json(fields, err=obj.to_stdout)
@@ -76,7 +78,7 @@ def result(done: execute.Result, obj: parameters.Context, *, digest: str = "") -
         say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
 
 
-def _imported(done: execute.Result, obj: parameters.Context, digest: str) -> None:
+def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
     rate = units.format_size(done.read / max(done.seconds, 1e-3))
     _table(
         {
@@ -112,7 +114,7 @@ def uploaded(done: file.Sent, obj: parameters.Context) -> None:
     )
 
 
-def _read(done: execute.Result) -> str:
+def _read(done: Result) -> str:
     text = _size(done.read)
     if done.resumed:
         text += f", and {_size(done.resumed)} from an earlier attempt"
@@ -150,7 +152,7 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: paramete
     return status
 
 
-def _updated(done: execute.Result) -> str:
+def _updated(done: Result) -> str:
     found = done.changes
     if found is None:
         return ""

@@ -231,7 +231,7 @@ def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: s
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
         with output.progress(style, obj) as reporter:
-            datavolume_run.run(volume, stages, status, reporter, obj.cancel, settings=chosen)
+            datavolume_run.run(volume, stages, status, reporter, obj.cancel)
     return 0
 
 

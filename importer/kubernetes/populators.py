@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_worker import errors
-from cdi_worker.importer import audit, contract, execute, metrics, progress, request
+from cdi_worker.importer import contract, execute, metrics, progress, request
 from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
@@ -156,7 +156,7 @@ def _populate(name: str, wanted: request.Request, obj: group.Context, port: int)
         metrics.exposed(name, wanted.room.owner, port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        audit.run(wanted, obj.settings, lambda: execute.run(wanted, reporter, obj.cancel))
+        execute.run(wanted, reporter, obj.cancel)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from cdi_worker import errors, masking, units
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import audit, contract, execute, progress, request, survey
+from cdi_worker.importer import contract, execute, progress, request, survey
 from cdi_worker.importer.kubernetes import datavolume, references, signed
 from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base, fields, staged
@@ -226,8 +225,6 @@ def run(
     status: Status,
     reporter: progress.Progress,
     cancel: cancelling.Cancel,
-    *,
-    settings: Settings,
 ) -> None:
     """Import all stages. Raises ``errors.Error`` after the status has reported it.
 
@@ -241,7 +238,7 @@ def run(
             current = wanted.stage.current
             status.scheduled(f"checkpoint {current}" if current else wanted.target)
             both = progress.Several(reporter, Watch(status))
-            result = audit.run(wanted, settings, functools.partial(execute.run, wanted, both, cancel))
+            result = execute.run(wanted, both, cancel)
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"
                 status.paused(f"checkpoint {current} copied{more}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import audit, contract, execute, metrics, plan, progress, report, request
+from cdi_worker.importer import contract, execute, metrics, plan, progress, report, request
 from cdi_worker.importer.settings import Room
 from cdi_worker.sources import base, fields
 
@@ -102,7 +102,7 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         metrics.exposed("importer", wanted.room.owner, paths.metrics_port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        result = audit.run(wanted, paths.settings, lambda: execute.run(wanted, reporter, cancel))
+        result = execute.run(wanted, reporter, cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

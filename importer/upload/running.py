@@ -13,8 +13,8 @@ from concurrent import futures
 from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import audit, execute, progress, request
-from cdi_worker.importer.settings import Settings
+from cdi_worker.importer import execute, progress, request
+from cdi_worker.importer.result import Result
 from cdi_worker.importer.upload import headers
 from cdi_worker.sources import clone, upload
 from cdi_worker.sources.clone import Content
@@ -102,9 +102,8 @@ class Running:
     ``work`` is done when the import has succeeded or failed. Thread-safe.
     """
 
-    def __init__(self, order: Order, size: int | None, cancel: cancelling.Cancel, settings: Settings) -> None:
+    def __init__(self, order: Order, size: int | None, cancel: cancelling.Cancel) -> None:
         self.order = order
-        self._settings = settings
         self.body = upload.Body()
         #: The part of a clone's disk that the target holds; an empty one if the job has ended.
         self.kept: futures.Future[tuple[int, int]] = futures.Future()
@@ -117,23 +116,16 @@ class Running:
         self.work = self._executor.submit(self._import, size)
         self.work.add_done_callback(self._ended)
 
-    def _import(self, size: int | None) -> execute.Result:
+    def _import(self, size: int | None) -> Result:
         with (
             progress.Lines(sys.stderr) as reporter,
             self._failing,
             cancelling.Reads(self._failing) as reads,
         ):
-            wanted, source = (
-                self.order.wanted,
-                self.order.source(self.body, size, reads, self.kept.set_result),
-            )
+            source = self.order.source(self.body, size, reads, self.kept.set_result)
+            return execute.run_source(source, self.order.wanted, reporter, reads, accepted=self._accepted.set)
 
-            def work() -> execute.Result:
-                return execute.run_source(source, wanted, reporter, reads, accepted=self._accepted.set)
-
-            return audit.run(wanted, self._settings, work)
-
-    def _ended(self, _work: futures.Future[execute.Result]) -> None:
+    def _ended(self, _work: futures.Future[Result]) -> None:
         self.body.end()
         self._accepted.set()
         if not self.kept.done():

@@ -10,7 +10,7 @@ from concurrent import futures
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import execute
+from cdi_worker.importer.result import Result
 from cdi_worker.importer.upload import form, headers, http, resumable
 from cdi_worker.importer.upload import listener as upload_listener
 from cdi_worker.importer.upload import running as upload_running
@@ -134,7 +134,7 @@ class Server:
         self, fields: Mapping[str, str], size: int | None, *, archive: bool = False
     ) -> upload_running.Running:
         order = upload_running.order(self.settings.wanted, fields, archive=archive)
-        self.running = upload_running.Running(order, size, self.cancel, self.settings.common)
+        self.running = upload_running.Running(order, size, self.cancel)
         self.running.work.add_done_callback(self._ended)
         log.info("upload started size=%r clone=%r", size, order.clone)
         return self.running
@@ -144,7 +144,7 @@ class Server:
         with self._admission():
             return self._start(fields, size)
 
-    def _ended(self, work: futures.Future[execute.Result]) -> None:
+    def _ended(self, work: futures.Future[Result]) -> None:
         failure = work.exception()
         if failure is None:
             self.done.set()

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
-from cdi_worker.importer import audit, contract, request
-from cdi_worker.importer import settings as import_settings
+from cdi_worker.importer import contract, execute, request
 from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import base
@@ -56,7 +55,6 @@ class Settings:
     wanted: request.Request
     deadline: dt.datetime | None = None
     idle: float = 30.0
-    common: import_settings.Settings = contract.POD
 
 
 def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
@@ -89,7 +87,6 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
         deadline=_deadline(reading.text("DEADLINE"), faults),
-        common=paths.settings,
         wanted=request.make("upload", base.Location("upload"), target, chosen),
     )
     if faults:
@@ -99,7 +96,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         # Each upload would be refused; this pod says so before one begins.
         reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
         raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)
-    audit.check(settings.wanted, paths.settings)
+    execute.check_report(settings.wanted)
     return settings
 
 

@@ -336,3 +336,26 @@ def test_write_failure_after_the_import(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="the disk is complete, its report is not"):
         report.write([cdi_worker.run(wanted)])
     assert (tmp_path / "d").stat().st_size == MIB
+
+
+def test_library_reads_back_and_reports(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk.raw", misbehave.Page(DATA))
+    target, report = tmp_path / "disk.img", tmp_path / "report.json"
+    done = cdi_worker.run(
+        cdi_worker.Request(
+            source="http",
+            location=cdi_worker.Location(url),
+            target=str(target),
+            report=str(report),
+            read_back=True,
+        )
+    )
+    assert done.sha256 == SHA256
+    assert read(report)["subject"] == [{"name": str(target), "digest": {"sha256": SHA256}}]
+
+
+def test_digest_of_an_archive_is_refused_at_once(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/files.tar", misbehave.Page(DATA))
+    done = worker.run("import", url, tmp_path, "--content-type=archive", "--sha256")
+    assert (done.status, server.requests) == (2, [])
+    assert "an archive is not a disk" in done.error_message

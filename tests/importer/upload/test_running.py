@@ -14,6 +14,7 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, plan, progress, request
+from cdi_worker.importer.result import Result
 from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import headers, running
 from cdi_worker.sources import base, upload
@@ -53,7 +54,7 @@ class Case:
         self.states.append((body.is_complete, body.received, converting))
         oracle.unusable(self.disk)
 
-    def run(self, length: int | None = None) -> execute.Result:
+    def run(self, length: int | None = None) -> Result:
         """Upload all bytes, or the first ``length``."""
         body = upload.Body()
         data = self.data[:length]

@@ -14,6 +14,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, plan, request
+from cdi_worker.importer.result import Result
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import keystone, locations, source
 from tests.support import devices, disks, misbehave, objectservers, openstack, oracle, reading, worker
@@ -49,7 +50,7 @@ def location(cloud: openstack.Cloud, image: str, **changes: str) -> locations.Gl
     return locations.Glance(cloud.internal, image_id=image, **settings)
 
 
-def import_(where: locations.Glance, target: Path, **changes: str) -> execute.Result:
+def import_(where: locations.Glance, target: Path, **changes: str) -> Result:
     wanted = request.Request(source="glance", location=where, target=str(target), connect_patience=1.0)
     return execute.run(dataclasses.replace(wanted, **changes))
 

@@ -14,6 +14,7 @@ pytest.importorskip("nbd")
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.importer import execute, request
+from cdi_worker.importer.result import Result
 from cdi_worker.sources import base, extents
 from cdi_worker.sources.nbd import client, connection, handshake, locations, source
 from tests.support import nbd_servers, oracle, processes
@@ -21,7 +22,7 @@ from tests.support import nbd_servers, oracle, processes
 MIB = 1 << 20
 
 
-def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) -> execute.Result:
+def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) -> Result:
     with nbd_servers.serve(directory / "socket", disk) as socket:
         access = base.Access(patience=patience)
         wanted = request.Request(

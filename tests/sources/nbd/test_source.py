@@ -21,6 +21,7 @@ pytest.importorskip("nbd")
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.importer import execute, plan, request
+from cdi_worker.importer.result import Result
 from cdi_worker.sources import base
 from cdi_worker.sources.nbd import locations, source
 from tests.support import devices, nbd_exports, oracle, processes, tls, worker
@@ -59,7 +60,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any) -> execute.Result:
+def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any) -> Result:
     """Import a disk; ``changes`` are fields of the request, or of the location."""
     names = {field.name for field in dataclasses.fields(locations.Nbd)}
     given = {name: changes.pop(name) for name in names & set(changes)}
