@@ -6,7 +6,6 @@ second request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cdi_worker.formats import views
@@ -20,17 +19,6 @@ class Remembered:
 
     def __init__(self, head: bytes = b"") -> None:
         self._pieces = [(0, head)] if head else []
-
-    @classmethod
-    def joined(cls, parts: Mapping[int, Remembered]) -> Remembered:
-        """Return what is remembered of several files that are read as one; each begins at an offset."""
-        made = cls()
-        for first, part in parts.items():
-            made._pieces += ((first + start, data) for start, data in part)
-        return made
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return iter(self._pieces)
 
     def remembering(self, read: views.Read) -> views.Read:
         """Return a function that calls ``read`` and remembers the result."""

@@ -89,14 +89,7 @@ class Engine:
         )
 
     def _reader(self, source: base.Source) -> base.RandomReader:
-        """Return a reader that compares the ranges of a server with each other, also of several files."""
-        if source.parts:
-            # Imported when used: only a chain has parts (start-up time).
-            from cdi_worker.images.engine import joined
-
-            parts = {offset: self._reader(part) for offset, part in source.parts.items()}
-            compared = {offset: part for offset, part in parts.items() if isinstance(part, seams.Seams)}
-            return joined.JoinedSeams(compared) if len(compared) == len(parts) else joined.Joined(parts)
+        """Return a reader that compares the ranges of a server with each other."""
         ranges = source.ranges()
         if ranges is None:
             raise errors.NoRanges(url=source.name, reason="not offered by the source")

@@ -19,7 +19,7 @@ from cdi_worker.importer import engine, package, plan, request
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer import survey as survey_module
 from cdi_worker.importer.result import Result
-from cdi_worker.importer.routes import job as job_module
+from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: A route's module is imported when the route is used (start-up time).
-ROUTES: lazy.Table[plan.Route, Callable[[job_module.Job], None]] = lazy.Table(
+ROUTES: lazy.Table[plan.Route, Callable[[Attempt], None]] = lazy.Table(
     {
-        plan.Route.BLANK: "cdi_worker.importer.routes.direct:blank",
-        plan.Route.EXTENTS: "cdi_worker.importer.routes.direct:extents",
-        plan.Route.PLACE: "cdi_worker.importer.routes.place:place_mapped",
-        plan.Route.STREAM: "cdi_worker.importer.routes.direct:stream",
+        plan.Route.BLANK: "cdi_worker.importer.routes.deliver:deliver",
+        plan.Route.EXTENTS: "cdi_worker.importer.routes.deliver:deliver",
+        plan.Route.PLACE: "cdi_worker.importer.routes.deliver:deliver",
+        plan.Route.STREAM: "cdi_worker.importer.routes.deliver:deliver",
         plan.Route.CONVERT: "cdi_worker.importer.routes.convert:convert",
         plan.Route.SPOOL: "cdi_worker.importer.routes.convert:spool",
         plan.Route.MERGE: "cdi_worker.importer.routes.convert:merge",
@@ -145,7 +145,7 @@ def run_source(
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
-    ``accepted``: see ``routes.job.Job``.
+    ``accepted``: see ``routes.attempt.Attempt``.
     """
     audit = _Audit(wanted)
     return audit.finish([_run_source(unopened, wanted, progress, reads, accepted=accepted)])[0]
@@ -160,7 +160,7 @@ def _run_source(
     accepted: Callable[[], object] = lambda: None,
     group: target_group.Group | None = None,
 ) -> Result:
-    """Import a disk. ``accepted``, ``group``: see ``routes.job.Job``. The group holds the claim."""
+    """Import a disk. ``accepted``, ``group``: see ``routes.attempt.Attempt``. The group holds the claim."""
     started = time.monotonic()
     if not (wanted.room.mount or wanted.existing == "remove"):
         # On a volume, an earlier pod may have created a link that leads to other mounts.
@@ -180,34 +180,35 @@ def _run_source(
             staging.remove_left_over(folder)
         found = survey_module.survey(source, reading, asked, reads)
         ending = _Ending(held, accepted, group)
-        job = _run_plan(asked, source, reading, found, progress, ending=ending, reads=reads)
+        done = _attempts(asked, source, reading, found, progress, ending=ending, reads=reads)
         source.finish()
         labels, info = source.labels(), source.info()
     progress.done()
-    done = _result(job, time.monotonic() - started, labels=labels, vddk_info=info)
-    return _attested(done, job, served, wanted)
+    result = _result(done, time.monotonic() - started, labels=labels, vddk_info=info)
+    return _attested(result, done, served, wanted)
 
 
-def _attested(done: Result, job: job_module.Job, served: base.Source, wanted: request.Request) -> Result:
+def _attested(result: Result, done: Attempt, served: base.Source, wanted: request.Request) -> Result:
     """Complete the result with the source's name, size, identity and verified digests.
 
     ``served``: the source, which may be a package with the disk.
     """
-    verified = {**job.source.verified, **served.verified}
+    verified = {**done.source.verified, **served.verified}
     # The checksum of a request for a package is that of the whole.
-    stated = _stated(job.checksum if job.source is served else wanted.checksum or job.checksum)
+    expected = ",".join(filter(None, (done.request.checksum, done.source.checksum)))
+    stated = _stated(expected if done.source is served else wanted.checksum or expected)
     verified |= stated
     # In this route alone, the bytes that were hashed are those that were written, all of them.
     is_same = (
-        job.plan.route is plan.Route.STREAM
-        and job.source is served
+        done.plan.route is plan.Route.STREAM
+        and done.source is served
         and wanted.checksum is not None
-        and not (job.content.compressions or job.resumed or wanted.is_archive or wanted.is_delta)
-        and job.size == served.size
+        and not (done.content.compressions or result.resumed or wanted.is_archive or wanted.is_delta)
+        and result.size == served.size
     )
     digests = dict(each.split(":") for each in stated.get("file", "").split(",") if each)
     return dataclasses.replace(
-        done,
+        result,
         origin=served.name,
         served=served.size,
         identity=served.identity,
@@ -301,37 +302,39 @@ def _together(
 
 
 def _result(
-    job: job_module.Job, seconds: float, *, labels: Mapping[str, str], vddk_info: Mapping[str, str]
+    done: Attempt, seconds: float, *, labels: Mapping[str, str], vddk_info: Mapping[str, str]
 ) -> Result:
-    """Return the result of a finished job, and log it."""
+    """Return the result of a finished attempt, and log it."""
+    outcome, changes = done.outcome, done.outcome.changes
     log.info(
         "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
-        job.plan.route,
-        job.size,
-        job.read,
-        job.resumed,
-        job.refetched,
+        done.plan.route,
+        outcome.size,
+        outcome.read,
+        outcome.resumed,
+        outcome.refetched,
         seconds,
     )
-    if job.changes is not None:
-        found = job.changes
-        log.info("updated compared=%d differed=%d written=%d", found.compared, found.differed, found.written)
+    if changes is not None:
+        log.info(
+            "updated compared=%d differed=%d written=%d", changes.compared, changes.differed, changes.written
+        )
     return Result(
-        source=job.source.name,
-        target=job.wanted.target,
-        plan=job.plan,
-        format=job.content.format,
-        compressions=job.content.compressions,
-        size=job.size,
-        read=job.read,
-        resumed=job.resumed,
-        refetched=job.refetched,
+        source=done.source.name,
+        target=done.request.target,
+        plan=done.plan,
+        format=done.content.format,
+        compressions=done.content.compressions,
+        size=outcome.size,
+        read=outcome.read,
+        resumed=outcome.resumed,
+        refetched=outcome.refetched,
         seconds=seconds,
-        preallocated=job.wanted.preallocates,
+        preallocated=done.request.preallocates,
         labels=labels,
         vddk_info=vddk_info,
-        layers=job.layers,
-        changes=job.changes,
+        layers=outcome.layers,
+        changes=changes,
     )
 
 
@@ -429,14 +432,14 @@ def _reached() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Ending:
-    """The arguments of a job for its end: see ``routes.job.Job``."""
+    """The arguments of an attempt for its end: see ``routes.attempt.Attempt``."""
 
     held: targets.Claim
     accepted: Callable[[], object]
     group: target_group.Group | None
 
 
-def _run_plan(
+def _attempts(
     wanted: request.Request,
     source: base.Source,
     reading: engine.Engine,
@@ -445,39 +448,36 @@ def _run_plan(
     *,
     ending: _Ending,
     reads: cancelling.Reads,
-) -> job_module.Job:
-    """Plan and run the route; plan again for an ordered stream if the source does not serve its ranges."""
+) -> Attempt:
+    """Plan and run an attempt; return the one that succeeded.
+
+    What an attempt has found out becomes a fact, with which the next one is planned: that the source does not
+    serve its ranges, or that the image must be read twice.
+    """
     while True:
-        made = found.plan(wanted)
-        log.info("plan %s", made.describe())
-        if made.virtual_size is not None:
-            progress.disk(made.virtual_size)
-        job = job_module.Job(
-            wanted=wanted,
+        chosen = found.plan(wanted)
+        log.info("plan %s", chosen.describe())
+        if chosen.virtual_size is not None:
+            progress.disk(chosen.virtual_size)
+        attempt = Attempt(
+            request=wanted,
             claim=ending.held,
             source=source,
             engine=reading,
             content=found.content,
-            plan=made,
-            limit=found.space.available,
-            thin=found.space.thin,
+            plan=chosen,
+            space=found.space,
             progress=progress,
             reads=reads,
             accepted=ending.accepted,
             group=ending.group,
         )
         try:
-            with job.attempt():
-                if made.relayed:
-                    # Imported when used: few imports need it (start-up time).
-                    from cdi_worker.importer.routes import relay
-
-                    relay.relay(job, ROUTES[made.route])
-                else:
-                    ROUTES[made.route](job)
-            return job
+            with attempt.scoped() as running:
+                ROUTES[chosen.route](running)
+            return attempt
         except errors.NoRanges as err:
-            if made.route is plan.Route.UPDATE:
+            if chosen.route is plan.Route.UPDATE:
                 # Changes are not a stream.
                 raise
             reading.do_without_ranges(err)
@@ -485,10 +485,16 @@ def _run_plan(
             progress.retry(err)
             # What was read by ranges may be wrong too.
             found = survey_module.survey(source, reading, wanted, reads)
+        except errors.ScratchRequired as err:
+            if not chosen.spill or found.offer.two_passes:
+                raise
+            offer = dataclasses.replace(found.offer, two_passes=str(err.fields["reason"]))
+            found = found._replace(offer=offer)
 
 
 def load() -> None:
     """Import the modules of the most frequent routes, for servers that wait for a disk."""
-    for route in (plan.Route.STREAM, plan.Route.PLACE, plan.Route.UNPACK):
+    for route in (plan.Route.STREAM, plan.Route.UNPACK):
         _ = ROUTES[route]
-    lazy.load("cdi_worker.formats.compressed.decompress")
+    for name in ("cdi_worker.images.disks.following", "cdi_worker.formats.compressed.decompress"):
+        lazy.load(name)

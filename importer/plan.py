@@ -37,7 +37,8 @@ class Offer:
     ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
     ranges; ``runs``: its stream marks holes, of a file system those of its disk. ``once``: its stream can be
     read only once. ``blank``: it has no data, the disk is all zeros. ``obstacle``: why it is not imported
-    although it can be examined.
+    although it can be examined. ``two_passes``: why the disk cannot be delivered while its image passes once,
+    which an attempt has shown; empty: not known.
     """
 
     size: int | None = None
@@ -49,6 +50,7 @@ class Offer:
     once: bool = False
     blank: bool = False
     obstacle: errors.Error | None = None
+    two_passes: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +97,7 @@ class Plan:
     """A route and the reason for it.
 
     ``random``: the source is read by ranges, in parallel and out of order; else in order.
-    ``relayed``: the disk is completed in scratch and then written to the target in order. ``compared``: with
-    what the target holds, and only what differs is written.
+    ``compared``: with what the target holds, and only what differs is written.
     ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller file is
     grown to; 0 for a delta. ``spill``: scratch may hold data whose offset is not known yet.
     """
@@ -104,7 +105,6 @@ class Plan:
     route: Route
     reason: str
     random: bool = False
-    relayed: bool = False
     compared: bool = False
     virtual_size: int | None = None
     grow_to: int = 0
@@ -142,9 +142,9 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     chosen = choose(wanted, offer, content, scratch)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
-        # A source that can be read again falls back to SPOOL only when needed (routes.place).
+        # A source that can be read again is spooled only when an attempt has shown that it must be.
         why = "may have too many pieces to write in one pass, and the source can be read only once"
-        chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True, relayed=chosen.relayed)
+        chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
     if wanted.existing == "update" and space.present and not wanted.is_delta:
         chosen = _compared(chosen)
     if chosen.scratch:
@@ -168,17 +168,16 @@ def _compared(chosen: Plan) -> Plan:
     reason = f"{chosen.reason}; compared with the target, only what differs is written"
     if chosen.route not in {Route.CONVERT, Route.SPOOL}:
         return dataclasses.replace(chosen, reason=reason, compared=True)
-    return dataclasses.replace(chosen, reason=reason, compared=True, relayed=True, scratch=True)
+    return dataclasses.replace(chosen, reason=reason, compared=True, scratch=True)
 
 
-def _in_order(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
-    """Return the plan for a target that is written in order."""
+def _in_order(wanted: request.Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
+    """Return the plan for a target that is written in order. Raises ``Unsupported`` for any other format."""
     if content.format in {"raw", "iso"} or content.raw is not None:
         forward = _why_forward(wanted, offer, content) or "the target is written in order"
         return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
-    chosen = _choose(wanted, offer, content, scratch)
-    why = f"completed in scratch first, as {content.format} is not in the order of the disk"
-    return dataclasses.replace(chosen, reason=f"{chosen.reason}; {why}", relayed=True, scratch=True)
+    reason = f"{content.format} is not in the order of the disk, and standard output is written in order"
+    raise errors.Unsupported(reason=f"{reason}; name a file or a device as the target")
 
 
 def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
@@ -193,11 +192,12 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
         parts = f"{content.format} {content.layout.unit}"
         if at_random:
             return Plan(Route.PLACE, f"{parts} fetched by range and written to their offsets", random=True)
+        if offer.two_passes:
+            return _two_passes(wanted, offer, content, scratch)
         return Plan(
             Route.PLACE, f"{parts} written to their offsets from an ordered stream: {forward}", spill=True
         )
     why = f"{content.format}{': ' + content.unplaceable if content.unplaceable else ''}"
-    # See ``routes.job.Job.may_read_twice``.
     if at_random or (seekable and wanted.checksum is None and scratch is None):
         again = "" if at_random else ", then read again for the checksum"
         return Plan(
@@ -206,6 +206,24 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
     return Plan(
         Route.SPOOL, f"{why}, must be downloaded completely before conversion: {forward}", scratch=True
     )
+
+
+def _two_passes(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
+    """Return the plan for an image that must be read twice, from scratch or from the source.
+
+    From the source only for the checksum that the server itself states: one that lies about its bytes can lie
+    about their checksum.
+    """
+    why = f"{content.format}: {offer.two_passes}"
+    if scratch is not None:
+        if offer.once:
+            advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
+            raise errors.Unsupported(reason=f"it must be read twice ({offer.two_passes}), but {advice}")
+        return Plan(Route.SPOOL, f"{why}, downloaded before conversion", scratch=True)
+    if offer.ranges and wanted.checksum is None and not content.compressions:
+        reason = f"{why}, fetched by range, then read again for the checksum"
+        return Plan(Route.PLACE, reason, random=True)
+    raise errors.ScratchRequired(reason=offer.two_passes)
 
 
 def _raw(offer: Offer, forward: str, *, at_random: bool) -> Plan:
@@ -284,6 +302,6 @@ def _unpack(wanted: request.Request, offer: Offer, content: Content, space: Spac
 def _check_scratch(chosen: Plan, offer: Offer, scratch: int | None) -> None:
     if scratch is None:
         raise errors.ScratchRequired(reason=chosen.reason)
-    is_kept = not chosen.relayed or chosen.route is Route.SPOOL
-    if is_kept and offer.size is not None and offer.size > scratch:
+    # A conversion by ranges keeps the disk there, whose size says nothing about its data.
+    if chosen.route is not Route.CONVERT and offer.size is not None and offer.size > scratch:
         raise errors.ScratchTooSmall(size=offer.size, available=scratch)

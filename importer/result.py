@@ -10,7 +10,7 @@ from cdi_worker.formats import signature
 from cdi_worker.importer import plan
 
 if TYPE_CHECKING:
-    from cdi_worker.images.targets import compare
+    from cdi_worker.images.sinks import compared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Result:
     labels: Mapping[str, str]
     vddk_info: Mapping[str, str]
     layers: tuple[tuple[str, int], ...] = ()
-    changes: compare.Changes | None = None
+    changes: compared.Changes | None = None
     origin: str = ""
     served: int | None = None
     identity: str | None = None

@@ -105,9 +105,8 @@ def survey(
     content = _sized(source, content)
     ranges = reading.seeks(source)
     extents = ranges and source.extents() is not None
-    parts = source.parts.values()
     offer = plan.Offer(
-        size=sum(part.size or 0 for part in parts) if parts else source.size,
+        size=sum(part.size or 0 for part in source.parts) if source.parts else source.size,
         identity=source.identity,
         checksum=bool(source.checksum),
         ranges=ranges,
@@ -193,11 +192,9 @@ def _chain(
     from cdi_worker.sources import chained
 
     files = []
-    for offset, part in source.parts.items():
+    for part in source.parts:
         if not reading.seeks(part) or not part.size:
-            return plan.Content(
-                "qcow2", chain=(chain.File(part.name, "", offset, 0, facts.Facts("qcow2", 0)),)
-            )
+            return plan.Content("qcow2", chain=(chain.File(part.name, "", 0, facts.Facts("qcow2", 0)),))
         read = part.known.remembering(reading.fetcher(part, cancel).read)
         found = _look(part, read, wanted, cancel)
         if found.compressions:
@@ -206,7 +203,7 @@ def _chain(
         checked = safety.check(found.format, found.head, read=read, size=part.size, layer=True)
         if found.format in {"raw", "iso"}:
             checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(part.size))
-        files.append(chain.File(part.name, chained.base_name(part), offset, part.size, checked))
+        files.append(chain.File(part.name, chained.base_name(part), part.size, checked))
     chain.check(files, wanted.stage.previous or None)
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 
@@ -221,12 +218,15 @@ def shares(
     """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
     # Imported when used: few commands need it (start-up time).
     from cdi_worker.formats.qcow2 import layers as qcow2_layers
-    from cdi_worker.images.place import ranges
+    from cdi_worker.images.disks import tables
 
-    fetcher = reading.fetcher(source, cancel)
-    disk = qcow2_layers.Disk(content.chain, fetcher.read, is_base=not wanted.is_delta)
+    fetchers = [reading.fetcher(part, cancel) for part in source.parts]
+    reads = [fetcher.read for fetcher in fetchers]
+    disk = qcow2_layers.Tables(content.chain, reads, is_base=not wanted.is_delta)
     for window in disk.windows():
-        ranges.load(window, fetcher)
+        tables.load(window, fetchers)
+        for fetcher in fetchers:
+            fetcher.confirm()
     return [
         {
             "name": file.name,

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlia
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import readers, remembered, signature
+from cdi_worker.images import extents
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
     from cdi_worker.formats import clone
 
+Extent: TypeAlias = extents.Extent
 Reader: TypeAlias = readers.Reader
 RandomReader: TypeAlias = readers.RandomReader
 
@@ -29,15 +31,6 @@ Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
 
 #: Passed to each source. All waits of a source, from the first contact on, register a callback to abort them.
 Cancel: TypeAlias = cancelling.Cancel
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Extent:
-    """A range of the virtual disk, in bytes. ``zero``: it reads as zeros."""
-
-    offset: int
-    length: int
-    zero: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -272,8 +265,8 @@ class Source:
     head: bytes = b""
     #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
     obstacle: errors.Error | None = None
-    #: The sources that are read as this one, by the offsets of their first bytes (``sources.chained``).
-    parts: Mapping[int, Source] = types.MappingProxyType({})
+    #: The files of a chain, the oldest first (``sources.chained``).
+    parts: tuple[Source, ...] = ()
 
     @property
     def transferred(self) -> int | None:

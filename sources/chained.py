@@ -1,4 +1,4 @@
-"""The files of a chain as one source, from sources of the same kind."""
+"""The files of a chain, from sources of the same kind."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import hashlib
 import posixpath
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Final, Self
+from typing import Self
 
-from cdi_worker.formats import remembered
 from cdi_worker.sources import base
-
-#: Bytes between two files: more than the fetch engine reads over to save a request.
-_BETWEEN: Final = 1 << 20
 
 
 class Files(base.Source):
-    """Several files, the oldest first, whose bytes follow each other. They are read by ranges only."""
+    """Several files, the oldest first. They are read by ranges only, each for itself."""
 
     def __init__(self, files: Sequence[base.Source]) -> None:
         self._files = files
@@ -30,13 +25,9 @@ class Files(base.Source):
             file.engine, file.demand = self.engine, self.demand
             file.__enter__()
             self._opened += 1
-        offset, parts = 0, {}
-        for file in self._files:
-            parts[offset] = file
-            offset += (file.size or 0) + _BETWEEN
-        self.parts = parts
+        self.parts = tuple(self._files)
         self.name = " + ".join([self._files[0].name, *map(base_name, self._files[1:])])
-        self.size = offset
+        self.size = sum(file.size or 0 for file in self._files)
         self.head = self._files[0].head
         if all(file.claims for file in self._files):
             self.claims = tuple(claim for file in self._files for claim in file.claims)
@@ -50,11 +41,6 @@ class Files(base.Source):
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-    @cached_property
-    def known(self) -> remembered.Remembered:
-        """The bytes that the checks of all files have read."""
-        return remembered.Remembered.joined({offset: file.known for offset, file in self.parts.items()})
 
     def ranges(self) -> base.RandomReader | None:
         """Return the first file's, as a sign: the engine reads the parts."""

@@ -27,7 +27,6 @@ class Image:
 
     def __init__(self, layout: mapped.Layout, directory: array.array[int], size: int) -> None:
         self.layout = layout
-        self.inflate = layout.inflate
         self._directory = directory
         self._size = size
 
@@ -63,6 +62,12 @@ class Window:
         self._tables = tables
         self._span = span
         self._loaded: dict[int, list[Piece]] = {}
+        self.inflate = layout.inflate
+
+    @property
+    def parts(self) -> tuple[Window]:
+        """The only file's part of this window."""
+        return (self,)
 
     @property
     def is_last(self) -> bool:

@@ -1,7 +1,7 @@
 """A chain of qcow2 files: each holds what changed since the one before it, the newest wins.
 
-The files are read as one: their bytes follow each other, each from its ``offset``. Names of backing files
-come from the images. They are compared with the names of the other files, and nothing is opened by them.
+Names of backing files come from the images. They are compared with the names of the other files, and nothing
+is opened by them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ _OTHER: Final = "json:…"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class File:
-    """One file of a chain, the facts that its check found, and where its bytes begin.
+    """One file of a chain, and the facts that its check found.
 
     ``name``: its address, without secrets, and ``base_name`` the last part of it. ``size``: its bytes.
     """
 
     name: str
     base_name: str
-    offset: int
     size: int
     facts: facts.Facts
 

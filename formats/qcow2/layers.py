@@ -1,4 +1,4 @@
-"""The disk of a chain of qcow2 files: for each part of it, the newest file that has it.
+"""The tables of a chain of qcow2 files: for each part of the disk, the newest file that has it.
 
 As in ``mapped.image``, nothing is fetched here and memory is bounded for any files: by the limits of
 ``chain.check`` and of each layout, by the tables that are kept, and by the size of a window.
@@ -6,7 +6,6 @@ As in ``mapped.image``, nothing is fetched here and memory is bounded for any fi
 
 from __future__ import annotations
 
-import bisect
 import collections
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -29,15 +28,18 @@ _SUBCLUSTERS: Final = 16
 _Span: TypeAlias = tuple[int, int]
 
 
-class Disk:
-    """The disk of ``files``, which ``chain.check`` accepted; for ``images.place.ranges``.
+class Tables:
+    """The tables of ``files``, which ``chain.check`` accepted; see ``mapped.image.Image``.
 
-    ``is_base``: the first file is a complete disk; else parts of the disk that no file has are not touched.
-    ``read(offset, length)`` reads the joined bytes of the files.
+    ``reads``: a function for each file, which returns bytes of it. ``is_base``: the first file is a complete
+    disk; else parts of the disk that no file has are not touched.
     """
 
-    def __init__(self, files: Sequence[qcow2_chain.File], read: views.Read, *, is_base: bool) -> None:
-        self._layers = [_Layer(file, read, _TABLES // len(files)) for file in files]
+    def __init__(
+        self, files: Sequence[qcow2_chain.File], reads: Sequence[views.Read], *, is_base: bool
+    ) -> None:
+        ahead = _TABLES // len(files)
+        self._layers = [_Layer(file, read, ahead) for file, read in zip(files, reads, strict=True)]
         self._is_base = is_base
         self.virtual_size = files[-1].virtual_size
         self._step = max(1, image.WINDOW // sum(layer.weight for layer in self._layers)) * _LARGEST
@@ -47,10 +49,6 @@ class Disk:
         """The bytes of the disk that come from each file, in the windows so far."""
         return [layer.shown for layer in self._layers]
 
-    def inflate(self, data: bytes | memoryview, piece: Piece, /) -> bytes:
-        """Decompress a piece of any file. Thread-safe."""
-        return _of(self._layers, piece.host).inflate(data, piece)
-
     def windows(self) -> Iterator[Window]:
         """Yield the windows of the disk in order, once. Finish with each before taking the next."""
         for start in range(0, self.virtual_size, self._step):
@@ -59,37 +57,46 @@ class Disk:
             yield Window(self._layers, (start, end), is_base=self._is_base, is_last=is_last)
 
 
+class Part:
+    """What one file has of a window."""
+
+    def __init__(self, layer: _Layer, span: _Span) -> None:
+        self.inflate = layer.inflate
+        self.load = layer.load
+        self.shown: list[Piece] = []
+        self._end = layer.size
+        self._tables = list(pieces.whole(sorted(layer.tables(*span)), layer.size))
+
+    def tables(self) -> Iterator[Batch]:
+        """Yield the batches to fetch; each piece in them is a table to ``load``."""
+        return iter(self._tables)
+
+    def data(self) -> Iterator[Batch]:
+        """Yield the batches of data to fetch and deliver, in file order."""
+        return pieces.batches(self.shown, self._end)
+
+
 class Window:
-    """A part of the disk. Load its tables, call ``check``, then use ``holes`` and ``data``."""
+    """A part of the disk. Load the tables of each file, call ``check``, then use ``holes`` and the data."""
 
     def __init__(self, layers: Sequence[_Layer], span: _Span, *, is_base: bool, is_last: bool) -> None:
+        self.parts = [Part(layer, span) for layer in layers]
         self._layers = layers
         self._span = span
         self._is_base = is_base
         #: Whether nothing after this window has data.
         self.is_last = is_last
         self._holes: list[_Span] = []
-        self._shown: list[list[Piece]] = []
-        wanted = ((sorted(layer.tables(*span)), layer.end) for layer in layers)
-        self._tables = [batch for tables, end in wanted for batch in pieces.whole(tables, end)]
-
-    def tables(self) -> Iterator[Batch]:
-        """Yield the batches to fetch; each piece in them is a table to ``load``."""
-        return iter(self._tables)
-
-    def load(self, table: Piece, data: bytes | memoryview) -> None:
-        """Keep one table. Thread-safe for different tables."""
-        _of(self._layers, table.host).load(table, data)
 
     def check(self) -> None:
         """Check the mapping of each file for overlaps, and find what the disk shows of it.
 
-        Call it once, before ``holes`` and ``data``.
+        Call it once, before ``holes`` and the data of each part.
         """
         uncovered = [self._span]
-        for layer in reversed(self._layers):
+        for layer, part in zip(reversed(self._layers), reversed(self.parts), strict=True):
             found, zeros = layer.decode(*self._span)
-            self._shown.append(list(layer.joined(_visible(found, uncovered))))
+            part.shown = sorted(layer.counted(_visible(found, uncovered)))
             self._holes += _within(zeros, uncovered)
             taken = sorted(chain(((each.guest, each.guest + each.size) for each in found), zeros))
             uncovered = list(_without(uncovered, taken))
@@ -108,20 +115,15 @@ class Window:
         if start < end:
             yield start, end - start
 
-    def data(self) -> Iterator[Batch]:
-        """Yield the batches of data to fetch and place, one file after the other."""
-        for layer, shown in zip(self._layers, reversed(self._shown), strict=True):
-            yield from pieces.batches(sorted(shown), layer.end)
-
 
 class _Layer:
     """One file: its tables, those of the coming windows included, and its clusters in use.
 
-    ``end``: of its bytes among the joined ones. ``weight``: pieces that ``_LARGEST`` bytes may have.
+    ``size``: its bytes. ``weight``: pieces that ``_LARGEST`` bytes may have.
     """
 
     def __init__(self, file: qcow2_chain.File, read: views.Read, ahead: int) -> None:
-        self.offset, self.end = file.offset, file.offset + file.size
+        self.size = file.size
         self.shown = 0
         self._file = file
         self._ahead = ahead
@@ -136,7 +138,7 @@ class _Layer:
             self._layout = layout
             self._claims = layout.claims(file.size)
             at, length = layout.directory
-            directory = views.entries(read(self.offset + at, length) if length else b"", layout.entry)
+            directory = views.entries(read(at, length) if length else b"", layout.entry)
             self._claims.take_tables(layout.tables(directory))
             self._coming = layout.tables(directory)
             self._next = next(self._coming, None)
@@ -155,7 +157,7 @@ class _Layer:
                 self._next = next(self._coming, None)
         for table in self._used:
             if table.guest not in self._loaded:
-                yield table._replace(host=table.host + self.offset)
+                yield table
 
     def load(self, table: Piece, data: bytes | memoryview) -> None:
         self._loaded[table.guest] = bytes(data)
@@ -200,16 +202,12 @@ class _Layer:
         known = qcow2_tables.zeros(header, part, table.guest + begin * cluster)
         zeros += ((zero, min(end, span[1])) for zero, end in known if zero < span[1])
 
-    def joined(self, found: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield pieces with their offsets among the joined bytes, and count them."""
-        for host, length, guest, size, compressed, shown in found:
-            self.shown += sum(end - start for start, end in shown) if shown else size
-            yield Piece(host + self.offset, length, guest, size, compressed, shown)
-
-
-def _of(layers: Sequence[_Layer], offset: int) -> _Layer:
-    """Return the layer that has the joined byte at ``offset``."""
-    return layers[bisect.bisect_right(layers, offset, key=lambda layer: layer.offset) - 1]
+    def counted(self, found: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield pieces that the disk shows, and count their bytes."""
+        for piece in found:
+            shown = sum(end - start for start, end in piece.shown) if piece.shown else piece.size
+            self.shown += shown
+            yield piece
 
 
 def _visible(found: Iterable[Piece], uncovered: Sequence[_Span]) -> Iterator[Piece]:

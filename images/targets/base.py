@@ -10,15 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import claim, writeback, zeroing
-
-if TYPE_CHECKING:
-    from cdi_worker.images.targets import compare
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +36,8 @@ class Options:
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
     supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
-    ``update`` changes parts of a finished disk in place; ``refresh`` compares all of it, writes what differs,
-    and calls ``begun`` with its path before the first change. ``cancel`` ends a long zeroing with
+    ``update`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
+    change, before which it calls ``begun`` with the path. ``cancel`` ends a long zeroing with
     ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it until it is closed.
     ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
     it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
@@ -94,8 +91,8 @@ class Target:
         self._window = writeback.Window(fd)
         self._zeros = writeback.Merger(_ZERO)
         self._ladder: zeroing.Ladder | None = None
-        self._stored = _stored(fd) if options.mode == "refresh" else None
-        self._begun = False
+        #: Whether the disk may have been changed: one that is refreshed stays as it is until then.
+        self.has_begun = options.mode != "refresh"
         self._beginning = threading.Lock()
         self._end = size or 0
         self._failure: errors.TargetError | None = None
@@ -118,20 +115,41 @@ class Target:
         """Write ``data``, which may be reused on return."""
         with self._storage("write"):
             self._reach(offset + len(data))
-            if self._stored is None:
-                self._put(offset, data)
-                return
-            for start, end in self._stored.differing(offset, data):
-                self._begin_once()
-                self._put(offset + start, data[start:end])
+            self._begin_once()
+            self._put(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range read as zeros, at the latest on the next ``flush``."""
         with self._storage("zero"):
             self._reach(offset + length)
+            if length:
+                self._begin_once()
             if self._ladder is not None:
                 for start, end in self._steps(offset, offset + length):
-                    self._zero(start, end)
+                    self._clear(start, end)
+
+    def reach(self, end: int) -> None:
+        """Note that the disk reaches to ``end``, of which nothing is written that it holds already."""
+        self._reach(end)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes from ``offset``, fewer at the end. What is withheld is as it will be."""
+        with self._storage("read back"):
+            return self._read(offset, length)
+
+    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a range that are not holes; everything if storage does not know its holes."""
+        while start < end:
+            try:
+                data = os.lseek(self._fd, start, os.SEEK_DATA)
+                hole = os.lseek(self._fd, data, os.SEEK_HOLE)
+            except OSError as err:
+                if err.errno == errno.ENXIO:
+                    return  # no data after ``start``
+                data, hole = start, end
+            if data < end:
+                yield data, min(hole, end)
+            start = hole
 
     def zero_rest(self, start: int) -> None:
         """Zero what a later stage of the disk may use, from ``start``, where the disk ends now."""
@@ -163,7 +181,8 @@ class Target:
         with self._storage("sync"):
             end = self._end + -self._end % SECTOR
             self._end_at(max(size, end))
-            self._zero(self._end, end)
+            if self.has_begun:
+                self._clear(self._end, end)
             self._flush_zeros()
             self._ready(max(size, end))
 
@@ -182,16 +201,6 @@ class Target:
         """Begin a refresh that changes only the end of the disk. ``commit`` does it, too."""
         with self._storage("write"):
             self._end_at(max(size, self._end + -self._end % SECTOR))
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a refresh has changed the disk."""
-        return self._begun
-
-    @property
-    def changes(self) -> compare.Changes | None:
-        """What a refresh has found so far; None in other modes."""
-        return None if self._stored is None else self._stored.changes
 
     def drop_cache(self) -> None:
         """Drop the clean pages of the page cache, so that reads return what is on storage."""
@@ -215,8 +224,10 @@ class Target:
 
     # -- implemented by the sub-classes
 
-    def _end_at(self, size: int, /) -> None:
+    def _end_at(self, _size: int, /) -> None:
         """Begin a refresh if a disk of ``size`` bytes ends elsewhere, or its end holds other bytes."""
+        if not self.has_begun and not self._is_zero(self._end, self._end + -self._end % SECTOR):
+            self._begin_once()
 
     def _ready(self, size: int, /) -> None:
         """Make the disk durable where it is not usable yet."""
@@ -258,6 +269,23 @@ class Target:
             with self._lock:
                 self._end = max(self._end, end)
 
+    def _read(self, offset: int, length: int) -> bytes:
+        """Read up to the end of the disk. A read that meets a bad sector returns what is before it."""
+        stored = os.pread(self._fd, length, offset)
+        while len(stored) < length and (
+            more := os.pread(self._fd, length - len(stored), offset + len(stored))
+        ):
+            stored += more
+        return stored
+
+    def _is_zero(self, start: int, end: int) -> bool:
+        """Return whether a part of the disk holds zeros, or is behind the end of a file."""
+        return all(
+            directio.is_zero(memoryview(self._read(at, min(_PIECE, after - at))))
+            for first, after in self.allocated(start, end)
+            for at in range(first, after, _PIECE)
+        )
+
     def _put(self, offset: int, data: memoryview) -> None:
         if self._direct_fd is None:
             self._write_cached(offset, data)
@@ -298,22 +326,13 @@ class Target:
             start = stop
 
     def _begin_once(self) -> None:
-        if not self._begun:
+        if not self.has_begun:
             with self._beginning:
-                if not self._begun:
+                if not self.has_begun:
                     self._begin()
                     self._options.begun(self.written_path)
                     os.fsync(self._fd)
-                    self._begun = True
-
-    def _zero(self, start: int, end: int) -> None:
-        """Make a range read as zeros; of a disk that is refreshed only what does not."""
-        if self._stored is None:
-            self._clear(start, end)
-            return
-        for first, after in self._stored.data(start, end):
-            self._begin_once()
-            self._clear(first, after)
+                    self.has_begun = True
 
     def _clear(self, start: int, end: int) -> None:
         if self._ladder is not None and end > start:
@@ -346,13 +365,6 @@ def _open_direct(path: str, fd: int) -> int | None:
     except OSError as err:
         log.debug("O_DIRECT not supported path=%r error=%r", path, err.strerror)
         return None
-
-
-def _stored(fd: int) -> compare.Stored:
-    # Imported when used: few imports are updates (start-up time).
-    from cdi_worker.images.targets import compare
-
-    return compare.Stored(fd)
 
 
 def _write_all(fd: int, offset: int, data: memoryview) -> None:

@@ -44,7 +44,7 @@ class BlockTarget(base.Target):
         self._head_written = False
         self.withheld = len(self._head)
         try:
-            if self._stored is not None:
+            if not self.has_begun:
                 # Another machine may have written to a shared device, while its pages were kept here.
                 self.drop_cache()
                 self._head[:] = os.pread(fd, len(self._head), 0)
@@ -81,28 +81,27 @@ class BlockTarget(base.Target):
             self._put(offset, zeros)
 
     def _set_head(self, offset: int, data: memoryview) -> None:
-        end = offset + len(data)
-        if self._stored is not None and data:
-            differed = sum(
-                min(claim.RECORD, end - at)
-                for at in range(offset, end, claim.RECORD)
-                if self._head[at : min(end, at + claim.RECORD)] != data[at - offset :][: claim.RECORD]
-            )
-            self._stored.count(len(data), differed, 0)
-            if differed:
-                with self._storage("write"):
-                    self._begin_once()
-        self._head[offset:end] = data
+        if data:
+            with self._storage("write"):
+                self._begin_once()
+        self._head[offset : offset + len(data)] = data
 
-    def _zero(self, start: int, end: int) -> None:
-        if max(start, self.withheld) < end:
-            super()._zero(max(start, self.withheld), end)
+    def _read(self, offset: int, length: int) -> bytes:
+        inside = self._inside(offset, length)
+        head = bytes(self._head[offset : offset + inside])
+        return head + super()._read(offset + inside, length - inside) if inside < length else head
+
+    def _end_at(self, _size: int) -> None:
+        if self._options.mode == "refresh":
+            # Behind the end of a short disk, the rest of the head is zeroed, as for a new one.
+            end = max(self._end + -self._end % base.SECTOR, len(self._head))
+            if not self._is_zero(self._end, end):
+                self._begin_once()
+                self._head[self._end :] = bytes(max(0, len(self._head) - self._end))
 
     def _begin(self) -> None:
-        """Zero the head; what it held is compared in memory, and all of it is written at the end."""
+        """Zero the head on the device; what it held is in memory, and all of it is written at the end."""
         self._mark(HEAD)
-        if self._stored is not None:
-            self._stored.count(0, 0, len(self._head))
 
     def _clear(self, start: int, end: int) -> None:
         super()._clear(max(start, self.withheld), end)
@@ -155,13 +154,10 @@ class BlockTarget(base.Target):
             os.fsync(self._fd)
 
     def _ready(self, _size: int) -> None:
-        if self._stored is not None:
-            # Behind the end of a short disk.
-            self._set_head(self._end, memoryview(bytes(max(0, len(self._head) - self._end))))
         os.fsync(self._fd)
 
     def _finish(self) -> None:
-        if self._stored is not None and not self._begun:
+        if not self.has_begun:
             self._release()
             return
         self._device.unmark()
@@ -182,7 +178,7 @@ class BlockTarget(base.Target):
         self._release()
 
     def _abandon(self) -> None:
-        if self._stored is not None and not self._head_written:
+        if self._options.mode == "refresh" and not self._head_written:
             return  # if it has begun, the record shows that the disk is incomplete
         if self._head_written or not self._kept:
             self._check_claim()

@@ -68,7 +68,7 @@ class FileTarget(base.Target):
 
     def _prepare(self, size: int | None) -> None:
         # A left-over may be longer than the disk: the journal is stored after the last byte.
-        if size and _length(self._fd) < size and self._stored is None:
+        if size and _length(self._fd) < size and self.has_begun:
             os.ftruncate(self._fd, size)
         rungs: tuple[zeroing.Rung, ...] | None = None
         if self.resumed:
@@ -111,13 +111,13 @@ class FileTarget(base.Target):
                 raise
 
     def _end_at(self, size: int) -> None:
-        if self._stored is not None:
-            is_same = _length(self._fd) == size and self._stored.is_zero(self._end, size)
+        if not self.has_begun:
+            is_same = _length(self._fd) == size and self._is_zero(self._end, size)
             if not is_same or self.written_path != self.path or self._options.preallocate:
                 self._begin_once()
 
     def _ready(self, size: int) -> None:
-        if self._stored is not None and not self._begun:
+        if not self.has_begun:
             os.fsync(self._fd)
             return
         os.ftruncate(self._fd, self._end)
@@ -137,7 +137,7 @@ class FileTarget(base.Target):
             raise errors.TargetExists(path=self.path, reason="exists")
 
     def _finish(self) -> None:
-        if self._stored is not None and not self._begun:
+        if not self.has_begun:
             self._release()
             return
         self._check_existing()

@@ -1,196 +1,228 @@
-"""The routes CONVERT, SPOOL and MERGE: qemu-img reads the image."""
+"""The routes CONVERT, SPOOL and MERGE: qemu-img reads the image, and writes a path."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, facts, safety, views
-from cdi_worker.images import targets
+from cdi_worker.images import targets, volume
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.disks import raw
 from cdi_worker.images.export import server
-from cdi_worker.images.targets import copy
 from cdi_worker.images.tools import process, qemu_img
 from cdi_worker.importer import survey
-from cdi_worker.importer.routes import stage
-from cdi_worker.importer.routes.job import Job
+from cdi_worker.importer.routes import delivery, disk, reading, stage
+from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.scratch import space
 
 #: A run that was killed later has left the complete image in scratch, where may be no room for two.
 _REMOVED: Final = targets.Options(existing="remove")
 
 
-def convert(job: Job) -> None:
+def convert(attempt: Attempt) -> None:
     """CONVERT: qemu-img reads the source at random through our NBD export.
 
     The export reads through the fetch engine, so that identity, credentials and retries are the same as on
     any other route; qemu's and nbdkit's own clients have none of these rules.
     """
     # Bytes of the file: qemu-img counts holes as work in formats whose map it does not use (VHDX).
-    job.progress.phase("transfer", job.source.size)
-    fetcher = job.fetcher(job.progress)
+    attempt.progress.phase("transfer", attempt.source.size)
+    fetcher = reading.ranges(attempt)(attempt.progress.advance)
     # The fetcher returns to qemu-img the bytes that the survey has checked. The tables that are read here may
     # be too long to keep, and no file that qemu-img opens depends on them.
-    found = _checked(job, fetcher.read, fetcher.size)
+    found = _checked(attempt, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
     # Closing the export sets the scope, which ends all its reads.
-    with server.Export(fetcher.fill, fetcher.size, job.scope, parallel=parallel) as export:
-        image = qemu_img.exported(export.socket, job.content.format, geometry=found.geometry)
-        size = _fitting_size(job, image)
-        _convert(job, image, size, _follow(job))
+    with server.Export(fetcher.fill, fetcher.size, attempt.scope, parallel=parallel) as export:
+        image = qemu_img.exported(export.socket, attempt.content.format, geometry=found.geometry)
+        _write(attempt, image, _fitting_size(attempt, image), _follow(attempt))
 
 
-def spool(job: Job) -> None:
+def spool(attempt: Attempt) -> None:
     """SPOOL: download the image into scratch, check it there, and convert it from there."""
-    with scratch(job) as kept:
+    with _scratch(attempt) as kept:
         path = kept.path("image")
-        size = download(job, path)
-        job.source.verify()
+        size = _download(attempt, path)
+        attempt.source.verify()
         with open(path, "rb") as stream:
-            found = _checked(job, reader(stream.fileno()), size)
-        image = qemu_img.local(path, job.content.format, geometry=found.geometry)
-        fitting = _fitting_size(job, image)
-        job.accept()
-        job.progress.phase("convert", fitting)
-        _convert(job, image, fitting, _follow(job, job.progress.advance))
+            found = _checked(attempt, _reader(stream.fileno()), size)
+        image = qemu_img.local(path, attempt.content.format, geometry=found.geometry)
+        fitting = _fitting_size(attempt, image)
+        attempt.accept()
+        attempt.progress.phase("convert", fitting)
+        _write(attempt, image, fitting, _follow(attempt, attempt.progress.advance))
 
 
-def _checked(job: Job, read: views.Read, size: int) -> facts.Facts:
-    form = job.content.format
+def _checked(attempt: Attempt, read: views.Read, size: int) -> facts.Facts:
+    form = attempt.content.format
     found = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
     safety.check_length(form, read, size)
     return found
 
 
 @contextlib.contextmanager
-def scratch(job: Job) -> Iterator[space.Scratch]:
+def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
     """Yield scratch space; its files are kept for the next attempt after a failure that they outlive."""
-    with space.Scratch(job.wanted.scratch or "", job.wanted.target, resume=True) as kept:
+    with space.Scratch(attempt.request.scratch or "", attempt.request.target, resume=True) as kept:
         try:
             yield kept
         except errors.Error as err:
             # The run that has taken the target over uses the same folder.
-            if err.retryable or job.outlives(err) or isinstance(err, errors.TargetLost):
+            if err.retryable or delivery.outlives(attempt, err) or isinstance(err, errors.TargetLost):
                 kept.keep()
             raise
 
 
-def download(job: Job, path: str) -> int:
+def _download(attempt: Attempt, path: str) -> int:
     """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
-    size = job.source.size
-    if job.engine.seeks(job.source) and size and not job.content.compressions:
-        with job.resumable(path, size, size, _REMOVED) as (out, noted):
-            job.transfer(out, noted, job.filling(size), size, phase="spool")
+    source, size = attempt.source, attempt.source.size or 0
+    available = survey.spare(attempt.request) or 0
+    is_random = attempt.engine.seeks(source) and size and not attempt.content.compressions
+
+    def make(attempt: Attempt) -> disks.Disk:
+        if is_random:
+            return raw.Whole(reading.ranges(attempt), size)
+        if delivery.has_begun(attempt, path, size):
+            return disk.continued(attempt, size)
+        opened = functools.partial(reading.plain, attempt, limit=available)
+        return raw.Stream(opened, attempt.scope, footer=False)
+
+    total = size if is_random else source.transferred
+    place = delivery.Place(path, _REMOVED, available, phase="spool", total=total)
+    try:
+        with delivery.delivered(attempt, make, place) as (out, stored):
             out.commit()
+    except errors.TooLarge as err:
+        # The limit here is scratch space, not the target's.
+        raise errors.ScratchTooSmall(size=f"more than {available}", available=available) from err
+    if is_random:
         # Fetched in any order, perhaps in several attempts.
         with open(path, "rb", buffering=0) as stream:
-            job.verify(stream)
-        return size
-    job.progress.phase("spool", job.source.transferred)
-    if job.has_begun(path, size or 0):
-        with job.continued(path, size or 0, _REMOVED) as (out, disk):
-            job.copy_whole(disk, size or 0)
-            out.commit()
-        return size or 0
-    available = survey.spare(job.wanted) or 0
-    with targets.open(path, None, _REMOVED) as out:
-        try:
-            with job.plain(limit=available) as reader:
-                size = copy.copy_ordered(reader, out, limit=available, scope=job.scope)
-        except errors.TooLarge as err:
-            # The limit here is scratch space, not the target's.
-            needs = f"more than {available}"
-            raise errors.ScratchTooSmall(size=needs, available=available) from err
-        out.commit()
-        return size
+            reading.verify(attempt, stream)
+    return stored
 
 
 class _Watch(process.Watch):
     """Also ends qemu-img when another run has taken the target over."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__("qemu-img", job.wanted.fetch.no_progress)
-        self._claim = job.claim
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__("qemu-img", attempt.request.fetch.no_progress)
+        self._claim = attempt.claim
 
     def check(self) -> None:
         super().check()
         self._claim.guard()
 
 
-def _follow(job: Job, advance: Callable[[int], None] = lambda _: None) -> qemu_img.Follow:
-    return qemu_img.Follow(advance, job.scope, _Watch(job))
+def _follow(attempt: Attempt, advance: Callable[[int], None] = lambda _: None) -> qemu_img.Follow:
+    return qemu_img.Follow(advance, attempt.scope, _Watch(attempt))
 
 
-def _fitting_size(job: Job, image: qemu_img.Node) -> int:
+def _fitting_size(attempt: Attempt, image: qemu_img.Node) -> int:
     """Return the virtual size in bytes. Raises ``TooLarge``."""
-    size = qemu_img.virtual_size(image, _follow(job))
-    if size > job.limit:
-        raise errors.TooLarge(virtual_size=size, available=job.limit)
+    size, available = qemu_img.virtual_size(image, _follow(attempt)), attempt.space.available
+    if size > available:
+        raise errors.TooLarge(virtual_size=size, available=available)
     return size
 
 
-def _convert(job: Job, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
-    with job.open_target(size) as out:
+def _write(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
+    """Write the disk of ``image`` to the target, and make it usable."""
+    if attempt.plan.compared:
+        _write_differences(attempt, image, size, follow)
+        return
+    with targets.open(attempt.request.target, size, delivery.options(attempt)) as out:
         if out.withheld:
             out.write(0, memoryview(qemu_img.head(image, min(out.withheld, size), follow)))
         writing = qemu_img.Writing(
             start=out.withheld,
             fresh=out.is_fresh,
             # Bypassing the page cache took half of the time and a third of the CPU.
-            direct=targets.facts(job.wanted.target).direct,
-            sparse=not job.wanted.preallocation,
+            direct=targets.facts(attempt.request.target).direct,
+            sparse=not attempt.request.preallocation,
         )
         qemu_img.convert(image, out.written_path, size, writing, follow)
-        job.commit(out, size)
+        delivery.commit(attempt, out, size)
 
 
-def reader(fd: int) -> views.Read:
+def _write_differences(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
+    """Write the disk of ``image`` to scratch, and from there to the target what differs."""
+    with _scratch(attempt) as kept:
+        path = kept.path("disk")
+        with targets.open(path, size, _REMOVED) as out:
+            writing = qemu_img.Writing(fresh=True, direct=targets.facts(path).direct)
+            qemu_img.convert(image, out.written_path, size, writing, follow)
+            out.commit()
+
+        @contextlib.contextmanager
+        def opened(advance: disks.Advance) -> Iterator[Iterator[raw.Run]]:
+            with volume.Volume(path) as stored:
+                yield _runs(stored, advance)
+
+        def make(attempt: Attempt) -> disks.Disk:
+            return raw.Runs(opened, attempt.scope)
+
+        place = delivery.to_target(attempt, size)
+        with delivery.delivered(attempt, make, dataclasses.replace(place, phase="output")) as (out, _):
+            delivery.commit(attempt, out, size)
+
+
+def _runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[raw.Run]:
+    for part in stored.pieces():
+        advance(part.length)
+        yield part.length if isinstance(part, volume.Hole) else part.data
+
+
+def _reader(fd: int) -> views.Read:
     """Return a function that reads from the open file ``fd``."""
     return lambda offset, length: os.pread(fd, length, offset)
 
 
-def merge(job: Job) -> None:
+def merge(attempt: Attempt) -> None:
     """MERGE: download a qcow2 delta into scratch, check it there, and commit it onto the target's disk.
 
     The disk is not usable until the commit has ended. After an interruption the commit is run again from its
     start and writes the same bytes to the same offsets.
     """
-    stage.check(job)
-    with scratch(job) as kept:
+    stage.check(attempt)
+    with _scratch(attempt) as kept:
         path = kept.path("delta")
-        size = download(job, path)
+        size = _download(attempt, path)
         # Ends the transfer, so that the source's disk is not locked during the commit.
-        job.source.verify()
-        _check_delta(job, path, size)
-        job.accept()
-        _commit(job, path)
+        attempt.source.verify()
+        _check_delta(attempt, path, size)
+        attempt.accept()
+        _commit(attempt, path)
 
 
-def _check_delta(job: Job, path: str, size: int) -> None:
-    previous = job.wanted.stage.previous
+def _check_delta(attempt: Attempt, path: str, size: int) -> None:
+    previous, planned = attempt.request.stage.previous, attempt.plan.virtual_size
     with open(path, "rb") as stream:
-        read = reader(stream.fileno())
+        read = _reader(stream.fileno())
         found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=previous)
         safety.check_length("qcow2", read, size)
-    before, now = (previous, job.plan.virtual_size), (found.backing, found.virtual_size)
-    if found.backing is None or found.virtual_size != job.plan.virtual_size:
-        raise errors.SourceChanged(url=job.source.name, what="delta", before=before, now=now)
+    if found.backing is None or found.virtual_size != planned:
+        before, now = (previous, planned), (found.backing, found.virtual_size)
+        raise errors.SourceChanged(url=attempt.source.name, what="delta", before=before, now=now)
 
 
-def _commit(job: Job, path: str) -> None:
-    size = job.plan.virtual_size or 0
-    job.progress.phase("merge", size)
-    direct = targets.facts(job.wanted.target).direct
-    options = targets.Options(mode="update", claim=job.claim)
-    with targets.open(job.wanted.target, None, options) as out:
-        stage.begin(job, out)
-        if job.source.previous_size:
+def _commit(attempt: Attempt, path: str) -> None:
+    size, previous = attempt.plan.virtual_size or 0, attempt.source.previous_size
+    attempt.progress.phase("merge", size)
+    direct = targets.facts(attempt.request.target).direct
+    options = targets.Options(mode="update", claim=attempt.claim)
+    with targets.open(attempt.request.target, None, options) as out:
+        stage.begin(attempt, out)
+        if previous:
             # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.
-            out.zero(job.source.previous_size, max(0, size - job.source.previous_size))
+            out.zero(previous, max(0, size - previous))
             out.flush()
-        qemu_img.commit(
-            path, out.written_path, size, direct=direct, follow=_follow(job, job.progress.advance)
-        )
-        job.commit(out, out.size or size)
+        follow = _follow(attempt, attempt.progress.advance)
+        qemu_img.commit(path, out.written_path, size, direct=direct, follow=follow)
+        delivery.commit(attempt, out, out.size or size)

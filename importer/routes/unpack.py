@@ -1,4 +1,4 @@
-"""The routes UNPACK and EXTRACT: tar archives."""
+"""The routes UNPACK and EXTRACT: tar archives, and the clones of file systems."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from cdi_worker import errors, units
 from cdi_worker.formats.tar import archive
 from cdi_worker.images import directio, targets
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
-from cdi_worker.images.targets import copy, file
+from cdi_worker.images.targets import file
 from cdi_worker.importer import survey
-from cdi_worker.importer.routes.job import SHORTEST_LIMIT, Job
+from cdi_worker.importer.routes import delivery, reading
+from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -26,57 +29,68 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def unpack_archive(job: Job) -> None:
+def unpack_archive(attempt: Attempt) -> None:
     """UNPACK: unpack a tar archive into a staging folder; move it into place when complete and verified."""
-    if job.wanted.room.mount:
+    if attempt.request.room.mount:
         # There may be no room for the old and the new content. Not done earlier: only now the source is known
         # to be an archive.
-        staging.empty(job.wanted.room.mount)
-        job.limit = survey.room(job.wanted).available
-    job.progress.phase("transfer", job.source.transferred)
-    with staging.Staging(job.claim, replace=job.wanted.existing != "refuse") as staged:
-        with job.folder() as folder:
+        staging.empty(attempt.request.room.mount)
+        room = survey.room(attempt.request)
+        space = dataclasses.replace(attempt.space, available=room.available)
+        attempt = dataclasses.replace(attempt, space=space)
+    attempt.progress.phase("transfer", attempt.source.transferred)
+    with staging.Staging(attempt.claim, replace=attempt.request.existing != "refuse") as staged:
+        with reading.folder(attempt) as folder:
             if folder is None:
-                with job.plain() as packed:
-                    _unpack(job, packed, staged.path)
+                with reading.plain(attempt, attempt.progress.advance) as packed:
+                    _unpack(attempt, packed, staged.path, attempt.space.available)
             else:
-                _unpack_folder(job, folder, staged.path)
-        job.source.verify()
-        job.accept()
-        job.progress.phase("sync", None)
+                _unpack_folder(attempt, folder, staged.path)
+        attempt.source.verify()
+        attempt.accept()
+        attempt.progress.phase("sync", None)
         staged.commit()
 
 
-def _unpack(job: Job, packed: base.Reader, directory: pathlib.Path, *, has_disk: bool = False) -> None:
-    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin, has_disk=has_disk)
-    unpack.unpack(entries, directory, advance=job.unpacked)
+def _unpack(
+    attempt: Attempt, packed: base.Reader, directory: pathlib.Path, limit: int, *, has_disk: bool = False
+) -> None:
+    entries = archive.Archive(packed, limit_bytes=limit, thin=attempt.space.thin, has_disk=has_disk)
+    unpack.unpack(entries, directory, advance=lambda count: _unpacked(attempt, count))
 
 
-def _unpack_folder(job: Job, folder: clone.Folder, directory: pathlib.Path) -> None:
+def _unpacked(attempt: Attempt, count: int) -> None:
+    """Count bytes of an archive's files. Raises ``TargetLost`` if another run unpacks here now."""
+    attempt.claim.guard()
+    attempt.outcome.size += count
+
+
+def _unpack_folder(attempt: Attempt, folder: clone.Folder, directory: pathlib.Path) -> None:
     """Write the disk of a cloned file system, then unpack the archive of its other files."""
+    limit = attempt.space.available
     if folder.disk.size:
-        job.limit -= _write_disk(job, folder, directory / file.DISK)
+        limit -= _write_disk(attempt, folder, directory / file.DISK)
     if rest := folder.archive():
-        with contextlib.closing(ahead.Reader(rest, job.scope)) as packed:
-            _unpack(job, packed, directory, has_disk=bool(folder.disk.size))
+        with contextlib.closing(ahead.Reader(rest, attempt.scope)) as packed:
+            _unpack(attempt, packed, directory, limit, has_disk=bool(folder.disk.size))
 
 
-def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
+def _write_disk(attempt: Attempt, folder: clone.Folder, path: pathlib.Path) -> int:
     """Write the disk of a cloned file system to a new file; return the bytes that it occupies."""
     disk = folder.disk
     log.info("disk size=%d preallocated=%s", disk.size, disk.preallocated)
-    preallocate = job.wanted.preallocation or disk.preallocated
+    preallocate = attempt.request.preallocation or disk.preallocated
     # The claim of the folder is checked for each run.
-    options = dataclasses.replace(job.options, claim=None, preallocate=preallocate)
-    with targets.open(path, disk.size, options) as out:
-        copy.copy_runs(
-            _counted(job, folder.runs()),
-            out,
-            limit=job.limit,
-            scope=job.scope,
-            thin=job.thin,
-            shortest_zero=directio.UNIT,
-        )
+    options = dataclasses.replace(delivery.options(attempt), claim=None, preallocate=preallocate)
+    place = dataclasses.replace(
+        delivery.to_target(attempt, None),
+        path=str(path),
+        options=options,
+        phase="",
+        shortest_zero=directio.UNIT,
+    )
+    runs = _counted(attempt, folder.runs())
+    with delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, disk.size), place) as (out, _):
         out.commit()
     try:
         path.chmod(disk.mode)
@@ -86,39 +100,45 @@ def _write_disk(job: Job, folder: clone.Folder, path: pathlib.Path) -> int:
         raise errors.target_error(path, err, "change the mode or time") from err
 
 
-def _counted(job: Job, runs: Iterator[int | memoryview]) -> Iterator[int | memoryview]:
+def _as_runs(attempt: Attempt, runs: Iterator[raw.Run], size: int) -> disks.Disk:
+    return raw.Runs(lambda _advance: contextlib.nullcontext(runs), attempt.scope, size=size)
+
+
+def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[raw.Run]:
     for run in runs:
-        job.unpacked(run if isinstance(run, int) else len(run))
+        _unpacked(attempt, run if isinstance(run, int) else len(run))
         yield run
 
 
-def extract_disk(job: Job) -> None:
+def extract_disk(attempt: Attempt) -> None:
     """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
-    job.progress.phase("transfer", job.source.transferred)
+    attempt.progress.phase("transfer", attempt.source.transferred)
     with contextlib.ExitStack() as stack:
-        with job.folder() as folder:
+        with reading.folder(attempt) as folder:
             if folder is None:
-                with job.plain() as packed:
-                    found = _extract(job, packed, stack)
+                with reading.plain(attempt, attempt.progress.advance) as packed:
+                    found = _extract(attempt, packed, stack)
             else:
-                found = _extract_from_folder(job, folder, stack)
+                found = _extract_from_folder(attempt, folder, stack)
         if found is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {file.DISK}")
-        job.commit(*found)
+        delivery.commit(attempt, *found)
 
 
-def _extract(job: Job, packed: base.Reader, stack: contextlib.ExitStack) -> tuple[targets.Target, int] | None:
+def _extract(
+    attempt: Attempt, packed: base.Reader, stack: contextlib.ExitStack
+) -> tuple[targets.Target, int] | None:
     """Write the disk in an archive to the device; return the device and the size. None without a disk."""
     found: tuple[targets.Target, int] | None = None
     name = ""
-    entries = archive.Archive(packed, limit_bytes=job.limit, thin=job.thin)
+    entries = archive.Archive(packed, limit_bytes=attempt.space.available, thin=attempt.space.thin)
     for entry in entries:
         path = "/".join(entry.path)
         if path == file.DISK != name:
             _check_disk(entry, name)
         if found is None and _is_disk(entry):
             log.info("disk entry=%r size=%d", path, entry.size)
-            found, name = _copy(job, _runs(entries, entry), entry.size, stack), path
+            found, name = _copy(attempt, _runs(entries, entry), entry.size, stack), path
     return found
 
 
@@ -134,25 +154,28 @@ def _check_disk(entry: archive.Entry, earlier: str) -> None:
 
 
 def _extract_from_folder(
-    job: Job, folder: clone.Folder, stack: contextlib.ExitStack
+    attempt: Attempt, folder: clone.Folder, stack: contextlib.ExitStack
 ) -> tuple[targets.Target, int] | None:
     """Do the same with our own clone stream. If the disk comes first, the archive after it is discarded."""
-    found = _copy(job, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
+    found = _copy(attempt, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
     if rest := folder.archive():
         if found is not None:
-            copy.drain(rest, job.scope, max(job.limit, SHORTEST_LIMIT))
+            reading.drain(rest, attempt.scope, max(attempt.space.available, reading.SHORTEST_LIMIT))
         else:
-            with contextlib.closing(ahead.Reader(rest, job.scope)) as packed:
-                found = _extract(job, packed, stack)
+            with contextlib.closing(ahead.Reader(rest, attempt.scope)) as packed:
+                found = _extract(attempt, packed, stack)
     return found
 
 
 def _copy(
-    job: Job, runs: Iterator[int | memoryview], size: int, stack: contextlib.ExitStack
+    attempt: Attempt, runs: Iterator[raw.Run], size: int, stack: contextlib.ExitStack
 ) -> tuple[targets.Target, int]:
     """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
-    out = stack.enter_context(job.open_target(units.whole_sectors(size)))
-    return out, copy.copy_runs(runs, out, limit=job.limit, scope=job.scope, thin=job.thin)
+    place = dataclasses.replace(delivery.to_target(attempt, None), phase="")
+    whole = units.whole_sectors(size)
+    return stack.enter_context(
+        delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, whole), place)
+    )
 
 
 def _is_disk(entry: archive.Entry) -> bool:
@@ -164,7 +187,7 @@ def _is_disk(entry: archive.Entry) -> bool:
     return entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
 
 
-def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[int | memoryview]:
+def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[raw.Run]:
     """Yield the runs of the current entry, in order."""
     buffers, at = ahead.buffers(), 0
     for offset, length in entry.extents():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -543,15 +542,3 @@ def test_layers_of_a_pod(server: misbehave.Server, chain: chains.Chain, pod: wor
     }
     assert pod.run().status == 0
     oracle.same(pod.disk, expected)
-
-
-def test_chain_to_standard_output(chain: chains.Chain, tmp_path: Path) -> None:
-    plain(chain)
-    expected = chain.disk()
-    base, first, second = local(chain.files)
-    (tmp_path / "scratch").mkdir()
-    layers = ("--layer", first, "--layer", second)
-    with (tmp_path / "out").open("wb") as out:
-        command = [*worker.COMMAND, "import", base, "-", *layers, "--scratch", str(tmp_path / "scratch")]
-        subprocess.run(command, env=worker.ENVIRONMENT, stdout=out, check=True)
-    oracle.same(tmp_path / "out", expected)

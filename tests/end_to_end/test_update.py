@@ -15,7 +15,8 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.targets import checkpoint, compare
+from cdi_worker.images.sinks import compared
+from cdi_worker.images.targets import checkpoint
 from cdi_worker.sources.web import locations as web_locations
 from tests.support import devices, manifests, misbehave, oracle, processes, uploads, worker
 
@@ -103,7 +104,7 @@ def test_unchanged_disk_is_not_touched(
     written = sectors_written(target)
     result = cdi_worker.run(request(server.serve("/new", misbehave.Page(image(OLD, form, tmp_path))), target))
     same(target, OLD, tmp_path)
-    assert result.changes == compare.Changes(SIZE, 0, 0)
+    assert result.changes == compared.Changes(SIZE, 0, 0)
     assert sectors_written(target) == written
     if not target.is_block_device():
         after = target.stat()

@@ -44,8 +44,7 @@ def disk(form: str, *compressions: str, size: int | None = GIB, unplaceable: str
 
 
 FILES = tuple(
-    chain.File(f"{number}.qcow2", f"{number}.qcow2", number, 1, facts.Facts("qcow2", GIB))
-    for number in range(3)
+    chain.File(f"{number}.qcow2", f"{number}.qcow2", 1, facts.Facts("qcow2", GIB)) for number in range(3)
 )
 CHAIN = Content("qcow2", (), GIB, chain=FILES)
 
@@ -95,28 +94,44 @@ def test_route_is_chosen_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("offer", "content", "route"),
+    ("offer", "content"),
     [
-        (RANGES, disk("raw"), Route.STREAM),
-        (EXTENTS, disk("raw"), Route.STREAM),
-        (RANGES, disk("raw", "gz", size=None), Route.STREAM),
-        (RANGES, Content("vhd", (), GIB, raw=GIB), Route.STREAM),
-        (RANGES, disk("qcow2"), Route.PLACE),
-        (STREAM, disk("vmdk"), Route.PLACE),
-        (RANGES, disk("vhdx"), Route.CONVERT),
-        (STREAM, disk("vhdx"), Route.SPOOL),
-        (
-            Offer(once=True),
-            dataclasses.replace(disk("vmdk"), layout=Laid("grains", crowded=True)),
-            Route.SPOOL,
-        ),
+        (RANGES, disk("raw")),
+        (EXTENTS, disk("raw")),
+        (RANGES, disk("raw", "gz", size=None)),
+        (RANGES, Content("vhd", (), GIB, raw=GIB)),
     ],
 )
-def test_target_that_is_a_stream_is_written_in_order(offer: Offer, content: Content, route: Route) -> None:
+def test_target_that_is_a_stream_is_written_in_order(offer: Offer, content: Content) -> None:
     made = plan.plan(REQUEST, offer, content, dataclasses.replace(FILE, ordered=True), 20 * GIB)
-    assert made.route is route
-    assert made.relayed is made.scratch is (route is not Route.STREAM)
-    assert made.relayed or not made.random
+    assert (made.route, made.random, made.scratch) == (Route.STREAM, False, False)
+
+
+@pytest.mark.parametrize("form", ["qcow2", "vmdk", "vhdx"])
+def test_other_formats_are_refused_for_a_target_that_is_a_stream(form: str) -> None:
+    with pytest.raises(errors.Unsupported, match=f"{form} is not in the order of the disk"):
+        plan.plan(REQUEST, RANGES, disk(form), dataclasses.replace(FILE, ordered=True), 20 * GIB)
+
+
+TWICE = "more than 64 MiB of the image precede the tables that map them"
+
+
+@pytest.mark.parametrize(
+    ("offer", "scratch", "expected"),
+    [
+        (dataclasses.replace(STREAM, two_passes=TWICE), 20 * GIB, Route.SPOOL),
+        (dataclasses.replace(STREAM, two_passes=TWICE), None, errors.ScratchRequired),
+        (dataclasses.replace(STREAM, two_passes=TWICE, once=True), 20 * GIB, errors.Unsupported),
+        (dataclasses.replace(RANGES, two_passes=TWICE, checksum=True), None, Route.PLACE),
+    ],
+)
+def test_image_that_must_be_read_twice(offer: Offer, scratch: int | None, expected: Any) -> None:
+    if isinstance(expected, Route):
+        made = plan.plan(REQUEST, offer, disk("qcow2"), FILE, scratch)
+        assert (made.route, TWICE in made.reason) == (expected, True)
+    else:
+        with pytest.raises(expected, match=TWICE):
+            plan.plan(REQUEST, offer, disk("qcow2"), FILE, scratch)
 
 
 @pytest.mark.parametrize("changes", [{}, DELTA])

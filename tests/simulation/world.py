@@ -372,8 +372,9 @@ def _wipefs() -> types.ModuleType:
 MODULES = (
     "concurrent.futures.thread",
     "cdi_worker.importer.execute",
-    "cdi_worker.importer.routes.direct",
-    "cdi_worker.importer.routes.place",
+    "cdi_worker.importer.routes.deliver",
+    "cdi_worker.images.disks.following",
+    "cdi_worker.images.sinks.compared",
     "cdi_worker.sources.web.http",
     "cdi_worker.formats.vhd",
 )

@@ -13,8 +13,10 @@ from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.qcow2 import layout as qcow2
 from cdi_worker.formats.vmdk import check as vmdk
+from cdi_worker.images.disks import base, following, tables
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.images.place import ranges, stream
+from cdi_worker.images.sinks import checks, journaled
+from cdi_worker.images.sinks.base import Sink
 from cdi_worker.scratch import journal, space
 from tests.support import disks
 
@@ -44,9 +46,6 @@ class Dirty:
         assert length
         self._cover(offset, length)
         self.data[offset : offset + length] = bytes(length)
-
-    def flush(self) -> None:
-        """Do nothing: there is nothing to flush."""
 
     def _cover(self, offset: int, length: int) -> None:
         first, end = offset // 512, (offset + length) // 512
@@ -88,6 +87,12 @@ class Counts:
     def keep(self, count: int) -> None:
         """Count bytes that were finished before."""
         self.kept += count
+
+    def advance(self, count: int) -> None:
+        """Do nothing: the file counts what is read."""
+
+    def moved(self, count: int) -> None:
+        """Do nothing."""
 
 
 def fetcher(file: Bytes) -> fetch.Fetcher:
@@ -141,12 +146,29 @@ def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:
     return layout(view(data, ordered=True), form).follow()
 
 
+def tables_of(data: bytes, source: fetch.Fetcher, form: str = "qcow2", *, direct: bool = False) -> base.Disk:
+    """Return the disk of an image that ``source`` reads at random."""
+    found = image_of(data, form)
+    size = found.layout.virtual_size
+    return tables.Tables([lambda _: source], lambda _: found, size, direct=direct)
+
+
+def deliver(
+    disk: base.Disk, target: Sink, notes: journal.Journal | None = None, counts: Counts | None = None
+) -> None:
+    """Deliver what is missing of a disk to ``target``, through the sinks of an import."""
+    noted = notes or unjournalled()
+    noting = journaled.Journaled(target, noted, lambda: None)
+    meter = counts or Counts()
+    meter.moved = noting.moved  # type: ignore[method-assign]
+    disk.deliver(checks.Detecting(noting), noted, meter)
+
+
 def read_disk(data: bytes, form: str = "qcow2") -> bytes:
     """Return the disk of an image that is read at random."""
-    source = fetcher(Bytes(data))
-    found = image_of(data, form)
-    target = Dirty(found.layout.virtual_size)
-    ranges.from_ranges(found, source, target, unjournalled(), Counts())
+    disk = tables_of(data, fetcher(Bytes(data)), form)
+    target = Dirty(disk.size or 0)
+    deliver(disk, target)
     assert all(target.covered), "left out"
     return bytes(target.data)
 
@@ -165,14 +187,31 @@ class Ordered:
         self._at += count
         return count
 
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def following_of(
+    data: bytes,
+    scratch: space.Spill | None = None,
+    form: str = "qcow2",
+    scope: cancelling.Cancel | None = None,
+) -> base.Disk:
+    """Return the disk of an image that passes once."""
+    return following.Following(
+        lambda _: contextlib.nullcontext(Ordered(data)),
+        lambda: follower(data, form),
+        follower(data, form).virtual_size,
+        scope or cancelling.Cancel(),
+        spill=scratch,
+    )
+
 
 def streamed(data: bytes, scratch: space.Spill | None = None, form: str = "qcow2") -> bytes:
     """Return the disk of an image that is read once, in order."""
-    following = follower(data, form)
-    target = Dirty(following.virtual_size)
-    length = stream.from_stream(following, Ordered(data), target, scope=cancelling.Cancel(), spill=scratch)
-    # What follows the last used cluster is not read.
-    assert length <= len(data)
+    disk = following_of(data, scratch, form)
+    target = Dirty(disk.size or 0)
+    deliver(disk, target)
     assert all(target.covered), "left out"
     return bytes(target.data)
 

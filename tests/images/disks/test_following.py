@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images.disks import following
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.place import stream
 from cdi_worker.scratch import space
 from tests.support import disks as disks_module
 from tests.support import placing, qcow2_images
@@ -78,7 +78,7 @@ def test_more_than_memory_needs_scratch(tables_after_data: tuple[bytes, bytes], 
         placing.streamed(data)
     with space.Spill(tmp_path / "spill") as scratch:
         assert placing.streamed(data, scratch) == expected
-    assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - stream.MEMORY + MiB
+    assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - following.MEMORY + MiB
 
 
 def test_failing_target_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
@@ -90,15 +90,13 @@ def test_failing_target_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
                 raise errors.TargetError(path="disk", reason="no space left on device")
             super().write(offset, data)
 
-    follower = placing.follower(data)
     with pytest.raises(errors.TargetError, match="no space"):
-        stream.from_stream(follower, placing.Ordered(data), Full(len(expected)), scope=cancelling.Cancel())
+        placing.deliver(placing.following_of(data), Full(len(expected)))
 
 
 def test_cancel_ends_the_transfer(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     cancel = cancelling.Cancel()
     cancel.set()
-    follower = placing.follower(data)
     with pytest.raises(errors.Cancelled):
-        stream.from_stream(follower, placing.Ordered(data), placing.Dirty(len(expected)), scope=cancel)
+        placing.deliver(placing.following_of(data, scope=cancel), placing.Dirty(len(expected)))

@@ -1,4 +1,4 @@
-"""Place a mapped image (qcow2, vmdk) from a stream, without storing the stream.
+"""Disks of images with tables (qcow2, vmdk) that come as a stream, which is not stored.
 
 ``formats.mapped.passing`` interprets the bytes.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import bisect
 import collections
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.mapped import layout
-from cdi_worker.formats.mapped.pieces import Batch
+from cdi_worker.formats.mapped.pieces import Batch, Inflate
 from cdi_worker.images import directio
+from cdi_worker.images.disks import base, tables
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.place import ranges
-from cdi_worker.images.targets import copy
 from cdi_worker.scratch import space
 
 #: Bytes of a chunk: a multiple of every cluster size, and the length of the longest compressed cluster.
@@ -30,52 +30,72 @@ WORKERS = 2
 JOBS = 4
 
 
-def from_stream(
-    follower: layout.Follower,
-    reader: readers.Reader,
-    target: copy.Writable,
-    *,
-    scope: cancelling.Cancel,
-    spill: space.Spill | None = None,
-    direct: bool = False,
-) -> int:
-    """Place a whole image from a stream; return the number of bytes read.
+class Following(base.Disk):
+    """The disk of an image with tables whose file passes once, without being stored.
 
-    The reader is read until the image is complete, not to its end. Raises ``errors.ScratchRequired`` if the
-    image cannot be placed in one pass, or if more bytes must be kept than memory allows and there is no
-    ``spill``. A failed write sets ``scope``, which must end the read in progress. ``direct``: see
-    ``ranges.from_ranges``.
+    ``opened`` opens the file; it is read until the disk is complete, not to its end. ``follower`` makes a new
+    interpreter of it. ``spill`` takes what must be kept beyond memory; None: no scratch. ``direct``: see
+    ``tables.Tables``.
+
+    ``deliver`` raises ``errors.ScratchRequired`` if the disk cannot be delivered in one pass, or without
+    scratch.
     """
-    pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
-    history = History(spill)
-    start, last = 0, False
-    with _Crew(ranges.Placer(follower.inflate, target, direct=direct), scope) as crew:
-        while not (last or follower.complete):
-            scope.check()
-            chunk = Chunk(pool, start)
-            last = not chunk.fill(reader)
-            history.add(chunk)
-            arrival = follower.arrive(start, chunk.end, history.read, last=last)
-            for offset, length in arrival.holes:
-                target.zero(offset, length)
-            for batch in arrival.ready:
-                crew.submit(
-                    batch, chunk if batch.offset >= start else history.read(batch.offset, batch.length)
-                )
-            for span in arrival.keep:
-                history.keep(*span)
-            if follower.mapped:
-                history.forget()
-            start = chunk.end
-        crew.finish()
-    return start
+
+    tentative = True
+
+    def __init__(
+        self,
+        opened: base.Opened,
+        follower: Callable[[], layout.Follower],
+        size: int,
+        scope: cancelling.Cancel,
+        *,
+        spill: space.Spill | None = None,
+        direct: bool = False,
+    ) -> None:
+        self._opened = opened
+        self._follower = follower
+        self.size: int = size
+        self._scope = scope
+        self._spill = spill
+        self._direct = direct
+
+    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
+        """See ``base.Disk``. A failure sets the scope, which must end the read in progress."""
+        with self._opened(meter.advance) as reader:
+            self._follow(self._follower(), reader, sink)
+        return self.size
+
+    def _follow(self, follower: layout.Follower, reader: readers.Reader, sink: base.Sink) -> None:
+        pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
+        history = History(self._spill)
+        start, last = 0, False
+        with _Crew(tables.Placer(sink, direct=self._direct), follower.inflate, self._scope) as crew:
+            while not (last or follower.complete):
+                self._scope.check()
+                chunk = Chunk(pool, start)
+                last = not chunk.fill(reader)
+                history.add(chunk)
+                arrival = follower.arrive(start, chunk.end, history.read, last=last)
+                for offset, length in arrival.holes:
+                    sink.zero(offset, length)
+                for batch in arrival.ready:
+                    is_here = batch.offset >= start
+                    crew.submit(batch, chunk if is_here else history.read(batch.offset, batch.length))
+                for span in arrival.keep:
+                    history.keep(*span)
+                if follower.mapped:
+                    history.forget()
+                start = chunk.end
+            crew.finish()
 
 
 class _Crew:
     """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
-    def __init__(self, placer: ranges.Placer, scope: cancelling.Cancel) -> None:
+    def __init__(self, placer: tables.Placer, inflate: Inflate, scope: cancelling.Cancel) -> None:
         self._placer = placer
+        self._inflate = inflate
         self._scope = scope
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
@@ -110,7 +130,7 @@ class _Crew:
 
     def _put(self, batch: Batch, data: memoryview) -> None:
         try:
-            self._placer.put(batch, data)
+            self._placer.put(batch, data, self._inflate)
         except BaseException as err:
             self._scope.fail(err)
             raise

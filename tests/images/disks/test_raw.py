@@ -1,7 +1,8 @@
-"""Ordered bytes are copied to a target, and nothing continues after a failure."""
+"""Raw disks that come in order are delivered to a target, and nothing continues after a failure."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -12,9 +13,11 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import targets
+from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import ahead, cancelling
-from cdi_worker.images.targets import copy
-from tests.support import devices, limits, oracle, processes
+from cdi_worker.images.sinks import checks
+from cdi_worker.importer.routes import reading
+from tests.support import devices, limits, oracle, placing, processes
 
 MiB = 1 << 20
 
@@ -42,6 +45,16 @@ class Endless:
         return len(into)
 
 
+def deliver(disk: base.Disk, target: targets.Target, limit: int) -> int:
+    sink = checks.Limited(checks.Detecting(target), limit)
+    return disk.deliver(sink, base.EVERYTHING, placing.Counts())
+
+
+def stream(reader: object, cancel: cancelling.Cancel | None = None) -> base.Disk:
+    opened = contextlib.nullcontext(reader)
+    return raw.Stream(lambda _: opened, cancel or cancelling.Cancel(), footer=False)
+
+
 def disk_like(size: int) -> bytes:
     chance = random.Random(size)
     content = bytearray(size)
@@ -66,7 +79,7 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
     def copy_to(path: Path) -> None:
         with targets.open(path, None) as disk:
             reader = Bytes(source.read_bytes())
-            assert copy.copy_ordered(reader, disk, limit=16 * MiB, scope=cancelling.Cancel()) == size
+            assert deliver(stream(reader), disk, 16 * MiB) == size
             disk.commit()
 
     if kind == "file":
@@ -79,9 +92,14 @@ def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
             oracle.same(device, expected, beyond=None)
 
 
-def copy_to(path: Path, reader: copy.Reader, limit: int, cancel: cancelling.Cancel | None = None) -> int:
+def copy_to(path: Path, reader: object, limit: int, cancel: cancelling.Cancel | None = None) -> int:
     with targets.open(path, None) as disk:
-        return copy.copy_ordered(reader, disk, limit=limit, scope=cancel or cancelling.Cancel())
+        return deliver(stream(reader, cancel), disk, limit)
+
+
+def runs(*each: raw.Run) -> base.Disk:
+    opened = contextlib.nullcontext(iter(each))
+    return raw.Runs(lambda _: opened, cancelling.Cancel())
 
 
 def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
@@ -93,8 +111,8 @@ def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
 def test_runs_are_written_in_order(tmp_path: Path) -> None:
     data = disk_like(MiB)
     with targets.open(tmp_path / "disk.img", None) as disk:
-        runs = iter([8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB])
-        size = copy.copy_runs(runs, disk, limit=12 * MiB + 512, scope=cancelling.Cancel())
+        each = 8 * MiB, memoryview(data), memoryview(b"x" * 512), 3 * MiB
+        size = deliver(runs(*each), disk, 12 * MiB + 512)
         disk.commit()
     assert size == 12 * MiB + 512
     assert (tmp_path / "disk.img").read_bytes() == bytes(8 * MiB) + data + b"x" * 512 + bytes(3 * MiB)
@@ -105,7 +123,7 @@ def test_runs_are_written_in_order(tmp_path: Path) -> None:
 def test_run_beyond_the_limit_is_not_written(tmp_path: Path, last: int | memoryview) -> None:
     with devices.loop(tmp_path, 2 * MiB) as device:
         with targets.open(device, None) as disk, pytest.raises(errors.TooLarge):
-            copy.copy_runs(iter([MiB, last]), disk, limit=MiB + 511, scope=cancelling.Cancel())
+            deliver(runs(MiB, last), disk, MiB + 511)
         assert device.read_bytes()[MiB:] == devices.DIRT * MiB
 
 
@@ -146,17 +164,24 @@ def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
 
 
 def test_rest_of_a_stream_is_read_up_to_the_limit() -> None:
-    copy.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER, 3 * MiB)
-    copy.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER)
+    reading.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER, 3 * MiB)
+    reading.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER)
     with pytest.raises(errors.Refused, match="more than 3145728 bytes follow the end of the image"):
-        copy.drain(Bytes(bytes(3 * MiB + 1)), cancelling.NEVER, 3 * MiB)
+        reading.drain(Bytes(bytes(3 * MiB + 1)), cancelling.NEVER, 3 * MiB)
 
 
 IN_A_POD = """
+import contextlib
 import sys
-from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import copy
 from cdi_worker.images import targets
+from cdi_worker.images.disks import base, raw
+from cdi_worker.images.engine import cancelling
+
+class Meter:
+    def moved(self, count):
+        pass
+
+    advance = moved
 
 class Data:
     left = 80 << 20
@@ -167,7 +192,8 @@ class Data:
         return count
 
 with targets.open(sys.argv[1], 80 << 20, targets.Options(direct=sys.argv[2] == "direct")) as disk:
-    copy.copy_ordered(Data(), disk, limit=80 << 20, scope=cancelling.Cancel())
+    stream = raw.Stream(lambda _: contextlib.nullcontext(Data()), cancelling.Cancel(), footer=False)
+    stream.deliver(disk, base.EVERYTHING, Meter())
     disk.commit()
 """
 

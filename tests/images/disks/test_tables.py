@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.formats import views
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.qcow2 import layout
+from cdi_worker.images.disks import tables
 from cdi_worker.images.engine import fetch
-from cdi_worker.images.place import ranges
 from cdi_worker.scratch import journal
 from tests.bench.rows import scale
 from tests.support import disks as disks_module
@@ -61,9 +63,6 @@ class RecordingDisk:
         with self._lock:
             self.zeros += length
 
-    def flush(self) -> None:
-        pass
-
 
 def test_table_of_the_largest_cluster_size_is_read(tmp_path: Path) -> None:
     """One table of 2 MiB maps 512 GiB; entries in its second half are offset from its start."""
@@ -72,9 +71,7 @@ def test_table_of_the_largest_cluster_size_is_read(tmp_path: Path) -> None:
     processes.run("qemu-io", "-f", "qcow2", "-c", "write -q -P 7 10G 2M", "-c", "write -q -P 9 300G 2M", file)
     source = placing.fetcher(placing.Bytes(file.read_bytes()))
     target = RecordingDisk()
-    ranges.from_ranges(
-        placing.image_of(file.read_bytes()), source, target, placing.unjournalled(), placing.Counts()
-    )
+    placing.deliver(placing.tables_of(file.read_bytes(), source), target)
     found = sorted((offset >> 20, data[0], len(data) >> 20) for offset, data in target.written.items())
     gib = 1024
     expected = [(10 * gib, 7, 1), (10 * gib + 1, 7, 1), (300 * gib, 9, 1), (300 * gib + 1, 9, 1)]
@@ -100,7 +97,7 @@ def test_short_pieces_are_written_by_one_thread_at_a_time(tmp_path: Path, direct
 
     target, notes = Slow(), journal.Journal(None, "", count * spacing)
     source = placing.fetcher(placing.Bytes(data))
-    ranges.from_ranges(placing.image_of(data), source, target, notes, placing.Counts(), direct=direct)
+    placing.deliver(placing.tables_of(data, source, direct=direct), target, notes)
     assert (target.most > 1) == direct
     assert sum(map(len, target.written.values())) == count * scale.CLUSTER
     assert target.zeros == count * (spacing - scale.CLUSTER)
@@ -147,8 +144,11 @@ class Location(NamedTuple):
 
 def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
     laid_out = layout.read_layout(source.read(0, 64 << 10))
-    found = image.read_image(laid_out, source.read, source.size)
-    ranges.from_ranges(found, source, target, notes, placing.Counts())
+
+    def opened(reads: Sequence[views.Read]) -> tables.Image:
+        return image.read_image(laid_out, reads[0], source.size)
+
+    placing.deliver(tables.Tables([lambda _: source], opened, laid_out.virtual_size), target, notes)
 
 
 def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path) -> None:
@@ -193,12 +193,12 @@ def test_each_byte_of_the_file_is_read_skipped_or_kept(
     disks: disks_module.Disks, form: str, done: bool
 ) -> None:
     data = disks.image(form, "ragged").read_bytes()
-    found = placing.image_of(data, form.partition("-")[0])
-    size = found.layout.virtual_size
     file, counts, notes = FailsAfter(data, 1000), placing.Counts(), placing.unjournalled()
+    disk = placing.tables_of(data, placing.fetcher(file), form.partition("-")[0])
+    size = disk.size or 0
     if done:
         notes.zeroed(0, size)
-    ranges.from_ranges(found, placing.fetcher(file), placing.Dirty(size), notes, counts)
+    placing.deliver(disk, placing.Dirty(size), notes, counts)
     assert (counts.kept > 0) == done
     # The directory was read before; parts of the tables are read twice.
     assert abs(file.fetched + counts.skipped + counts.kept - len(data)) < 16 << 10

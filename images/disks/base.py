@@ -1,0 +1,93 @@
+"""A disk as the guest sees it, which delivers itself to a sink."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Final, Protocol, TypeAlias
+
+from cdi_worker.formats import readers
+from cdi_worker.images.sinks.base import Sink
+
+#: Start and end of a part of the disk, in bytes.
+Range: TypeAlias = tuple[int, int]
+
+#: Counts bytes of the image that arrive.
+Advance: TypeAlias = Callable[[int], None]
+#: Opens the bytes of the disk, or of its image, as one ordered stream. The end of the block verifies what can
+#: be verified at the end of the stream.
+Opened: TypeAlias = Callable[[Advance], AbstractContextManager[readers.Reader]]
+
+__all__ = ["EVERYTHING", "Advance", "Disk", "Everything", "Meter", "Missing", "Opened", "Range", "Sink"]
+
+
+class Missing(Protocol):
+    """The parts of a disk that must be delivered. Thread-safe."""
+
+    def missing(self, start: int, end: int) -> list[Range]:
+        """Return the parts of a range that are to be delivered."""
+
+    def missing_of(self, spans: Iterable[Range]) -> list[Range]:
+        """Return those of many ranges, one after the other."""
+
+
+class Everything:
+    """All parts of a disk."""
+
+    def missing(self, start: int, end: int) -> list[Range]:
+        """See ``Missing``."""
+        return [(start, end)]
+
+    def missing_of(self, spans: Iterable[Range]) -> list[Range]:
+        """See ``Missing``."""
+        return list(spans)
+
+
+EVERYTHING: Final = Everything()
+
+
+class Meter(Protocol):
+    """Counts bytes of the image while its disk is delivered. Thread-safe."""
+
+    def advance(self, count: int) -> None:
+        """Count ``count`` bytes that have arrived from the image."""
+
+    def skip(self, count: int) -> None:
+        """Take ``count`` bytes, which are not read, off the size of the image.
+
+        Negative: tables and data are so close that both are read twice.
+        """
+
+    def keep(self, count: int) -> None:
+        """Count ``count`` bytes that are not read because their part of the disk is not missing."""
+
+    def moved(self, count: int) -> None:
+        """Count ``count`` bytes of the image whose part of the disk was delivered."""
+
+
+class Disk(abc.ABC):
+    """One disk. Sizes in bytes.
+
+    ``size``: None while it is unknown. ``covers_all``: whether ``deliver`` covers the whole disk, or only
+    what has changed since a checkpoint: these are ``declared`` bytes, after ``deliver``. ``repeats``: whether
+    it can be delivered several times, and only what is missing then; a disk that follows a stream is
+    delivered once and whole, whatever is missing. ``tentative``: what was delivered is certain only when
+    ``deliver`` returns: its tables may come last. ``keep``: tells the sender of a stream which part (start,
+    end) it may leave out, before ``deliver``.
+    """
+
+    size: int | None = None
+    covers_all: bool = True
+    declared: int = 0
+    repeats: bool = False
+    tentative: bool = False
+    keep: Callable[[int, int], None] | None = None
+
+    @abc.abstractmethod
+    def deliver(self, sink: Sink, missing: Missing, meter: Meter) -> int:
+        """Deliver each missing range to ``sink`` once, as data or zeros; return the size of the disk.
+
+        Ranges come in any order, from any thread. Data is valid only during the call of the sink. A failure
+        of the sink ends all reads. When it returns or raises, no thread is in the sink.
+        """

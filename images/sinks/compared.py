@@ -1,0 +1,204 @@
+"""Sinks that compare what is delivered with what storage holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol, TypeAlias
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+from cdi_worker.images.sinks import base
+from cdi_worker.scratch import journal
+
+#: Start and end, in bytes.
+Range: TypeAlias = tuple[int, int]
+
+#: Bytes that are compared and written as one: a sector of 4096 bytes is the largest.
+_BLOCK: Final = directio.UNIT
+#: Writing so many equal bytes is cheaper than another write.
+_GAP: Final = 64 << 10
+_PIECE: Final = 1 << 20
+
+
+class Storage(Protocol):
+    """What is compared with. Thread-safe. Raises ``errors.TargetError``."""
+
+    path: str
+
+    def read(self, offset: int, length: int, /) -> bytes:
+        """Return the bytes from ``offset``, fewer at the end."""
+
+    def allocated(self, start: int, end: int, /) -> Iterator[Range]:
+        """Yield the parts of a range that are not holes; everything if holes are not known."""
+
+
+def differing(storage: Storage, offset: int, data: memoryview) -> list[Range]:
+    """Return the ranges of the disk, in whole blocks, whose bytes differ from ``data`` at ``offset``."""
+    stored = storage.read(offset, len(data)).ljust(len(data), b"\0")
+    # ``bytes.startswith`` is a memcmp; comparing two views is a loop.
+    if stored.startswith(data):
+        return []
+    runs = []
+    start = 0
+    while start < len(data):
+        end = min(len(data), start + _BLOCK - (offset + start) % _BLOCK)
+        if not stored.startswith(data[start:end], start):
+            runs.append((offset + start, offset + end))
+        start = end
+    return runs
+
+
+def nonzero(storage: Storage, start: int, end: int) -> list[Range]:
+    """Return the ranges from ``start`` to ``end`` in which storage holds other bytes than zeros."""
+    runs = []
+    for first, after in storage.allocated(start, end):
+        for at in range(first, after, _PIECE):
+            piece = memoryview(storage.read(at, min(_PIECE, after - at)))
+            runs += [(at + a, at + b) for a, b, zero in directio.extents(piece, _BLOCK) if not zero]
+    return runs
+
+
+def joined(runs: list[Range]) -> Iterator[Range]:
+    """Yield ascending ranges; those with little between them as one."""
+    last: Range | None = None
+    for start, end in runs:
+        if last is not None and start - last[1] <= _GAP:
+            last = last[0], end
+            continue
+        if last is not None:
+            yield last
+        last = start, end
+    if last is not None:
+        yield last
+
+
+@dataclasses.dataclass(slots=True)
+class Changes:
+    """What an update found, in bytes of the disk: ``compared``, ``differed``, and ``written`` or zeroed.
+
+    ``differed`` and ``written`` are whole blocks, and what is written includes short parts between them.
+    """
+
+    compared: int = 0
+    differed: int = 0
+    written: int = 0
+
+
+class Updated(Storage, base.Sink, Protocol):
+    """A finished disk that is changed in place."""
+
+    def reach(self, end: int, /) -> None:
+        """Note that the disk reaches to ``end``. Raises ``errors.TooLarge``."""
+
+
+class Updating:
+    """Write what differs from a finished disk, and nothing else. Thread-safe."""
+
+    def __init__(self, to: Updated) -> None:
+        self._to = to
+        #: What was found so far.
+        self.changes = Changes()
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """See ``base.Sink``."""
+        self._to.reach(offset + len(data))
+        for start, end in self._counted(len(data), differing(self._to, offset, data)):
+            self._to.write(start, data[start - offset : end - offset])
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """See ``base.Sink``."""
+        self._to.reach(offset + length)
+        for start, end in self._counted(length, nonzero(self._to, offset, offset + length)):
+            self._to.zero(start, end - start)
+
+    def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
+        written = list(joined(runs))
+        with self._lock:
+            self.changes.compared += compared
+            self.changes.differed += sum(end - start for start, end in runs)
+            self.changes.written += sum(end - start for start, end in written)
+        return written
+
+
+class Continuing:
+    """Write what is missing in the journal, and what storage does not hold although it is noted there.
+
+    For a stream of a whole disk of which an earlier attempt has written a part. ``into``: the sink that
+    writes to ``stored``. ``differed``: bytes in the journal that were written again. Thread-safe.
+    """
+
+    def __init__(self, stored: Storage, noted: journal.Journal, into: base.Sink) -> None:
+        self._stored = stored
+        self._noted = noted
+        self._into = into
+        self.differed = 0
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """See ``base.Sink``."""
+
+        def wrong(start: int, end: int) -> list[Range]:
+            return differing(self._stored, start, data[start - offset : end - offset])
+
+        for start, end in self._unfinished(offset, offset + len(data), wrong):
+            self._into.write(start, data[start - offset : end - offset])
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """See ``base.Sink``."""
+
+        def wrong(start: int, end: int) -> list[Range]:
+            return nonzero(self._stored, start, end)
+
+        for start, end in self._unfinished(offset, offset + length, wrong):
+            self._into.zero(start, end - start)
+
+    def _unfinished(self, start: int, end: int, wrong: Callable[[int, int], list[Range]]) -> list[Range]:
+        """Return the parts of a range that storage does not contain."""
+        missing = self._noted.missing(start, end)
+        found = list(missing)
+        for first, after in _between(start, end, missing):
+            for part in joined(wrong(first, after)):
+                self._noted.discard(*part)
+                self.differed += part[1] - part[0]
+                found.append(part)
+        return found
+
+
+class Sampled:
+    """Compare with storage, instead of writing, what is noted in the journal.
+
+    Raises ``errors.SourceChanged`` and sets ``differs`` at the first difference.
+    """
+
+    def __init__(self, stored: Storage, noted: journal.Journal) -> None:
+        self._stored = stored
+        self._noted = noted
+        self.differs = False
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """See ``base.Sink``."""
+        end = offset + len(data)
+        for first, after in _between(offset, end, self._noted.missing(offset, end)):
+            self._compare(first, data[first - offset : after - offset])
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """See ``base.Sink``."""
+        zeros = directio.zeros()
+        for start in range(offset, offset + length, len(zeros)):
+            self.write(start, zeros[: offset + length - start])
+
+    def _compare(self, offset: int, data: memoryview) -> None:
+        if self._stored.read(offset, len(data)) != data:
+            self.differs = True
+            what = f"content at byte {offset} of the disk"
+            raise errors.SourceChanged(url=self._stored.path, what=what, before="stored", now="different")
+
+
+def _between(start: int, end: int, gaps: list[Range]) -> Iterator[Range]:
+    """Yield the parts of a range that are in none of the ascending ``gaps``."""
+    for first, after in [*gaps, (end, end)]:
+        if start < first:
+            yield start, first
+        start = after

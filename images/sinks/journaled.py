@@ -1,0 +1,48 @@
+"""A sink that notes in the journal what its target has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from cdi_worker.images.sinks import base
+from cdi_worker.scratch import journal
+
+#: Holes that are noted at once: other threads wait for the journal's lock once, not for each.
+_TOGETHER: Final = 64
+
+
+class Journaled(base.Passing):
+    """Note the ranges that ``to`` has taken, with their digests. Thread-safe.
+
+    ``flush`` writes them to stable storage, before the journal is saved.
+    """
+
+    def __init__(self, to: base.Sink, noted: journal.Journal, flush: Callable[[], None]) -> None:
+        super().__init__(to)
+        self._flush = flush
+        self._noted = noted
+        self._holes: list[journal.Range] = []
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        tags = self._noted.digest(offset, data)
+        self._to.write(offset, data)
+        self._noted.wrote(offset, data, tags)
+
+    def zero(self, offset: int, length: int, /) -> None:
+        self._to.zero(offset, length)
+        self._holes.append((offset, offset + length))
+        if len(self._holes) >= _TOGETHER:
+            self._note_holes()
+
+    def moved(self, count: int) -> None:
+        """Count ``count`` bytes of the image that are on the disk; save the journal if it is time."""
+        self._note_holes()
+        self._noted.moved(count)
+        self._noted.checkpoint(self._flush)
+
+    def _note_holes(self) -> None:
+        # A hole that another thread adds now may be left out: it is zeroed again by the next attempt.
+        holes, self._holes = self._holes, []
+        if holes:
+            self._noted.zeroed_all(holes)

@@ -1,0 +1,89 @@
+"""One attempt of an import: everything that its route needs, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from cdi_worker.images import targets
+from cdi_worker.images.engine import cancelling
+from cdi_worker.importer.engine import Engine
+from cdi_worker.importer.plan import Content, Plan, Space
+from cdi_worker.importer.progress import Progress
+from cdi_worker.importer.request import Request
+from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.images.sinks import compared
+    from cdi_worker.images.targets import group
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What came of an attempt, in bytes.
+
+    ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt.
+    ``refetched``: also, but storage did not hold them. ``layers``: the names of the files of a chain, and how
+    many bytes of the disk come from each. ``changes``: what an update in place found. ``verified``: the
+    checksum of the bytes as served was verified.
+    """
+
+    read: int = 0
+    size: int = 0
+    resumed: int = 0
+    refetched: int = 0
+    layers: tuple[tuple[str, int], ...] = ()
+    changes: compared.Changes | None = None
+    verified: bool = False
+    accepted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt, by one plan.
+
+    ``claim``: the target's. ``engine``: reads the source. ``space``: on the target. ``scope`` ends the reads
+    of this attempt; a failure sets it. ``accepted``: called once, when all bytes have been received,
+    verified, and found to be safe and to fit. ``group``: makes the disk usable, together with others.
+    """
+
+    request: Request
+    claim: targets.Claim
+    source: base.Source
+    engine: Engine
+    content: Content
+    plan: Plan
+    space: Space
+    progress: Progress
+    reads: cancelling.Reads
+    scope: cancelling.Cancel = cancelling.NEVER
+    accepted: Callable[[], object] = lambda: None
+    group: group.Group | None = None
+    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+    _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    @contextlib.contextmanager
+    def scoped(self) -> Iterator[Attempt]:
+        """Yield this attempt with a scope of its own: a failure in the block ends only its reads."""
+        with self.reads.scope() as scope:
+            yield dataclasses.replace(self, scope=scope)
+
+    def accept(self) -> None:
+        """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""
+        if not self.outcome.accepted:
+            self.outcome.accepted = True
+            self.accepted()
+
+    def count(self, count: int) -> None:
+        """Count bytes read from the source. Thread-safe."""
+        with self._counting:
+            self.outcome.read += count
+        self.progress.read(count)
+
+    def arrived(self, count: int) -> None:
+        """Count bytes read from the source that are also progress of the phase."""
+        self.count(count)
+        self.progress.advance(count)

@@ -1,0 +1,384 @@
+"""Deliver a disk to a target: the stack of sinks, what an earlier attempt has written, and the commit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from cdi_worker import errors, lazy, units
+from cdi_worker.images import targets
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.sinks import base as sinks
+from cdi_worker.images.sinks import checks, journaled
+from cdi_worker.importer import plan, progress, survey
+from cdi_worker.importer.routes import reading
+from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.scratch import journal
+
+log = logging.getLogger(__name__)
+
+#: What few imports need (start-up time): sinks that compare, the thread that reads back, checkpoints.
+COMPARED: Final = "cdi_worker.images.sinks.compared"
+READBACK: Final = "cdi_worker.images.readback"
+CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
+SELECTION: Final = "cdi_worker.sources.selection"
+
+#: Makes the disk to deliver; again for a sample, whose failure must not end the reads of the attempt.
+Make: TypeAlias = Callable[[Attempt], disks.Disk]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a disk is delivered to.
+
+    ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown);
+    empty: the current one.
+    ``limit``: bytes of the largest disk of unknown size; of its data, if it is ``thin``. ``shortest_zero``:
+    shorter ranges of zeros, in bytes, are written. ``begin``: called with the open target, before the first
+    byte.
+    """
+
+    path: str
+    options: targets.Options
+    limit: int
+    phase: str = "transfer"
+    total: int | None = None
+    thin: bool = False
+    shortest_zero: int = checks.SHORTEST_ZERO
+    begin: Callable[[targets.Target], object] = lambda _: None
+
+
+def to_target(attempt: Attempt, total: int | None) -> Place:
+    """Return the place of the disk itself."""
+    space = attempt.space
+    return Place(attempt.request.target, options(attempt), space.available, total=total, thin=space.thin)
+
+
+def options(attempt: Attempt) -> targets.Options:
+    """Return the options of the target."""
+    asked = attempt.request
+    return targets.Options(
+        mode="refresh" if attempt.plan.compared else "new",
+        begun=_begin_update,
+        preallocate=asked.preallocation,
+        direct=asked.direct,
+        cancel=attempt.scope,
+        claim=attempt.claim,
+        existing="replace" if asked.existing == "update" else asked.existing,
+        permissions=asked.permissions,
+    )
+
+
+class _Meter(NamedTuple):
+    """Counts what a disk reads; see ``disks.Meter``."""
+
+    advance: Callable[[int], None]
+    skip: Callable[[int], None]
+    keep: Callable[[int], None]
+    moved: Callable[[int], None] = lambda _: None
+
+    @classmethod
+    def of(cls, counted: progress.Progress, moved: Callable[[int], None] = lambda _: None) -> _Meter:
+        return cls(counted.advance, counted.skip, counted.keep, moved)
+
+
+@contextlib.contextmanager
+def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targets.Target, int]]:
+    """Deliver a disk; yield its target, which is not committed yet, and its size in bytes.
+
+    Of an earlier attempt's disk, what is still right is kept. After a retryable failure, also of the block,
+    target and journal are kept for the next attempt.
+    """
+    disk = make(attempt)
+    if not (disk.size and (disk.repeats or disk.keep or has_begun(attempt, place.path, disk.size))):
+        _begin_phase(attempt, place)
+        with targets.open(place.path, disk.size, place.options) as out:
+            place.begin(out)
+            size, count = _pour(disk, _last(attempt, out), place, _Meter.of(attempt.progress))
+            _check_whole(attempt, size, count)
+            yield out, size
+        return
+    with _resumable(attempt, place, disk.size) as opened:
+        place.begin(opened.out)
+        if disk.repeats:
+            count = _by_parts(attempt, disk, make, place, opened)
+        elif disk.keep:
+            count = _behind_kept(attempt, disk, place, opened)
+        else:
+            count = _over_written(attempt, disk, place, opened)
+        _check_whole(attempt, disk.size if disk.covers_all else disk.declared, count)
+        yield opened.out, disk.size
+
+
+def _begin_phase(attempt: Attempt, place: Place) -> None:
+    if place.phase:
+        attempt.progress.phase(place.phase, place.total)
+
+
+def _pour(
+    disk: disks.Disk,
+    last: sinks.Sink,
+    place: Place,
+    meter: disks.Meter,
+    missing: disks.Missing = disks.EVERYTHING,
+) -> tuple[int, int]:
+    """Deliver a disk through the stack of sinks above ``last``; return its size, and the bytes delivered."""
+    counting = checks.Counting(last)
+    sink: sinks.Sink = checks.Detecting(counting, place.shortest_zero)
+    if place.thin:
+        sink = checks.Detecting(checks.Thin(counting, place.limit), place.shortest_zero)
+    elif not disk.repeats:
+        sink = checks.Limited(sink, place.limit)
+    size = disk.deliver(sink, missing, meter)
+    return size, counting.delivered
+
+
+def _last(attempt: Attempt, out: targets.Target) -> sinks.Sink:
+    """Return what is below the stack: the target, or what compares with it first."""
+    if not attempt.plan.compared:
+        return out
+    updating = lazy.load(COMPARED).Updating(out)
+    attempt.outcome.changes = updating.changes
+    found: sinks.Sink = updating
+    return found
+
+
+def _check_whole(attempt: Attempt, size: int, count: int) -> None:
+    """Raise ``errors.SourceError`` unless everything was delivered: other parts may hold anything."""
+    if count < size:
+        reason = f"{attempt.source.name}: only {count} of {size} bytes of the disk were delivered"
+        raise errors.SourceError(reason=reason)
+
+
+class _Opened(NamedTuple):
+    """An open target, and the journal of what is finished there."""
+
+    out: targets.Target
+    noted: journal.Journal
+
+
+def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, opened: _Opened) -> int:
+    """Deliver what is missing, while what is noted is read back; deliver again what differs.
+
+    If the identity of the source is weak, a sample is compared first, and nothing is resumed if that differs.
+    Returns the bytes that were delivered or resumed.
+    """
+    outcome, (out, noted) = attempt.outcome, opened
+    if noted.covered and attempt.source.weak:
+        _compare_sample(attempt, make, place, opened)
+    outcome.resumed = noted.covered
+    counted = progress.Continued(attempt.progress, *(noted.counted if outcome.resumed else (0, 0)))
+    noted.counting = counted.figures
+    counted.begin(place.phase, place.total or 0, outcome.resumed, noted.total)
+    sink = journaled.Journaled(_last(attempt, out), noted, out.flush)
+    meter = _Meter.of(counted, sink.moved)
+    if not outcome.resumed:
+        return _pour(disk, sink, place, meter, noted)[1]
+    readback = lazy.load(READBACK)
+    with readback.ReadBack(out, noted, attempt.scope, lambda count: counted.skip(-count)) as reading_back:
+        _, count = _pour(disk, sink, place, meter, noted)
+        outcome.refetched = reading_back.wait()
+    outcome.resumed -= outcome.refetched
+    if outcome.refetched:
+        log.warning("storage differs from what the last attempt wrote refetched=%d", outcome.refetched)
+        count += _pour(disk, sink, place, _Meter.of(progress.Moved(counted), sink.moved), noted)[1]
+    return count + outcome.resumed
+
+
+def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened) -> None:
+    """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
+    out, noted = opened
+    out.drop_cache()
+    stored = lazy.load(COMPARED).Sampled(out, noted)
+    try:
+        with attempt.scoped() as sampling:
+            _pour(make(sampling), stored, place, _Meter.of(progress.NullProgress()), noted.sample())
+    except errors.SourceChanged as err:
+        if not stored.differs:
+            raise
+        log.warning("starting over: the source has changed since the last attempt reason=%s", err)
+        noted.forget()
+
+
+def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Opened) -> int:
+    """Read back what is there, and have a sender leave that out; return the bytes delivered or kept."""
+    outcome, (out, noted) = attempt.outcome, opened
+    _begin_phase(attempt, place)
+    start = end = out.withheld
+    if noted.covered:
+        with lazy.load(READBACK).ReadBack(out, noted, attempt.scope) as reading_back:
+            outcome.refetched = reading_back.wait()
+        end = next((first for first, _ in noted.missing(start, noted.total)), noted.total)
+        # The rest is sent again, and its digests may change.
+        noted.discard(end, noted.total)
+    outcome.resumed = end - start
+    assert disk.keep is not None  # noqa: S101  (see ``delivered``)
+    disk.keep(start, end)
+    sink = journaled.Journaled(out, noted, out.flush)
+    size, count = _pour(disk, sink, place, _Meter.of(attempt.progress, sink.moved))
+    _check_size(attempt, noted.total, size)
+    return count + outcome.resumed
+
+
+def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Opened) -> int:
+    """Deliver a whole disk over what ranges have written, and write only what differs from it."""
+    outcome, (out, noted) = attempt.outcome, opened
+    _begin_phase(attempt, place)
+    covered, figures = noted.covered, noted.counted
+    noted.counting = lambda: figures
+    sink: sinks.Sink = out
+    meter = _Meter.of(attempt.progress)
+    if not disk.tentative:
+        sink = noting = journaled.Journaled(out, noted, out.flush)
+        meter = _Meter.of(attempt.progress, noting.moved)
+    out.drop_cache()
+    continuing = lazy.load(COMPARED).Continuing(out, noted, sink)
+    size, count = _pour(disk, continuing, place, meter)
+    _check_size(attempt, noted.total, size)
+    outcome.refetched = continuing.differed
+    outcome.resumed = covered - outcome.refetched
+    if outcome.refetched:
+        log.warning("storage differs from the stream rewritten=%d", outcome.refetched)
+    return count
+
+
+def _check_size(attempt: Attempt, before: int, now: int) -> None:
+    if now != before:
+        raise errors.SourceChanged(url=attempt.source.name, what="size", before=before, now=now)
+
+
+# -- what is kept for the next attempt
+
+
+@contextlib.contextmanager
+def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
+    """Open the target, and the journal of the ranges that an earlier attempt wrote there.
+
+    After a retryable failure both are kept for the next attempt, and for the stream that replaces ranges.
+    """
+    asked = place.options
+    has_journal = attempt.source.identity and asked.mode == "new"
+    slots = targets.journal_slots(place.path, size) if has_journal else None
+    key = _key(attempt) if slots is not None else ""
+    noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
+    if noted.covered:
+        asked = dataclasses.replace(asked, mode="resume")
+    with targets.open(place.path, size, asked) as out:
+        noted.store_in(out.readable)
+        if not out.resumed:
+            noted.forget()
+        log.info("resume covered=%d of=%d identity=%r", noted.covered, size, attempt.source.identity)
+        try:
+            yield _Opened(out, noted)
+        except errors.Error as err:
+            if slots is not None and (err.retryable or outlives(attempt, err)):
+                # A failure to save must not hide the first one; then nothing is kept.
+                with contextlib.suppress(errors.TargetError):
+                    noted.save(out.flush)
+                    out.keep()
+                    if isinstance(err, errors.Cancelled) and noted.covered:
+                        raise errors.Interrupted(kept=_kept(noted)) from err
+            raise
+        if attempt.group is not None and out.is_detached and slots is not None:
+            noted.save(out.flush)
+            attempt.group.keep(out)
+
+
+def outlives(attempt: Attempt, failure: errors.Error) -> bool:
+    """Return whether the bytes written so far stay valid although ``failure`` ends the attempt.
+
+    Ranges that are no longer served were valid. The stream that replaces them has the same bytes if the
+    identity is strong.
+    """
+    if isinstance(failure, errors.NoRanges):
+        return not (attempt.source.weak or isinstance(failure, errors.WrongRanges))
+    return isinstance(failure, errors.Cancelled)
+
+
+def has_begun(attempt: Attempt, path: str, size: int) -> bool:
+    """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
+    source = attempt.source
+    is_kept = source.identity and not (source.weak or source.once or attempt.content.compressions)
+    if not is_kept or not size or attempt.plan.compared or attempt.group is not None:
+        return False
+    if path == targets.STDOUT:
+        return False
+    slots = targets.journal_slots(path, size)
+    return slots is not None and journal.Journal.open(slots, _key(attempt), size).covered > 0
+
+
+def _key(attempt: Attempt) -> str:
+    """Return the journal's key: the bytes and the job.
+
+    It contains all that selects the bytes, because servers give several objects the same identity: nginx
+    makes an ETag of date and size. It contains the owner's UID, which no other user of the same device knows.
+    A weak identity is completed by the first bytes, which are fetched in any case. Only a digest of the key
+    is used (``journal.Journal``), and it is not stored.
+    """
+    selection = lazy.load(SELECTION)
+    asked, source, route = attempt.request, attempt.source, attempt.plan.route
+    head = hashlib.sha256(source.head).hexdigest() if source.weak else ""
+    parts = (
+        asked.source,
+        *map(selection.digest, (asked.location, *asked.layers)),
+        asked.disk,
+        source.name,
+        source.identity,
+        head,
+        # Both write the bytes of a raw disk to their offsets.
+        str(plan.Route.STREAM if route is plan.Route.EXTENTS else route),
+        asked.room.owner,
+        asked.target,
+    )
+    return repr(parts)
+
+
+def _kept(noted: journal.Journal) -> str:
+    done, total = units.format_size(noted.covered), units.format_size(noted.total)
+    return f"{done} of {total} are kept"
+
+
+# -- the end
+
+
+def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
+    """Verify the source and make the completely written disk of ``size`` bytes usable."""
+    survey.check_stated(attempt.source, size)
+    reading.verify_again(attempt)
+    attempt.source.verify()
+    attempt.accept()
+    attempt.progress.phase("sync", None)
+    grow_to = attempt.plan.grow_to
+    attempt.outcome.size = max(size, grow_to)
+    attempt.progress.disk(attempt.outcome.size)
+    _settle(attempt, out, grow_to)
+    if attempt.group is None:
+        out.commit(grow_to)
+    else:
+        attempt.group.add(out, grow_to)
+
+
+def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:
+    """Store which checkpoint the disk holds, and what an update has changed."""
+    if attempt.plan.compared:
+        out.settle(size)
+    stage = attempt.request.stage
+    if stage.current:
+        if not (attempt.request.is_delta or stage.final):
+            # A later stage may not know by how much the disk has grown.
+            out.zero_rest(attempt.outcome.size)
+        # The bytes must not be lost after the checkpoint is stored.
+        out.flush()
+        names = attempt.source.checkpoint_names(stage.current)
+        lazy.load(CHECKPOINT).Checkpoint(names).write(out.written_path)
+    elif attempt.plan.compared and out.has_begun:
+        lazy.load(CHECKPOINT).forget(out.written_path)
+
+
+def _begin_update(path: str) -> None:
+    """Note that the disk is neither the old nor the new one: no delta may be applied to it."""
+    lazy.load(CHECKPOINT).Checkpoint(frozenset(), frozenset({"an update"})).write(path)

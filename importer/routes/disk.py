@@ -1,0 +1,139 @@
+"""The disk that a plan delivers: how its bytes are found in the source."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from cdi_worker import lazy
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import image
+from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.images.disks import base, raw, tables
+from cdi_worker.importer import plan
+from cdi_worker.importer.routes import delivery, reading
+from cdi_worker.importer.routes.attempt import Attempt
+
+if TYPE_CHECKING:
+    from cdi_worker.images.disks.chained import Chain
+    from cdi_worker.images.disks.following import Following
+    from cdi_worker.scratch import space
+
+#: What few imports need (start-up time).
+CHAIN: Final = "cdi_worker.images.disks.chained:Chain"
+FOLLOWING: Final = "cdi_worker.images.disks.following:Following"
+CHANGED: Final = "cdi_worker.sources.extents:Kept"
+
+
+def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
+    """Return the disk of a plan. ``spill``: for what must be kept of a stream beyond memory."""
+    chosen = attempt.plan
+    if chosen.route is plan.Route.BLANK:
+        return raw.Blank(chosen.virtual_size or 0)
+    if attempt.content.chain:
+        return _chain(attempt)
+    if chosen.route is plan.Route.PLACE:
+        return _tables(attempt) if chosen.random else _following(attempt, spill)
+    if chosen.route is plan.Route.EXTENTS:
+        return _extents(attempt) if chosen.random else _runs(attempt)
+    return whole(attempt) if chosen.random else stream(attempt)
+
+
+def moved(attempt: Attempt) -> int | None:
+    """Return the most bytes of the image that are moved for the disk; None if unknown."""
+    chosen, source = attempt.plan, attempt.source
+    if chosen.route is plan.Route.BLANK:
+        return chosen.virtual_size
+    if attempt.content.chain:
+        return sum(part.size or 0 for part in source.parts)
+    if not chosen.random:
+        return source.transferred
+    return source.size if chosen.route is plan.Route.PLACE else _raw_size(attempt)
+
+
+def whole(attempt: Attempt) -> base.Disk:
+    """Return the raw disk that the source serves by ranges, without the footer of a fixed VHD."""
+    return raw.Whole(reading.ranges(attempt), _raw_size(attempt))
+
+
+def stream(attempt: Attempt) -> base.Disk:
+    """Return the raw disk that the source serves as an ordered stream."""
+    size = attempt.source.size or 0
+    if delivery.has_begun(attempt, attempt.request.target, size):
+        # Ranges were served when it was begun, which have shown that it has no footer.
+        return continued(attempt, size)
+    opened = functools.partial(reading.plain, attempt)
+    return raw.Stream(opened, attempt.scope, footer=not attempt.source.format)
+
+
+def continued(attempt: Attempt, size: int) -> base.Disk:
+    """Return the ordered stream of ``size`` bytes of which ranges have written a part."""
+    opened = functools.partial(reading.plain, attempt, limit=size)
+    return raw.Stream(opened, attempt.scope, footer=False, size=size)
+
+
+def _extents(attempt: Attempt) -> base.Disk:
+    return raw.Extents(reading.ranges(attempt), _raw_size(attempt), lambda: attempt.source.extents() or ())
+
+
+def _runs(attempt: Attempt) -> base.Disk:
+    source = attempt.source
+    # What has an identity says which part of it is there already.
+    is_resumed = bool(source.identity and source.disk_size)
+    return raw.Runs(
+        functools.partial(reading.runs, attempt),
+        attempt.scope,
+        size=source.disk_size if is_resumed else None,
+        keep=source.keep if is_resumed else None,
+    )
+
+
+def _tables(attempt: Attempt) -> base.Disk:
+    layout, size = _layout(attempt), attempt.source.size or 0
+
+    def opened(reads: Sequence[views.Read]) -> tables.Image:
+        return image.read_image(layout, reads[0], size)
+
+    return tables.Tables(
+        [reading.ranges(attempt)], opened, attempt.plan.virtual_size or 0, direct=attempt.request.direct
+    )
+
+
+def _following(attempt: Attempt, spill: space.Spill | None) -> base.Disk:
+    following: type[Following] = lazy.load(FOLLOWING)
+    return following(
+        functools.partial(reading.plain, attempt, whole=False),
+        _layout(attempt).follow,
+        attempt.plan.virtual_size or 0,
+        attempt.scope,
+        spill=spill,
+        direct=attempt.request.direct,
+    )
+
+
+def _chain(attempt: Attempt) -> base.Disk:
+    files, is_delta = attempt.content.chain, attempt.request.is_delta
+    names = [file.name for file in files]
+
+    def shown(counts: list[int]) -> None:
+        attempt.outcome.layers = tuple(zip(names, counts, strict=True))
+
+    chain: type[Chain] = lazy.load(CHAIN)
+    return chain(
+        [reading.ranges(attempt, part) for part in attempt.source.parts],
+        files,
+        shown,
+        covers_all=not is_delta,
+        direct=attempt.request.direct,
+    )
+
+
+def _raw_size(attempt: Attempt) -> int:
+    """Return the bytes of the source that are the raw disk, without the footer of a fixed VHD."""
+    return (attempt.source.size or 0) if attempt.content.raw is None else attempt.content.raw
+
+
+def _layout(attempt: Attempt) -> mapped.Layout:
+    assert attempt.content.layout is not None  # noqa: S101  (without one another route is planned)
+    return attempt.content.layout

@@ -1,0 +1,179 @@
+"""The bytes of an attempt's source: by ranges, in order, and decompressed."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from cdi_worker import errors
+from cdi_worker.formats import checksum, detect, readers
+from cdi_worker.formats.compressed import layers
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.engine import ahead, cancelling, fetch
+from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import clone
+
+#: Bytes after the end of an image that are read in any case to verify a checksum: snapshots, unused clusters.
+SHORTEST_LIMIT: Final = 256 << 20
+
+
+def ranges(attempt: Attempt, part: base.Source | None = None) -> Callable[[disks.Advance], fetch.Fetcher]:
+    """Return what opens the source, or a file of a chain, by ranges; see ``images.disks.raw.Ranges``."""
+
+    def opened(advance: disks.Advance) -> fetch.Fetcher:
+        return attempt.engine.fetcher(part or attempt.source, attempt.scope, _counted(attempt, advance))
+
+    return opened
+
+
+def _counted(attempt: Attempt, advance: disks.Advance) -> disks.Advance:
+    def arrived(count: int) -> None:
+        attempt.count(count)
+        advance(count)
+
+    return arrived
+
+
+@contextlib.contextmanager
+def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> Iterator[base.Reader]:
+    """Yield a reader of the bytes as served; when the block ends without error, verify the checksum.
+
+    ``whole``: read the rest then, also without a checksum.
+    """
+    with contextlib.closing(_ordered(attempt, _counted(attempt, advance))) as reader:
+        if not (expected := checksums(attempt)):
+            yield reader
+            if whole:
+                _drain(attempt, reader)
+            return
+        hashing = checksum.HashingReader(reader, checksum.parse(expected))
+        yield hashing
+        _verify(attempt, hashing)
+
+
+@contextlib.contextmanager
+def plain(
+    attempt: Attempt, advance: disks.Advance, *, limit: int | None = None, whole: bool = True
+) -> Iterator[base.Reader]:
+    """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest.
+
+    Without ``whole`` the rest is only read if it shows whether the bytes before it are right, as the end of a
+    compressed stream does and a checksum, or if the client of an upload must send it.
+    """
+    source, content = attempt.source, attempt.content
+    is_packed = bool(content.compressions)
+    whole = whole or attempt.request.checksum is not None or source.once or is_packed
+    with served(attempt, advance, whole=whole) as bytes_served:
+        if source.format is None:
+            found, reader = layers.open(bytes_served, limit=limit, tool=lambda packed: _xz(attempt, packed))
+            head = found.head
+        else:
+            peeked = readers.Peek(bytes_served, detect.HEAD)
+            head, reader = peeked.head, source.unwrapped(peeked)
+        with contextlib.closing(reader):
+            _check_same(attempt, head)
+            yield reader
+            if whole:
+                _drain(attempt, reader)
+
+
+@contextlib.contextmanager
+def runs(attempt: Attempt, advance: disks.Advance) -> Iterator[Iterator[base.Run]]:
+    """Yield the runs (data or zeros) of a stream that marks them. A run is valid until the next."""
+    decode = attempt.source.runs()
+    if decode is None:
+        raise errors.SourceError(reason=f"{attempt.source.name}: the stream does not mark holes")
+    with served(attempt, advance) as stream:
+        yield iter(decode(stream, ahead.buffers))
+
+
+@contextlib.contextmanager
+def folder(attempt: Attempt) -> Iterator[clone.Folder | None]:
+    """Yield the decoder of a file system's disk and other files; when the block ends, compare the digest.
+
+    None for a source that sends one tar archive.
+    """
+    decode = attempt.source.folder()
+    if decode is None:
+        yield None
+        return
+    with served(attempt, attempt.progress.advance) as stream:
+        found = decode(stream, ahead.buffers)
+        yield found
+        found.finish()
+
+
+def checksums(attempt: Attempt) -> str:
+    """Return the expected checksums of the bytes as served: the request's and the server's; may be empty."""
+    return ",".join(filter(None, (attempt.request.checksum, attempt.source.checksum)))
+
+
+def verify(attempt: Attempt, reader: base.Reader) -> None:
+    """Verify the checksum, if there is one, of all bytes as served, which ``reader`` returns."""
+    if expected := checksums(attempt):
+        _verify(attempt, checksum.HashingReader(reader, checksum.parse(expected)))
+
+
+def verify_again(attempt: Attempt) -> None:
+    """Verify the checksum, if there is one, of a source whose bytes were read out of order."""
+    if checksums(attempt) and not attempt.outcome.verified:
+        attempt.progress.phase("verify", attempt.source.transferred)
+        with served(attempt, attempt.progress.advance):
+            pass
+
+
+def drain(reader: readers.Reader, scope: cancelling.Cancel, limit: int | None = None) -> None:
+    """Read to the end and discard: readers check their data at the end.
+
+    Raises ``errors.Refused`` after more than ``limit`` bytes.
+    """
+    rest = memoryview(bytearray(1 << 20))
+    done = 0
+    while count := reader.readinto(rest):
+        scope.check()
+        done += count
+        if limit is not None and done > limit:
+            reason = f"more than {limit} bytes follow the end of the image"
+            raise errors.Refused(format="stream", rule="endless", reason=reason)
+
+
+def _verify(attempt: Attempt, hashing: checksum.HashingReader) -> None:
+    _drain(attempt, hashing)
+    hashing.verify()
+    attempt.outcome.verified = True
+
+
+def _drain(attempt: Attempt, reader: base.Reader) -> None:
+    """Read the rest. If its length is unknown, it may be endless."""
+    is_bounded = attempt.source.size is not None and not attempt.content.compressions
+    drain(reader, attempt.scope, None if is_bounded else max(attempt.space.available, SHORTEST_LIMIT))
+
+
+def _xz(attempt: Attempt, packed: base.Reader) -> base.Reader:
+    # Imported when used: only xz starts a program (start-up time).
+    from cdi_worker.images.tools import xz
+
+    return xz.Reader(packed, attempt.scope)
+
+
+def _ordered(attempt: Attempt, advance: disks.Advance) -> base.Reader:
+    source = attempt.source
+    reader = source.ordered(attempt.scope, advance)
+    is_packed = bool(attempt.content.compressions) or attempt.request.is_archive
+    if attempt.engine.seeks(source) or source.folder() is not None or not is_packed:
+        # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
+        return reader
+    return ahead.Reader(reader, attempt.scope)
+
+
+def _check_same(attempt: Attempt, head: bytes) -> None:
+    """Raise ``SourceChanged`` if the stream does not begin with the bytes that were checked."""
+    checked = attempt.content.head[: detect.HEAD]
+    if not head.startswith(checked):
+        before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
+        raise errors.SourceChanged(url=attempt.source.name, what="beginning", before=before, now=now)
