@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker import errors
@@ -85,6 +86,13 @@ class BlockTarget(base.Target):
             with self._storage("write"):
                 self._begin_once()
         self._head[offset : offset + len(data)] = data
+
+    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        inside = min(end, len(self._head))
+        if start < inside:
+            # It is in memory, whatever the device holds there meanwhile.
+            yield start, inside
+        yield from super().allocated(max(start, inside), end)
 
     def _read(self, offset: int, length: int) -> bytes:
         inside = self._inside(offset, length)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import lazy
-from cdi_worker.formats import views
-from cdi_worker.formats.mapped import image
-from cdi_worker.formats.mapped import layout as mapped
-from cdi_worker.images.disks import base, raw, tables
+from cdi_worker.images.disks import base, raw
 from cdi_worker.importer import plan
 from cdi_worker.importer.routes import delivery, reading
 from cdi_worker.importer.routes.attempt import Attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdi_worker.formats import views
+    from cdi_worker.formats.mapped import layout as mapped
+    from cdi_worker.images.disks import tables
     from cdi_worker.images.disks.chained import Chain
     from cdi_worker.images.disks.following import Following
     from cdi_worker.scratch import space
 
-#: What few imports need (start-up time).
+#: What only some imports need (start-up time).
+TABLES: Final = "cdi_worker.images.disks.tables:Tables"
+READ_IMAGE: Final = "cdi_worker.formats.mapped.image:read_image"
 CHAIN: Final = "cdi_worker.images.disks.chained:Chain"
 FOLLOWING: Final = "cdi_worker.images.disks.following:Following"
 CHANGED: Final = "cdi_worker.sources.extents:Kept"
@@ -93,9 +96,11 @@ def _tables(attempt: Attempt) -> base.Disk:
     layout, size = _layout(attempt), attempt.source.size or 0
 
     def opened(reads: Sequence[views.Read]) -> tables.Image:
-        return image.read_image(layout, reads[0], size)
+        found: tables.Image = lazy.load(READ_IMAGE)(layout, reads[0], size)
+        return found
 
-    return tables.Tables(
+    made: type[tables.Tables] = lazy.load(TABLES)
+    return made(
         [reading.ranges(attempt)], opened, attempt.plan.virtual_size or 0, direct=attempt.request.direct
     )
 

@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "weak-identity",
         "resumes an object that was replaced in the same second",
-        {"importer/routes/job.py": {"        if self.source.weak:\n": "        if False:\n"}},
+        {"importer/routes/delivery.py": {"if noted.covered and attempt.source.weak:": "if False:"}},
         is_rare=True,
     ),
     Mutant(
@@ -144,7 +144,7 @@ MUTANTS = (
         "leaves old data where the image has zeros",
         {
             "images/targets/base.py": {
-                "            self._clear(start, end)\n            return": "            return"
+                "                    self._clear(start, end)\n": "                    pass\n"
             }
         },
     ),
@@ -225,6 +225,7 @@ MUTANTS = (
         "failed-write",
         "goes on after a failed write",
         {"images/targets/base.py": {"            raise self._failure from err": "            pass"}},
+        is_rare=True,
     ),
     Mutant(
         "head-from-cache",
@@ -250,8 +251,8 @@ MUTANTS = (
         "one-address",
         "takes two disks at one address, and with one identity, for one",
         {
-            "importer/routes/job.py": {
-                "            *map(selection.digest, (wanted.location, *wanted.layers)),\n": ""
+            "importer/routes/delivery.py": {
+                "        *map(selection.digest, (asked.location, *asked.layers)),\n": ""
             }
         },
         is_rare=True,
@@ -259,7 +260,7 @@ MUTANTS = (
     Mutant(
         "no-grown-size",
         "leaves a disk as small as the image",
-        {"importer/routes/job.py": {"self.publish(opened, self.plan.grow_to)": "self.publish(opened)"}},
+        {"importer/routes/delivery.py": {"        out.commit(grow_to)": "        out.commit()"}},
     ),
     Mutant(
         "no-checksum",

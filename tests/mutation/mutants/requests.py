@@ -29,7 +29,7 @@ MUTANTS = (
     mutant(
         "importer/plan.py",
         "begins to spool into a scratch that is too small",
-        "    if is_kept and offer.size is not None and offer.size > scratch:\n",
+        "    if chosen.route is not Route.CONVERT and offer.size is not None and offer.size > scratch:\n",
         "    if False:\n",
         "tests/importer/test_plan.py::test_too_small_scratch_is_found_before_the_transfer",
     ),
@@ -50,7 +50,7 @@ MUTANTS = (
     mutant(
         "importer/routes/stage.py",
         "applies a delta to the disk of another checkpoint",
-        "    if held is not None and not held.allows(*job.checkpoints):\n",
+        "    if held is not None and not held.allows(*checkpoints(attempt)):\n",
         "    if False:\n",
         "tests/end_to_end/test_chains.py::test_stage_from_another_checkpoint_is_refused",
     ),
@@ -71,7 +71,7 @@ MUTANTS = (
     mutant(
         "importer/routes/stage.py",
         "applies a delta to the left-over of a killed run",
-        "    if targets.is_left_over(job.claim):\n",
+        "    if targets.is_left_over(attempt.claim):\n",
         "    if False:\n",
         "tests/end_to_end/test_update.py::test_delta_is_not_applied_to_a_device_after_a_failed_import",
     ),

@@ -49,9 +49,9 @@ MUTANTS = (
         "tests/scratch/test_space.py::test_planted_file_is_not_used",
     ),
     mutant(
-        "importer/routes/job.py",
+        "importer/routes/delivery.py",
         "continues the disk of another address",
-        "            *map(selection.digest, (wanted.location, *wanted.layers)),\n",
+        "        *map(selection.digest, (asked.location, *asked.layers)),\n",
         "",
         "tests/end_to_end/test_resume_selection.py::test_other_query_starts_over",
     ),
@@ -196,10 +196,10 @@ MUTANTS = (
         "tests/scratch/test_space.py::test_relative_targets_do_not_share_a_folder",
     ),
     mutant(
-        "importer/routes/job.py",
+        "importer/routes/delivery.py",
         "continues with a source that has changed though its identity is weak",
-        "        if noted.covered and self.source.weak:\n",
-        "        if False:\n",
+        "    if noted.covered and attempt.source.weak:\n",
+        "    if False:\n",
         "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
     ),
     mutant(

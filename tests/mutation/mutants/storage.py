@@ -23,8 +23,8 @@ MUTANTS = (
     mutant(
         "images/targets/base.py",
         "leaves the padding of the last sector as it was",
-        "            self._zero(self._end, end)\n            self._flush_zeros()",
-        "            self._flush_zeros()",
+        "                self._clear(self._end, end)\n            self._flush_zeros()",
+        "                pass\n            self._flush_zeros()",
         BLOCK,
     ),
     mutant(
@@ -51,8 +51,8 @@ MUTANTS = (
     mutant(
         "images/targets/block.py",
         "does not sync the data before another disk of the group is usable",
-        "memoryview(bytes(max(0, len(self._head) - self._end))))\n        os.fsync(self._fd)\n",
-        "memoryview(bytes(max(0, len(self._head) - self._end))))\n",
+        "    def _ready(self, _size: int) -> None:\n        os.fsync(self._fd)\n",
+        "    def _ready(self, _size: int) -> None:\n        pass\n",
         GROUP,
     ),
     mutant(

@@ -13,11 +13,11 @@ MUTANTS = (
         "tests/images/targets/test_block.py::test_stream_of_unknown_size_ends_with_the_device",
     ),
     mutant(
-        "images/targets/copy.py",
+        "images/sinks/checks.py",
         "writes more than fits on a volume",
-        "            if not thin and total + length > limit:\n",
-        "            if False:\n",
-        "tests/images/targets/test_copy.py::test_copy_up_to_the_limit_is_allowed",
+        "        if end > self._limit:\n",
+        "        if False:\n",
+        "tests/images/disks/test_raw.py::test_copy_up_to_the_limit_is_allowed",
     ),
     mutant(
         "images/targets/open.py",
@@ -106,11 +106,11 @@ MUTANTS = (
         "tests/images/targets/test_group.py::test_disks_are_usable_after_publishing",
     ),
     mutant(
-        "images/targets/copy.py",
+        "importer/routes/reading.py",
         "reads an endless rest of a stream",
         "        if limit is not None and done > limit:\n",
         "        if False:\n",
-        "tests/images/targets/test_copy.py::test_rest_of_a_stream_is_read_up_to_the_limit",
+        "tests/images/disks/test_raw.py::test_rest_of_a_stream_is_read_up_to_the_limit",
     ),
     mutant(
         "images/targets/checkpoint.py",
