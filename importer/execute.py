@@ -141,7 +141,7 @@ def run_source(
     progress: progress_module.Progress,
     reads: cancelling.Reads,
     *,
-    accepted: Callable[[], object],
+    accepted: Callable[[], object] = lambda: None,
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
