@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy, sources
 from cdi_worker.formats import checksum, signature
-from cdi_worker.images import targets
+from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import engine, package, plan, request
+from cdi_worker.importer import package, plan, request
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer import survey as survey_module
 from cdi_worker.importer.result import Result
@@ -166,26 +166,95 @@ def _run_source(
         # On a volume, an earlier pod may have created a link that leads to other mounts.
         wanted = dataclasses.replace(wanted, target=targets.followed(wanted.target))
     log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.size)
-    reading = engine.Engine(wanted.fetch, progress.retry)
-    opening = opened(unopened, reading, wanted, progress, reads)
+    engine = image.Engine(wanted.fetch, progress.retry)
     with (
         contextlib.nullcontext(group.claim(wanted.target)) if group else _claimed(wanted, reads) as held,
-        opening as served,
+        opened(unopened, engine, wanted, progress, reads) as served,
         _reached(),
-        package.unpacked(served, reading, wanted, reads) as (source, asked),
     ):
         folder = wanted.room.mount or wanted.target
         if (wanted.room.mount or wanted.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        found = survey_module.survey(source, reading, asked, reads)
-        ending = _Ending(held, accepted, group)
-        done = _attempts(asked, source, reading, found, progress, ending=ending, reads=reads)
-        source.finish()
-        labels, info = source.labels(), source.info()
+        done = _attempts(served, engine, wanted, _Run(held, progress, reads, accepted, group))
+        labels, info = done.source.labels(), done.source.info()
     progress.done()
     result = _result(done, time.monotonic() - started, labels=labels, vddk_info=info)
     return _attested(result, done, served, wanted)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """What all attempts of a run share: see ``routes.attempt.Attempt``."""
+
+    claim: targets.Claim
+    progress: progress_module.Progress
+    reads: cancelling.Reads
+    accepted: Callable[[], object]
+    group: target_group.Group | None
+
+
+def _attempts(served: base.Source, engine: image.Engine, wanted: request.Request, run: _Run) -> Attempt:
+    """Find the disk in what is served, plan, and run the route; return the attempt that succeeded.
+
+    What an attempt has found out is a fact for the next one: that byte ranges are not served, or that the
+    image must be read twice. Everything is examined again, as what was read before may be wrong too.
+    """
+    two_passes = ""
+    while True:
+        chosen: plan.Plan | None = None
+        try:
+            unpacked = package.unpacked(_images(served, engine), served, wanted, run.reads)
+            with unpacked as (source, images, asked):
+                facts = survey_module.survey(source, images, asked, run.reads, two_passes)
+                chosen = facts.plan(asked)
+                log.info("plan %s", chosen.describe())
+                if chosen.virtual_size is not None:
+                    run.progress.disk(chosen.virtual_size)
+                attempt = Attempt(
+                    request=asked,
+                    claim=run.claim,
+                    source=source,
+                    images=images,
+                    content=facts.content,
+                    plan=chosen,
+                    space=facts.space,
+                    progress=run.progress,
+                    reads=run.reads,
+                    accepted=run.accepted,
+                    group=run.group,
+                )
+                with attempt.scoped() as running:
+                    ROUTES[chosen.route](running)
+                source.finish()
+                return attempt
+        except errors.NoRanges as err:
+            if chosen is not None and chosen.route is plan.Route.UPDATE:
+                # Changes are not a stream.
+                raise
+            _do_without_ranges(engine, err, run.progress)
+        except errors.ScratchRequired as err:
+            if chosen is None or not chosen.spill or two_passes:
+                raise
+            two_passes = str(err.fields["reason"])
+            if served.once:
+                # It cannot be read again: the plan says what to do instead.
+                facts.with_two_passes(two_passes).plan(asked)
+                raise
+
+
+def _images(served: base.Source, engine: image.Engine) -> tuple[base.Image, ...]:
+    """Return the files of a source that is open, with nothing known of them but their heads."""
+    return tuple(image.Image(each, engine) for each in served.files)
+
+
+def _do_without_ranges(
+    engine: image.Engine, failure: errors.NoRanges, progress: progress_module.Progress
+) -> None:
+    """Read in order from now on. Raises ``failure`` if ranges were not used."""
+    engine.do_without_ranges(failure)
+    log.warning("falling back to one ordered stream reason=%s", failure)
+    progress.retry(failure)
 
 
 def _attested(result: Result, done: Attempt, served: base.Source, wanted: request.Request) -> Result:
@@ -243,18 +312,15 @@ def run_all(
         sources.foreign(kind),
     ):
         wanted, _, claims = _listed(wanted, reads, progress)
-        reading = engine.Engine(wanted.fetch, progress.retry)
-        with opened(kind.open(wanted.location, reads), reading, wanted, progress, reads) as served:
+        engine = image.Engine(wanted.fetch, progress.retry)
+        with opened(kind.open(wanted.location, reads), engine, wanted, progress, reads) as served:
             # What they are in was verified when it was opened.
             each = dataclasses.replace(wanted, demand=signature.NOTHING)
             try:
-                done = _together(served, each, progress, reads)
+                done = _together(image.Image(served, engine), each, progress, reads)
             except errors.NoRanges as err:
-                reading.do_without_ranges(err)
-                log.warning("falling back to one ordered stream reason=%s", err)
-                progress.retry(err)
-                served.engine = reading
-                done = _together(served, each, progress, reads)
+                _do_without_ranges(engine, err, progress)
+                done = _together(image.Image(served, engine), each, progress, reads)
     progress.done()
     verified = _stated(wanted.checksum)
     return audit.finish(
@@ -273,7 +339,7 @@ def run_all(
 
 
 def _together(
-    served: base.Source,
+    whole: base.Image,
     wanted: request.Request,
     progress: progress_module.Progress,
     reads: cancelling.Reads,
@@ -295,7 +361,7 @@ def _together(
                 disk, wanted, progress_module.Part(progress), reads, group=group
             )
 
-        package.each(served, wanted, reads, claim, run_disk)
+        package.each(whole, wanted, reads, claim, run_disk)
         reads.check()
         group.publish()
     return done
@@ -364,22 +430,30 @@ def _listed(
 
 def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
     silent = progress_module.NullProgress()
-    reading = engine.Engine(wanted.fetch, silent.retry)
-    with (
-        opened(unopened, reading, wanted, silent, cancel) as served,
-        package.unpacked(served, reading, wanted, cancel) as (source, asked),
-    ):
-        found = survey_module.survey(source, reading, asked, cancel)
-        made, obstacle = None, None
+    engine = image.Engine(wanted.fetch)
+    with opened(unopened, engine, wanted, silent, cancel) as served:
         try:
-            made = found.plan(asked)
+            return _inspected(served, engine, wanted, cancel)
+        except errors.NoRanges as err:
+            _do_without_ranges(engine, err, silent)
+            return _inspected(served, engine, wanted, cancel)
+
+
+def _inspected(
+    served: base.Source, engine: image.Engine, wanted: request.Request, cancel: cancelling.Cancel
+) -> Inspection:
+    with package.unpacked(_images(served, engine), served, wanted, cancel) as (source, images, asked):
+        facts = survey_module.survey(source, images, asked, cancel)
+        chosen, obstacle = None, None
+        try:
+            chosen = facts.plan(asked)
         except errors.Error as err:
             obstacle = err
-        volume = survey_module.volume_size(found.content, wanted.room.overhead)
+        volume = survey_module.volume_size(facts.content, wanted.room.overhead)
         details = dict(source.describe())
-        if found.content.chain and found.offer.ranges:
-            details["chain"] = survey_module.shares(source, reading, found.content, wanted, cancel)
-        return Inspection(source.name, found, made, obstacle, volume, details)
+        if facts.content.chain and facts.offer.ranges:
+            details["chain"] = survey_module.shares(images, facts.content, wanted, cancel)
+        return Inspection(source.name, facts, chosen, obstacle, volume, details)
 
 
 @contextlib.contextmanager
@@ -407,7 +481,7 @@ def _check_signatures(path: str) -> None:
 @contextlib.contextmanager
 def opened(
     source: base.Source,
-    reading: engine.Engine,
+    engine: image.Engine,
     wanted: request.Request,
     progress: progress_module.Progress,
     cancel: cancelling.Cancel,
@@ -415,7 +489,7 @@ def opened(
     """Yield the source, opened and reached; close it after the block."""
     progress.phase("connect", None)
     try:
-        survey_module.contact(source, reading, wanted, cancel, progress.retry)
+        survey_module.contact(source, engine, wanted, cancel)
         yield source
     finally:
         source.close()
@@ -428,68 +502,6 @@ def _reached() -> Iterator[None]:
         yield
     except errors.Unreachable as err:
         raise errors.Withdrawn(**err.fields) from err
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Ending:
-    """The arguments of an attempt for its end: see ``routes.attempt.Attempt``."""
-
-    held: targets.Claim
-    accepted: Callable[[], object]
-    group: target_group.Group | None
-
-
-def _attempts(
-    wanted: request.Request,
-    source: base.Source,
-    reading: engine.Engine,
-    found: survey_module.Survey,
-    progress: progress_module.Progress,
-    *,
-    ending: _Ending,
-    reads: cancelling.Reads,
-) -> Attempt:
-    """Plan and run an attempt; return the one that succeeded.
-
-    What an attempt has found out becomes a fact, with which the next one is planned: that the source does not
-    serve its ranges, or that the image must be read twice.
-    """
-    while True:
-        chosen = found.plan(wanted)
-        log.info("plan %s", chosen.describe())
-        if chosen.virtual_size is not None:
-            progress.disk(chosen.virtual_size)
-        attempt = Attempt(
-            request=wanted,
-            claim=ending.held,
-            source=source,
-            engine=reading,
-            content=found.content,
-            plan=chosen,
-            space=found.space,
-            progress=progress,
-            reads=reads,
-            accepted=ending.accepted,
-            group=ending.group,
-        )
-        try:
-            with attempt.scoped() as running:
-                ROUTES[chosen.route](running)
-            return attempt
-        except errors.NoRanges as err:
-            if chosen.route is plan.Route.UPDATE:
-                # Changes are not a stream.
-                raise
-            reading.do_without_ranges(err)
-            log.warning("falling back to one ordered stream reason=%s", err)
-            progress.retry(err)
-            # What was read by ranges may be wrong too.
-            found = survey_module.survey(source, reading, wanted, reads)
-        except errors.ScratchRequired as err:
-            if not chosen.spill or found.offer.two_passes:
-                raise
-            offer = dataclasses.replace(found.offer, two_passes=str(err.fields["reason"]))
-            found = found._replace(offer=offer)
 
 
 def load() -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
-from cdi_worker.images import targets
+from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import engine, request
+from cdi_worker.importer import request
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -31,44 +31,41 @@ class Run(Protocol):
 
 @contextlib.contextmanager
 def unpacked(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
-) -> Iterator[tuple[base.Source, request.Request]]:
-    """Yield the disk in ``source``, which is open, and the request for it; any other source as it is.
+    images: tuple[base.Image, ...], source: base.Source, wanted: request.Request, cancel: cancelling.Cancel
+) -> Iterator[tuple[base.Source, tuple[base.Image, ...], request.Request]]:
+    """Yield the disk in ``source``, its files, and the request for it; any other source as it is.
 
-    A checksum in the request is of the whole package, whose source verifies it.
+    ``images``: the files of ``source``. A checksum in the request is of the whole package, whose source
+    verifies it.
     """
-    found = _found(source, wanted, cancel)
+    found = _found(images[0], wanted, cancel) if len(images) == 1 else None
     if found is None:
         if wanted.disk:
             raise errors.RequestError(
                 f"{source.name}: neither an OVA nor an OCI archive: it has no disk {wanted.disk!r} to choose"
             )
-        yield source, wanted
+        yield source, images, wanted
         return
+    engine = images[0].engine
     with contextlib.closing(found):
-        try:
-            found.__enter__()
-        except errors.NoRanges as err:
-            log.warning("falling back to one ordered stream reason=%s", err)
-            reading.do_without_ranges(err)
-            found.__enter__()
-        yield found, dataclasses.replace(wanted, checksum=None)
+        found.open(base.Opening(engine))
+        yield found, (image.Image(found, engine),), dataclasses.replace(wanted, checksum=None)
 
 
 def each(
-    source: base.Source,
+    whole: base.Image,
     wanted: request.Request,
     cancel: cancelling.Cancel,
     claim: Callable[[request.Request], None],
     run: Run,
 ) -> None:
-    """Call ``run`` with each disk in ``source``, an open OVA, and the request for a file of its own.
+    """Call ``run`` with each disk in ``whole``, an OVA, and the request for a file of its own.
 
     Before the first, ``claim`` is called with the request for each. Raises ``errors.RequestError`` if it is
     not an OVA.
     """
-    if not _is_ova(source, wanted):
-        raise errors.RequestError(f"{source.name}: not an OVA; import its disk without --all")
+    if not _is_ova(whole.served, wanted):
+        raise errors.RequestError(f"{whole.served.name}: not an OVA; import its disk without --all")
     from cdi_worker.sources.ova import every
 
     def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
@@ -82,15 +79,16 @@ def each(
             claim(each)
         return [functools.partial(run, wanted=each) for each in asked]
 
-    every.each(source, _expected(wanted), cancel, begin)
+    every.each(whole, _expected(wanted), cancel, begin)
 
 
 def _expected(wanted: request.Request) -> checksum.Checksum | None:
     return None if wanted.checksum is None else checksum.parse(wanted.checksum)
 
 
-def _found(source: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source | None:
-    """Return the disk in ``source``, None if it is not a package."""
+def _found(whole: base.Image, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source | None:
+    """Return the disk in ``whole``, None if it is not a package."""
+    source = whole.served
     if not _is_tar(source, wanted):
         return None
     # Imported when used: few sources are packages (start-up time).
@@ -99,11 +97,11 @@ def _found(source: base.Source, wanted: request.Request, cancel: cancelling.Canc
     if package.is_ova(source.head):
         from cdi_worker.sources.ova import source as ova
 
-        return ova.OvaSource(source, wanted.disk, _expected(wanted), cancel)
+        return ova.OvaSource(whole, wanted.disk, _expected(wanted), cancel)
     from cdi_worker.sources.registry import packed
 
     if packed.is_archive(source.head):
-        return packed.PackedSource(source, wanted.disk, _expected(wanted), cancel)
+        return packed.PackedSource(whole, wanted.disk, _expected(wanted), cancel)
     return None
 
 

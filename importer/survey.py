@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from cdi_worker import errors, lazy, units
-from cdi_worker.formats import detect, facts, readers, safety, signature, views
+from cdi_worker.formats import detect, facts, safety, signature, views
 from cdi_worker.formats.compressed import layers
-from cdi_worker.images import targets
+from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.importer import engine, plan, request
+from cdi_worker.importer import plan, request
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
 
@@ -43,27 +43,29 @@ class Survey(NamedTuple):
         """Return the plan."""
         return plan.plan(wanted, self.offer, self.content, self.space, self.scratch)
 
+    def with_two_passes(self, reason: str) -> Survey:
+        """Return these facts, and that the image must be read twice."""
+        return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
+
 
 def contact(
     source: base.Source,
-    reading: engine.Engine,
+    engine: image.Engine,
     wanted: request.Request,
     cancel: cancelling.Cancel,
-    retried: Callable[[errors.Transient], None],
 ) -> None:
     """Open ``source``; retry transient failures for ``wanted.connect_patience`` seconds.
 
     Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
     """
-    source.engine = reading
-    source.demand = wanted.demand
     _check_verifiable(source, wanted)
-    begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
+    opening = functools.partial(source.open, base.Opening(engine, wanted.demand))
+    begin = functools.partial(retry.patiently, opening, wanted.connect_patience, cancel, engine.retried)
     try:
         try:
             begin()
         except errors.NoRanges as err:
-            reading.do_without_ranges(err)
+            engine.do_without_ranges(err)
             begin()
     except errors.SourceError as err:
         if cancel.is_set():
@@ -91,30 +93,32 @@ def _check_verifiable(source: base.Source, wanted: request.Request) -> None:
 
 
 def survey(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
+    source: base.Source,
+    images: Sequence[base.Image],
+    wanted: request.Request,
+    cancel: cancelling.Cancel,
+    two_passes: str = "",
 ) -> Survey:
-    """Examine the opened ``source``, the target and scratch, without changing anything."""
+    """Examine the opened ``source``, the target and scratch, without changing anything.
+
+    ``images``: its files. ``two_passes``: see ``plan.Offer``. Raises ``errors.NoRanges`` if they do not serve
+    the ranges that they announce.
+    """
     content = plan.Content(format="raw", virtual_size=0)
     if not source.blank:
-        try:
-            content = examine(source, reading, wanted, cancel)
-        except errors.NoRanges as err:
-            log.warning("falling back to one ordered stream reason=%s", err)
-            reading.do_without_ranges(err)
-            content = examine(source, reading, wanted, cancel)
-    content = _sized(source, content)
-    ranges = reading.seeks(source)
-    extents = ranges and source.extents() is not None
+        content = _sized(source, examine(images, wanted, cancel))
+    ranges = all(each.seeks for each in images)
     offer = plan.Offer(
-        size=sum(part.size or 0 for part in source.parts) if source.parts else source.size,
+        size=source.size,
         identity=source.identity,
         checksum=bool(source.checksum),
         ranges=ranges,
-        extents=extents,
+        extents=ranges and source.extents() is not None,
         runs=source.runs() is not None or source.folder() is not None,
         once=source.once,
         blank=source.blank,
         obstacle=source.obstacle,
+        two_passes=two_passes,
     )
     return Survey(offer, content, room(wanted, thin=source.thin), spare(wanted))
 
@@ -139,19 +143,17 @@ def check_stated(source: base.Source, size: int) -> None:
         raise errors.Refused(format="disk", rule="size", reason=reason)
 
 
-def examine(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
-) -> plan.Content:
-    """Detect the format of the source and run the safety checks that its first bytes (or ranges) allow."""
-    if source.parts:
-        return _chain(source, reading, wanted, cancel)
-    read: views.Read | None = None
-    if (at_random := reading.at_random(source, cancel)) is not None:
-        # The routes read these bytes again from memory: they cannot change after the check.
-        read = source.known.remembering(at_random)
+def examine(images: Sequence[base.Image], wanted: request.Request, cancel: cancelling.Cancel) -> plan.Content:
+    """Detect the format and run the safety checks that the first bytes (or ranges) allow."""
+    if is_chain(images, wanted):
+        return _chain(images, wanted, cancel)
+    (served,) = images
+    source = served.served
+    # The routes read these bytes again from memory: they cannot change after the check.
+    read = served.checked(cancel)
     if source.format is not None:
         return _declared(source, source.format, read, wanted)
-    detected = _look(source, read, wanted, cancel)
+    detected = _look(served, read, wanted, cancel)
     found = plan.Content(detected.format, detected.compressions, head=detected.head)
     if wanted.is_archive or detected.format not in detect.DISKS:
         return found
@@ -183,34 +185,36 @@ def examine(
     )
 
 
-def _chain(
-    source: base.Source, reading: engine.Engine, wanted: request.Request, cancel: cancelling.Cancel
-) -> plan.Content:
+def is_chain(images: Sequence[base.Image], wanted: request.Request) -> bool:
+    """Return whether they are the files of a chain, perhaps only the one with what has changed."""
+    return len(images) > 1 or (wanted.is_delta and wanted.location.of_files)
+
+
+def _chain(images: Sequence[base.Image], wanted: request.Request, cancel: cancelling.Cancel) -> plan.Content:
     """Check each file of a chain, and whether they are one."""
     # Imported when used: few imports need it (start-up time).
     from cdi_worker.formats.qcow2 import chain
     from cdi_worker.sources import chained
 
     files = []
-    for part in source.parts:
-        if not reading.seeks(part) or not part.size:
-            return plan.Content("qcow2", chain=(chain.File(part.name, "", 0, facts.Facts("qcow2", 0)),))
-        read = part.known.remembering(reading.fetcher(part, cancel).read)
-        found = _look(part, read, wanted, cancel)
+    for each in images:
+        source, read = each.served, each.checked(cancel)
+        if read is None or not source.size:
+            return plan.Content("qcow2", chain=(chain.File(source.name, "", 0, facts.Facts("qcow2", 0)),))
+        found = _look(each, read, wanted, cancel)
         if found.compressions:
-            reason = f"{part.name}: is compressed with {found.compressions[0]}; decompress it first"
+            reason = f"{source.name}: is compressed with {found.compressions[0]}; decompress it first"
             raise errors.Unsupported(reason=f"{reason}, layers are read by range")
-        checked = safety.check(found.format, found.head, read=read, size=part.size, layer=True)
+        checked = safety.check(found.format, found.head, read=read, size=source.size, layer=True)
         if found.format in {"raw", "iso"}:
-            checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(part.size))
-        files.append(chain.File(part.name, chained.base_name(part), part.size, checked))
+            checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(source.size))
+        files.append(chain.File(source.name, chained.base_name(source), source.size, checked))
     chain.check(files, wanted.stage.previous or None)
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 
 
 def shares(
-    source: base.Source,
-    reading: engine.Engine,
+    images: Sequence[base.Image],
     content: plan.Content,
     wanted: request.Request,
     cancel: cancelling.Cancel,
@@ -220,7 +224,7 @@ def shares(
     from cdi_worker.formats.qcow2 import layers as qcow2_layers
     from cdi_worker.images.disks import tables
 
-    fetchers = [reading.fetcher(part, cancel) for part in source.parts]
+    fetchers = [each.fetcher(cancel) for each in images]
     reads = [fetcher.read for fetcher in fetchers]
     disk = qcow2_layers.Tables(content.chain, reads, is_base=not wanted.is_delta)
     for window in disk.windows():
@@ -315,33 +319,20 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
 
 
 def _look(
-    source: base.Source, read: views.Read | None, wanted: request.Request, cancel: cancelling.Cancel
+    image: base.Image, read: views.Read | None, wanted: request.Request, cancel: cancelling.Cancel
 ) -> layers.Content:
-    """Detect the content; read more of the source until its first bytes show enough."""
-    head = source.head
-    is_whole = source.size is not None and len(head) >= source.size
+    """Detect the content; read more of the image until its first bytes show enough."""
+    head, size = image.served.head, image.served.size
+    is_whole = size is not None and len(head) >= size
     found = layers.look(head, whole=is_whole)
     for length in HEADS:
         if is_whole or len(found.head) >= layers.ENOUGH:
             break
-        longer = functools.partial(_longer_head, source, read, cancel, head, length)
+        longer = functools.partial(image.head, length, cancel, read)
         head = retry.patiently(longer, wanted.connect_patience, cancel)
-        is_whole = len(head) < length or len(head) == source.size
+        is_whole = len(head) < length or len(head) == size
         found = layers.look(head, whole=is_whole)
     if found.format == layers.UNKNOWN:
         reason = f"its first {len(head) >> 20} MiB decompress to nothing"
         raise errors.Refused(format=found.compressions[-1], rule="head", reason=reason)
     return found
-
-
-def _longer_head(
-    source: base.Source, read: views.Read | None, cancel: cancelling.Cancel, head: bytes, length: int
-) -> bytes:
-    """Return the first ``length`` bytes of the source, all of a shorter one."""
-    if read is not None:
-        return head + read(len(head), min(length, source.size or 0) - len(head))
-    if isinstance(source.begun, readers.Peek):
-        source.begun.extend(length)
-    else:
-        source.begun = readers.Peek(source.ordered(cancel), length)
-    return source.begun.head

@@ -7,11 +7,11 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors, masking
-from cdi_worker.formats import readers, remembered, signature
-from cdi_worker.images import extents
+from cdi_worker.formats import readers, signature
+from cdi_worker.images import extents, image
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
@@ -166,52 +166,24 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(each)
 
 
-class Engine(Protocol):
-    """Reads sources, with retries."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """What a source needs to be opened.
 
-    def ordered(
-        self,
-        source: Source,
-        cancel: Cancel,
-        *,
-        start: int = 0,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> Reader:
-        """Return a reader of the bytes as served, in order, from ``start`` (at most ``len(source.head)``).
+    ``engine``: reads what the source reads itself, such as the layers of an image. ``demand``: the signatures
+    that the data must have.
+    """
 
-        Fetches ranges in parallel if the source supports them. ``advance`` is called with the number of
-        bytes received.
-        """
-
-    def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
-        """Return a function that reads ``(offset, length)``; None if ``source`` is read in order."""
-
-
-class Plain:
-    """Reads the plain stream, without retries: for a source that is opened outside of an import."""
-
-    def at_random(self, source: Source, cancel: Cancel) -> Callable[[int, int], bytes] | None:
-        """See ``Engine``."""
-        return None
-
-    def ordered(
-        self,
-        source: Source,
-        cancel: Cancel,
-        *,
-        start: int = 0,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> Reader:
-        """See ``Engine``."""
-        return source.stream(start)
+    engine: image.Engine = dataclasses.field(default_factory=image.Engine)
+    demand: signature.Demand = signature.NOTHING
 
 
 class Source:
     """One disk image, read over one protocol.
 
-    A source does not know the target, scratch or the plan. Opening it (``with``) contacts the server and
-    sets ``size``, ``identity`` and ``head``. The defaults here are those of a source that supports nothing.
-    One source serves one import.
+    A source does not know the target, scratch or the plan. ``open`` contacts the server and sets the facts,
+    which nothing else sets. The defaults here are those of a source that supports nothing. It serves raw
+    reads: ``images.image`` retries, compares and remembers them. One source serves one import.
     """
 
     #: The address without secrets, for logs and messages.
@@ -243,10 +215,6 @@ class Source:
     thin: bool = False
     #: Whether the disk is blank: no bytes to read, the size comes from the request.
     blank: bool = False
-    #: Reads this source and its parts (layers of an image). Set before the source is opened.
-    engine: Engine = Plain()
-    #: The signatures that the data must have. Set before the source is opened.
-    demand: signature.Demand = signature.NOTHING
     #: Why demanded signatures cannot be verified; empty: opening the source verifies them, or fails.
     unverifiable: str = (
         "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
@@ -254,19 +222,20 @@ class Source:
     )
     #: Whether it is a container image that another program has pulled: policies for images concern it, too.
     pulled_elsewhere: bool = False
-    #: What the verified signatures say. Set when the source is opened.
+    #: What the verified signatures say.
     claims: tuple[signature.Claims, ...] = ()
     #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
-    #: without error only if they are right. Set when the source is opened.
+    #: without error only if they are right.
     verified: Mapping[str, str] = types.MappingProxyType({})
-    #: A stream that is open already and returns its first bytes again: the result of the first ``ordered``.
-    begun: Reader | None = None
     #: The bytes of the first response (the whole image if it is small).
     head: bytes = b""
     #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
     obstacle: errors.Error | None = None
-    #: The files of a chain, the oldest first (``sources.chained``).
-    parts: tuple[Source, ...] = ()
+
+    @property
+    def files(self) -> tuple[Source, ...]:
+        """The files of a chain, the oldest first; this one only, if it is not a chain."""
+        return (self,)
 
     @property
     def transferred(self) -> int | None:
@@ -274,16 +243,15 @@ class Source:
         return self.size
 
     @cached_property
-    def known(self) -> remembered.Remembered:
-        """The bytes of ``ranges`` read so far, starting with the head. Use it after the source is opened."""
-        return remembered.Remembered(self.head)
-
-    @cached_property
     def pace(self) -> pace.Pace:
         """The times of the answers so far."""
         return pace.Pace()
 
+    def open(self, opening: Opening) -> None:
+        """Contact the server. Called again after a failure that may pass."""
+
     def __enter__(self) -> Self:
+        self.open(Opening())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -307,15 +275,12 @@ class Source:
         """
         raise errors.SourceError(reason=f"{self.name}: cannot be read as an ordered stream")
 
-    def ordered(self, cancel: Cancel, advance: Callable[[int], None] = lambda _: None) -> Reader:
-        """Return a reader of the bytes of ``stream``, fetched by ``engine``.
+    def ordered(self, cancel: Cancel, advance: Callable[[int], None]) -> Reader | None:
+        """Return a reader of all bytes, if the source retries by itself. None: ``stream`` is read.
 
         ``advance`` is called with the number of bytes received, of ``transferred``.
         """
-        if self.begun is not None:
-            begun, self.begun = self.begun, None
-            return readers.Watched(begun, lambda data: advance(len(data)))
-        return self.engine.ordered(self, cancel, advance=advance)
+        return None
 
     def unwrapped(self, served: Reader) -> Reader:
         """Remove the protocol's framing from ``served``, the reader that ``stream`` returned.
@@ -364,3 +329,7 @@ class Source:
     def describe(self) -> Mapping[str, object]:
         """Return details of this kind of source for ``inspect``."""
         return {}
+
+
+#: A source that is open, with what is known of its bytes.
+Image: TypeAlias = image.Image[Source]

@@ -6,26 +6,27 @@ import hashlib
 import posixpath
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 from cdi_worker.sources import base
 
 
 class Files(base.Source):
-    """Several files, the oldest first. They are read by ranges only, each for itself."""
+    """Several files, the oldest first. Each is read for itself, by ranges."""
 
     def __init__(self, files: Sequence[base.Source]) -> None:
-        self._files = files
+        self._files = tuple(files)
         self._opened = 0
         self.unverifiable = next((file.unverifiable for file in files if file.unverifiable), "")
 
-    def __enter__(self) -> Self:
+    @property
+    def files(self) -> tuple[base.Source, ...]:
+        return self._files
+
+    def open(self, opening: base.Opening) -> None:
         # Called again after a failure that may pass: what is open stays so.
         for file in self._files[self._opened :]:
-            file.engine, file.demand = self.engine, self.demand
-            file.__enter__()
+            file.open(opening)
             self._opened += 1
-        self.parts = tuple(self._files)
         self.name = " + ".join([self._files[0].name, *map(base_name, self._files[1:])])
         self.size = sum(file.size or 0 for file in self._files)
         self.head = self._files[0].head
@@ -34,18 +35,10 @@ class Files(base.Source):
         self.weak = any(file.weak for file in self._files)
         if all(file.identity for file in self._files):
             self.identity = hashlib.sha256("\n".join(map(_identity, self._files)).encode()).hexdigest()
-        limits = [file.longest_read for file in self._files if file.longest_read]
-        self.longest_read = min(limits, default=None)
-        return self
 
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-    def ranges(self) -> base.RandomReader | None:
-        """Return the first file's, as a sign: the engine reads the parts."""
-        found = [file.ranges() for file in self._files]
-        return found[0] if all(file.size for file in self._files) and None not in found else None
 
     def verify(self) -> None:
         for file in self._files:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, Self
+from typing import Final
 
 from cdi_worker.formats import clone
 from cdi_worker.formats.compressed import snappy
@@ -66,8 +66,8 @@ class CloneSource(upload.UploadSource):
         if content is not None:
             self.identity, self.disk_size = content.identity, content.size
 
-    def __enter__(self) -> Self:
-        return self
+    def open(self, opening: base.Opening) -> None:
+        """Do nothing: the sender states the format, and nothing is read before ``keep``."""
 
     def unwrapped(self, served: base.Reader) -> base.Reader:
         return snappy.Reader(served)

@@ -8,18 +8,18 @@ from cdi_worker.sources import base
 
 
 class Part(base.Source):
-    """``size`` bytes from ``offset`` of ``whole``, an open source with ranges, which closing leaves open."""
+    """``size`` bytes from ``offset`` of ``whole``, an open image with ranges, which closing leaves open."""
 
-    def __init__(self, whole: base.Source, offset: int, size: int, name: str) -> None:
+    def __init__(self, whole: base.Image, offset: int, size: int, name: str) -> None:
         self.name = name
         self.size = size
         self._whole = whole
         self._offset = offset
         # How fast the server answers is known already.
-        self.pace = whole.pace
+        self.pace = whole.served.pace
 
     def ranges(self) -> base.RandomReader | None:
-        found = self._whole.ranges()
+        found = self._whole.served.ranges()
         if isinstance(found, readers.Continuing):
             return _Continuing(found, self._offset)
         return None if found is None else _Shifted(found, self._offset)
@@ -28,7 +28,7 @@ class Part(base.Source):
         raise errors.NoRanges(url=self.name, reason="a part of an archive is read by ranges only")
 
     def verify(self) -> None:
-        self._whole.verify()
+        self._whole.served.verify()
 
 
 class _Shifted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Protocol
 
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers
@@ -162,11 +162,10 @@ class UploadSource(base.Source):
         self._ending = cancel.on_set(body.stop)
         self._opened = False
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
         self.head = peeked.head
         coding.check(self._encoding, self.head)
-        return self
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._opened:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer.engine import Engine
 from cdi_worker.importer.plan import Content, Plan, Space
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.request import Request
@@ -45,7 +44,8 @@ class Outcome:
 class Attempt:
     """One attempt, by one plan.
 
-    ``claim``: the target's. ``engine``: reads the source. ``space``: on the target. ``scope`` ends the reads
+    ``claim``: the target's. ``images``: the files of the source, of a chain the oldest first. ``space``: on
+    the target. ``scope`` ends the reads
     of this attempt; a failure sets it. ``accepted``: called once, when all bytes have been received,
     verified, and found to be safe and to fit. ``group``: makes the disk usable, together with others.
     """
@@ -53,7 +53,7 @@ class Attempt:
     request: Request
     claim: targets.Claim
     source: base.Source
-    engine: Engine
+    images: Sequence[base.Image]
     content: Content
     plan: Plan
     space: Space
@@ -64,6 +64,12 @@ class Attempt:
     group: group.Group | None = None
     outcome: Outcome = dataclasses.field(default_factory=Outcome)
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def image(self) -> base.Image:
+        """The only file of the source."""
+        (only,) = self.images
+        return only
 
     @contextlib.contextmanager
     def scoped(self) -> Iterator[Attempt]:

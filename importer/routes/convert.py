@@ -83,7 +83,7 @@ def _download(attempt: Attempt, path: str) -> int:
     """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
     source, size = attempt.source, attempt.source.size or 0
     available = survey.spare(attempt.request) or 0
-    is_random = attempt.engine.seeks(source) and size and not attempt.content.compressions
+    is_random = attempt.image.seeks and size and not attempt.content.compressions
 
     def make(attempt: Attempt) -> disks.Disk:
         if is_random:

@@ -49,7 +49,7 @@ def moved(attempt: Attempt) -> int | None:
     if chosen.route is plan.Route.BLANK:
         return chosen.virtual_size
     if attempt.content.chain:
-        return sum(part.size or 0 for part in source.parts)
+        return source.size
     if not chosen.random:
         return source.transferred
     return source.size if chosen.route is plan.Route.PLACE else _raw_size(attempt)
@@ -126,7 +126,7 @@ def _chain(attempt: Attempt) -> base.Disk:
 
     chain: type[Chain] = lazy.load(CHAIN)
     return chain(
-        [reading.ranges(attempt, part) for part in attempt.source.parts],
+        [reading.ranges(attempt, file) for file in attempt.images],
         files,
         shown,
         covers_all=not is_delta,

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 SHORTEST_LIMIT: Final = 256 << 20
 
 
-def ranges(attempt: Attempt, part: base.Source | None = None) -> Callable[[disks.Advance], fetch.Fetcher]:
-    """Return what opens the source, or a file of a chain, by ranges; see ``images.disks.raw.Ranges``."""
+def ranges(attempt: Attempt, file: base.Image | None = None) -> Callable[[disks.Advance], fetch.Fetcher]:
+    """Return what opens the image, or a file of a chain, by ranges; see ``images.disks.raw.Ranges``."""
 
     def opened(advance: disks.Advance) -> fetch.Fetcher:
-        return attempt.engine.fetcher(part or attempt.source, attempt.scope, _counted(attempt, advance))
+        return (file or attempt.image).fetcher(attempt.scope, _counted(attempt, advance))
 
     return opened
 
@@ -162,10 +162,10 @@ def _xz(attempt: Attempt, packed: base.Reader) -> base.Reader:
 
 
 def _ordered(attempt: Attempt, advance: disks.Advance) -> base.Reader:
-    source = attempt.source
-    reader = source.ordered(attempt.scope, advance)
+    image = attempt.image
+    reader = image.ordered(attempt.scope, advance)
     is_packed = bool(attempt.content.compressions) or attempt.request.is_archive
-    if attempt.engine.seeks(source) or source.folder() is not None or not is_packed:
+    if image.seeks or attempt.source.folder() is not None or not is_packed:
         # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
         return reader
     return ahead.Reader(reader, attempt.scope)

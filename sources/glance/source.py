@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import urllib.parse
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import requests
 import requests.auth
@@ -94,9 +94,9 @@ class GlanceSource(http.HttpSource):
         self._image = _Image(location, cancel)
         super().__init__(self._image)
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         found = self._image.describe()
-        super().__enter__()
+        super().open(opening)
         if self.size != found.size:
             raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
         self.format = found.format
@@ -104,7 +104,6 @@ class GlanceSource(http.HttpSource):
         # The bytes of an image never change; without a checksum, its id tells them from those of others.
         self.digest = found.checksum.partition(",")[0] or f"image:{self._image.image_id}"
         self.identity = f"image {self._image.image_id} {found.checksum} size {found.size}"
-        return self
 
 
 class _Image(pinned.Resource):

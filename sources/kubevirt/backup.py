@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
@@ -42,21 +41,20 @@ class BackupSource(http.HttpSource):
         self._map = maps.Map(self._pages.name)
         super().__init__(self._data)
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         self._map.read(self._page)
         if self._map.lists_changes and not self._location.previous:
             raise errors.SourceError(
                 reason=f"{self.name}: is an incremental backup; name its previous checkpoint"
             )
         self._data.size = self._map.size
-        super().__enter__()
+        super().open(opening)
         if self._location.current:
             # Nothing in the answers names the backup.
             self.identity = f"checkpoint {self._location.current} size {self.size}"
             self.weak = True
         if self._location.previous and not self._map.lists_changes:
             log.warning("the backup is a full one, not the changes since %r", self._location.previous)
-        return self
 
     def close(self) -> None:
         super().close()

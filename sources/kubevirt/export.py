@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats.compressed import decompress
@@ -35,12 +34,11 @@ class RawSource(ArchiveSource):
 
     format = "raw"
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def open(self, opening: base.Opening) -> None:
+        super().open(opening)
         if self.identity is None and self._location.current:
             self.identity = f"checkpoint {self._location.current} size {self.size}"
             self.weak = True
-        return self
 
 
 class GzipSource(ArchiveSource):
@@ -48,13 +46,12 @@ class GzipSource(ArchiveSource):
 
     format = "raw"
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def open(self, opening: base.Opening) -> None:
+        super().open(opening)
         if self.head and not self.head.startswith(b"\x1f\x8b\x08"):
             raise errors.Corrupt(format="gz", reason=f"{self.name} does not begin like gzip")
         # The bytes as served have no relation to the size of the disk.
         self._served, self.size = self.size, None
-        return self
 
     @property
     def transferred(self) -> int | None:

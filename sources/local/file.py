@@ -10,7 +10,6 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -41,7 +40,7 @@ class LocalSource(base.Source):
         #: A modification time can be set, and its clock may tick only every few milliseconds.
         self.weak = True
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         try:
             self._fd = self._open()
             info = os.fstat(self._fd)
@@ -59,7 +58,6 @@ class LocalSource(base.Source):
             raise errors.Unreachable(url=self.name, reason="is a directory")
         if not self._seekable:
             self._read_head()
-        return self
 
     def _open(self) -> int:
         # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import detect
@@ -40,7 +39,7 @@ class NbdSource(base.Source):
         self._cancel = cancel
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         with contextlib.ExitStack() as stack:
             self._client = client.Client(self._server(stack), self._cancel, self._limits())
             stack.callback(self._client.close)
@@ -57,7 +56,6 @@ class NbdSource(base.Source):
         if (found := detect.detect(self.head[: detect.HEAD])) not in {"raw", "iso"}:
             log.warning("the export begins like a %s image, copied as it is: it is a raw disk", found)
         log.info("source size=%r connections=%d identity=%r", self.size, self._client.allowed, self.identity)
-        return self
 
     def close(self) -> None:
         self._open.close()

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 import urllib.parse
-from typing import Any, Self
+from typing import Any
 
 import requests
 import requests.auth
@@ -66,11 +66,11 @@ class GcsSource(http.HttpSource):
         self._coverage = crc32c.Coverage()
         super().__init__(self._object)
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         found = self._object.describe()
         # An attempt before this one may have read bytes of another generation.
         self._coverage = crc32c.Coverage()
-        super().__enter__()
+        super().open(opening)
         self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
         self.weak = False
         self.digest = f"generation:{found.generation}"
@@ -80,7 +80,6 @@ class GcsSource(http.HttpSource):
         if self.ranges() is not None:
             # The head is not read again.
             self._coverage.add(0, memoryview(self.head))
-        return self
 
     def stream(self, offset: int = 0) -> base.Reader:
         reader = super().stream(offset)

@@ -7,7 +7,6 @@ import logging
 import re
 import urllib.parse
 from datetime import UTC, datetime
-from typing import Self
 
 import requests
 import requests.auth
@@ -88,17 +87,16 @@ class S3Source(http.HttpSource):
         self._object = _Object(location, cancel)
         super().__init__(self._object)
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         while True:
             try:
-                super().__enter__()
+                super().open(opening)
                 break
             except errors.Unreachable as err:
                 if not self._object.learn(err):
                     raise
         if self._version and self._version.etag and not self._version.etag.startswith("W/"):
             self._object.etag = self._version.etag
-        return self
 
 
 class _Object(pinned.Resource):

@@ -22,8 +22,8 @@ class PassingDisk(base.Source):
 
     once = True
 
-    def __init__(self, whole: base.Source, file: passing.File) -> None:
-        self.name = f"{whole.name}#{file.disk.file}"
+    def __init__(self, whole: base.Image, file: passing.File) -> None:
+        self.name = f"{whole.served.name}#{file.disk.file}"
         self.size, self.head = file.member.size, file.head
         self._file = file
         self._used = False
@@ -41,7 +41,7 @@ class PassingDisk(base.Source):
 
 
 def each(
-    whole: base.Source,
+    whole: base.Image,
     expected: checksum.Checksum | None,
     cancel: base.Cancel,
     begin: Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]],
@@ -50,7 +50,7 @@ def each(
 
     When it returns, the whole is verified: none may be usable before.
     """
-    if expected is None and whole.engine.at_random(whole, cancel) is not None:
+    if expected is None and whole.at_random(cancel) is not None:
         found = source.disks(whole, cancel)
         _check_count(whole, found)
         for disk, run in zip(found, begin(found), strict=True):
@@ -58,11 +58,11 @@ def each(
     else:
         with contextlib.closing(passing.Pass(whole, cancel, expected)) as stream:
             _each_passing(whole, stream, begin)
-    whole.verify()
+    whole.served.verify()
 
 
 def _each_passing(
-    whole: base.Source,
+    whole: base.Image,
     stream: passing.Pass,
     begin: Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]],
 ) -> None:
@@ -77,10 +77,10 @@ def _each_passing(
         imports[file.disk.index - 1](PassingDisk(whole, file))
 
 
-def _check_count(whole: base.Source, disks: tuple[descriptor.Disk, ...]) -> None:
+def _check_count(whole: base.Image, disks: tuple[descriptor.Disk, ...]) -> None:
     if len(disks) > MOST:
         reason = f"{len(disks)} disks, at most {MOST} are imported together; choose each with --disk"
-        raise errors.Unsupported(reason=f"{whole.name}: {reason}")
+        raise errors.Unsupported(reason=f"{whole.served.name}: {reason}")
 
 
 def image_name(disk: descriptor.Disk) -> str:

@@ -22,8 +22,8 @@ _LATER: Final = ("sha1", "sha256", "sha512")
 class Pass:
     """One pass through an OVA. ``expected``: the checksum of the whole, or None."""
 
-    def __init__(self, whole: base.Source, cancel: base.Cancel, expected: checksum.Checksum | None) -> None:
-        self.name = whole.name
+    def __init__(self, whole: base.Image, cancel: base.Cancel, expected: checksum.Checksum | None) -> None:
+        self.name = whole.served.name
         self._arrived = 0
         self._report: Callable[[int], None] | None = None
         self._finished = False

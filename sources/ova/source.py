@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Self
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, readers
@@ -32,15 +32,14 @@ class OvaSource(part.Part):
 
     def __init__(
         self,
-        whole: base.Source,
+        whole: base.Image,
         choice: str,
         expected: checksum.Checksum | None,
         cancel: base.Cancel,
     ) -> None:
-        super().__init__(whole, 0, 0, whole.name)
-        self.engine = whole.engine
-        self.once = whole.once
-        self.weak = whole.weak
+        super().__init__(whole, 0, 0, whole.served.name)
+        self.once = whole.served.once
+        self.weak = whole.served.weak
         self._choice = choice
         self._expected = expected
         self._cancel = cancel
@@ -50,8 +49,8 @@ class OvaSource(part.Part):
         self._disk: descriptor.Disk | None = None
         self._package: package.Package | None = None
 
-    def __enter__(self) -> Self:
-        read = self.engine.at_random(self._whole, self._cancel) if self._expected is None else None
+    def open(self, opening: base.Opening) -> None:
+        read = self._whole.at_random(self._cancel) if self._expected is None else None
         if read is not None:
             self._open_ranges(read)
         else:
@@ -60,7 +59,6 @@ class OvaSource(part.Part):
             self._name(file.disk, file.member)
         disk, member = self._disk, self.size
         log.info("disk file=%r size=%r ranges=%s", disk.file if disk else "", member, read is not None)
-        return self
 
     def close(self) -> None:
         if self._passing is not None:
@@ -79,20 +77,17 @@ class OvaSource(part.Part):
     @property
     def transferred(self) -> int | None:
         """The size of the OVA if all of it passes, else that of the disk's file."""
-        return self.size if self._is_random else self._whole.size
+        return self.size if self._passing is None else self._whole.served.size
 
     def ranges(self) -> base.RandomReader | None:
         return super().ranges() if self._passing is None else None
 
-    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
-        if self._is_random:
-            return super().ordered(cancel, advance)
-        begun, self.begun = self.begun, None
-        if begun is None or self._passing is None:
-            begun = self._begin()
-        assert self._passing is not None  # noqa: S101  (set by ``_pass``)
+    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader | None:
+        if self._passing is None:
+            return None
+        file = self._begin()
         self._passing.report(advance)
-        return begun
+        return file
 
     def verify(self) -> None:
         """Read the rest of an OVA that passes, and verify the checksums. Safe to call twice."""
@@ -100,7 +95,7 @@ class OvaSource(part.Part):
             self._file.rest()
             self._passing.finish()
             self._file.verify()
-        self._whole.verify()
+        self._whole.served.verify()
 
     def describe(self) -> Mapping[str, object]:
         """Return the disks, which one is imported, and the checksum that the manifest states for it."""
@@ -108,11 +103,11 @@ class OvaSource(part.Part):
             return {}
         there = self.checksum or ("not read yet" if self._passing is not None else "none")
         disks = [disk.describe() for disk in self._package.disks]
-        return {**self._whole.describe(), "disks": disks, "disk": self._disk.file, "manifest": there}
+        return {**self._whole.served.describe(), "disks": disks, "disk": self._disk.file, "manifest": there}
 
     def _open_ranges(self, read: Callable[[int, int], bytes]) -> None:
         """Read all headers, the descriptor and the manifest; check them before the disk is read."""
-        size = self._whole.size or 0
+        size = self._whole.served.size or 0
         self._package = found = package.Package(io.BufferedReader(readers.Seekable(read, size), _HEADERS))
         while (member := found.next()) is not None:
             if member.offset + member.size > size:
@@ -121,7 +116,7 @@ class OvaSource(part.Part):
         disk = self._choose(found)
         chosen = passing.needed(found, disk)
         stated = found.checksum_of(chosen)
-        passing.warn(self._whole.name, found)
+        passing.warn(self._whole.served.name, found)
         self.checksum = f"{stated.algorithm}:{stated.digest}" if stated else ""
         self._offset, self.size = chosen.offset, chosen.size
         self.head = read(chosen.offset, min(chosen.size, detect.HEAD))
@@ -130,21 +125,14 @@ class OvaSource(part.Part):
 
     def _name(self, disk: descriptor.Disk, member: package.Member) -> None:
         self._disk = disk
-        self.name = f"{self._whole.name}#{disk.file}"
-        if self._whole.identity is not None:
-            self.identity = f"{self._whole.identity} {member.name} at {member.offset}"
-
-    @property
-    def _is_random(self) -> bool:
-        """Whether the disk is read by ranges; those of a server may turn out to be wrong later."""
-        return self._passing is None and self.engine.at_random(self._whole, self._cancel) is not None
+        self.name = f"{self._whole.served.name}#{disk.file}"
+        if self._whole.served.identity is not None:
+            self.identity = f"{self._whole.served.identity} {member.name} at {member.offset}"
 
     def _begin(self) -> passing.File:
         """Let the OVA pass to the disk, again if its first pass was used."""
         if self._file is None or not self._is_fresh:
             file = self._begin_pass()
-            # A pass verifies the disk by itself.
-            self.checksum = ""
             self._check_same(file.member)
         else:
             file = self._file
@@ -158,8 +146,6 @@ class OvaSource(part.Part):
 
     def _begin_pass(self) -> passing.File:
         self.close()
-        # If the ranges of the server were not right, this engine knows.
-        self._whole.engine = self.engine
         self._passing = passing.Pass(self._whole, self._cancel, self._expected)
         self._file = self._passing.find(self._choose)
         self._package = self._passing.package
@@ -176,27 +162,26 @@ class OvaSource(part.Part):
         if len(named) != 1:
             what = f"holds {len(disks)} disks" if not choice else f"has no disk {choice!r}"
             listed = ", ".join(_listed(disk) for disk in disks)
-            reason = (
-                f"{self._whole.name}: {what}: {listed}; choose one with --disk (in a pod: CDI_WORKER_DISK)"
-            )
+            advice = "choose one with --disk (in a pod: CDI_WORKER_DISK)"
+            reason = f"{self._whole.served.name}: {what}: {listed}; {advice}"
             self.obstacle = descriptor.refused("one disk", reason)
             return next((disk for disk in disks if not disk.obstacle), disks[0])
         check(self._whole, named[0])
         return named[0]
 
 
-def disks(whole: base.Source, cancel: base.Cancel) -> tuple[descriptor.Disk, ...]:
+def disks(whole: base.Image, cancel: base.Cancel) -> tuple[descriptor.Disk, ...]:
     """Return the disks of ``whole``, an open OVA with ranges, if the headers show that all are there."""
     with contextlib.closing(OvaSource(whole, "", None, cancel)) as opened:
-        opened.__enter__()
+        opened.open(base.Opening(whole.engine))
         return opened.complete
 
 
-def check(whole: base.Source, *disks: descriptor.Disk) -> None:
+def check(whole: base.Image, *disks: descriptor.Disk) -> None:
     """Raise ``errors.Unsupported`` if one of ``disks`` of ``whole`` cannot be imported."""
     for disk in disks:
         if disk.obstacle:
-            raise errors.Unsupported(reason=f"{whole.name}: disk {disk.file!r} {disk.obstacle}")
+            raise errors.Unsupported(reason=f"{whole.served.name}: disk {disk.file!r} {disk.obstacle}")
 
 
 def _listed(disk: descriptor.Disk) -> str:

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, filled, retry
@@ -68,7 +67,7 @@ class ImageioSource(base.Source):
         self._refusals = 0
         self._read = 0
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         self._ending = cancelling.Cancel()
         with contextlib.ExitStack() as stack:
             trusted = stack.enter_context(wire.authorities(self._location.access))
@@ -87,7 +86,6 @@ class ImageioSource(base.Source):
             self._look()
             self._open = stack.pop_all()
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
-        return self
 
     def close(self) -> None:
         self._open.close()

@@ -89,12 +89,12 @@ class Registry:
         reference: oci_reference.Reference,
         location: locations.Registry,
         cancel: base.Cancel,
-        engine: base.Engine,
+        read: blobs.Read,
     ) -> None:
         self.reference = reference
         self.name = str(reference)
         self._cancel = cancel
-        self._engine = engine
+        self._read = read
         login = auth.credentials(location.access, location.credentials_file, reference)
         # Credentials are only sent in response to a challenge.
         self.access = dataclasses.replace(location.access, user="", password="")
@@ -145,12 +145,14 @@ class Registry:
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return a reader of the blob, which verifies size and digest at the end."""
         stop = self._cancel.child()
-        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._engine, stop)
+        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._read, stop)
 
     def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
         def attempt() -> Blob:
             resource = self._resource("blobs", descriptor.digest, cancel)
-            return Blob(resource).__enter__()
+            found = Blob(resource)
+            found.open(base.Opening())
+            return found
 
         blob = retry.patiently(attempt, self.access.patience, cancel)
         if blob.size not in {None, descriptor.size}:

@@ -30,12 +30,12 @@ class Layout:
     """The blobs of an OCI image layout, by digest."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
     ) -> None:
         self.reference = reference
         self.name = str(reference)
         self._cancel = cancel
-        self._engine = engine
+        self._read_blob = read
 
     def close(self) -> None:
         """Close the archive."""
@@ -86,11 +86,11 @@ class Layout:
             expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
+        return blobs.Verified(descriptor, self.name, part, self._read_blob, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
         part, _ = self._part(name)
-        with contextlib.closing(self._engine.ordered(part, self._cancel)) as reader:
+        with contextlib.closing(self._read_blob(part, self._cancel, 0)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
     def _missing(self, name: str) -> errors.Unreachable:
@@ -104,9 +104,9 @@ class Indexed(Layout):
     """An archive of which all headers are read, and files in place."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
     ) -> None:
-        super().__init__(reference, cancel, engine)
+        super().__init__(reference, cancel, read)
         self._members: dict[str, tuple[int, int]] = {}
 
     def _part(self, name: str) -> tuple[base.Source, int]:
@@ -140,9 +140,9 @@ class Archive(Indexed):
     """An archive in a local file."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: base.Engine
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
     ) -> None:
-        super().__init__(reference, cancel, engine)
+        super().__init__(reference, cancel, read)
         try:
             self._file = open(reference.path, "rb", opener=_open_file)  # noqa: SIM115 - closed by close()
         except OSError as err:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -10,11 +12,14 @@ from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents
 
+#: Opens a blob from an offset, at most the end of its head, with retries.
+Read: TypeAlias = Callable[[base.Source, cancelling.Cancel, int], base.Reader]
+
 
 class Verified:
     """A reader of a blob that verifies size and digest at the end. Raises ``errors.DigestMismatch``.
 
-    ``head``: the first bytes, already in memory. ``engine`` reads the rest when it is needed; a thread reads
+    ``head``: the first bytes, already in memory. ``read`` reads the rest when it is needed; a thread reads
     and hashes ahead, because hashing takes about as long as decompressing. ``stop`` aborts that thread and
     the reads of ``blob``.
     """
@@ -24,7 +29,7 @@ class Verified:
         descriptor: documents.Descriptor,
         name: str,
         blob: base.Source,
-        engine: base.Engine,
+        read: Read,
         stop: cancelling.Child,
     ) -> None:
         self.head = blob.head
@@ -32,7 +37,7 @@ class Verified:
         self._name = f"{name}: blob {descriptor.digest}"
         self._hash = hashlib.new(descriptor.digest.partition(":")[0], self.head, usedforsecurity=False)
         self._blob = blob
-        self._engine = engine
+        self._read = read
         self._stop = stop
         self._done = 0
         self._rest: base.Reader | None = None
@@ -62,7 +67,7 @@ class Verified:
     def _read_on(self, into: memoryview) -> int:
         if len(self.head) < self._descriptor.size:
             if self._rest is None:
-                rest = self._engine.ordered(self._blob, self._stop, start=len(self.head))
+                rest = self._read(self._blob, self._stop, len(self.head))
                 self._rest = ahead.Reader(readers.Watched(rest, self._hash.update), self._stop)
             if count := self._rest.readinto(into):
                 return count

@@ -17,7 +17,7 @@ from cdi_worker.formats import checksum, readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
 from cdi_worker.sources import base, part
-from cdi_worker.sources.registry import archive, documents, layer, locations
+from cdi_worker.sources.registry import archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.registry import source as registry
 
@@ -55,40 +55,31 @@ class PackedSource(registry.RegistrySource):
 
     def __init__(
         self,
-        whole: base.Source,
+        whole: base.Image,
         choice: str,
         expected: checksum.Checksum | None,
         cancel: base.Cancel,
     ) -> None:
-        reference = oci_reference.ArchiveReference(whole.name, choice=choice)
-        super().__init__(locations.Registry(whole.name), cancel, reference)
-        self.name = whole.name
-        self.engine = whole.engine
-        self.once = whole.once
+        name = whole.served.name
+        reference = oci_reference.ArchiveReference(name, choice=choice)
+        super().__init__(locations.Registry(name), cancel, reference)
+        self.name = name
+        self.once = whole.served.once
         self._whole = whole
         self._expected = expected
-
-    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
-        if isinstance(self._store, _Ranged) and self.engine.at_random(self._whole, cancel) is None:
-            # The ranges of the server were not right.
-            self.close()
-            self.__enter__()
-            self._fresh = True
-        return super().ordered(cancel, advance)
 
     def verify(self) -> None:
         super().verify()
         if isinstance(self._store, _Passing):
             self._store.finish()
-        self._whole.verify()
+        self._whole.served.verify()
 
-    def _open_store(self, engine: base.Engine) -> layer.Store:
-        self._whole.engine = self.engine
+    def _open_store(self, read_blob: blobs.Read) -> layer.Store:
         assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
-        read = self.engine.at_random(self._whole, self._cancel) if self._expected is None else None
+        read = self._whole.at_random(self._cancel) if self._expected is None else None
         if read is not None:
-            return _Ranged(self._reference, self._cancel, engine, self._whole, read)
-        return _Passing(self._reference, self._cancel, engine, self._whole, self._expected)
+            return _Ranged(self._reference, self._cancel, read_blob, self._whole, read)
+        return _Passing(self._reference, self._cancel, read_blob, self._whole, self._expected)
 
 
 class _Ranged(archive.Indexed):
@@ -98,14 +89,14 @@ class _Ranged(archive.Indexed):
         self,
         reference: oci_reference.ArchiveReference,
         cancel: base.Cancel,
-        engine: base.Engine,
-        whole: base.Source,
+        read_blob: blobs.Read,
+        whole: base.Image,
         read: Callable[[int, int], bytes],
     ) -> None:
-        super().__init__(reference, cancel, engine)
+        super().__init__(reference, cancel, read_blob)
         self._whole = whole
         self._read_at = read
-        size = whole.size or 0
+        size = whole.served.size or 0
         self._find_blobs(io.BufferedReader(readers.Seekable(read, size), _HEADERS), size, _MOST)
 
     def _at(self, offset: int, size: int) -> base.Source:
@@ -121,11 +112,11 @@ class _Passing(archive.Layout):
         self,
         reference: oci_reference.ArchiveReference,
         cancel: base.Cancel,
-        engine: base.Engine,
-        whole: base.Source,
+        read_blob: blobs.Read,
+        whole: base.Image,
         expected: checksum.Checksum | None,
     ) -> None:
-        super().__init__(reference, cancel, engine)
+        super().__init__(reference, cancel, read_blob)
         self._whole = whole
         self._expected = expected
         self._documents: dict[str, bytes] = {}
@@ -159,7 +150,7 @@ class _Passing(archive.Layout):
         return reader, tar_walk.Walk(reader)
 
     def _part(self, name: str) -> tuple[base.Source, int]:
-        if name in self._passed and not self._whole.once:
+        if name in self._passed and not self._whole.served.once:
             # Another attempt to read the disk.
             self._reader.close()
             self._reader, self._walk = self._begin()
@@ -176,7 +167,7 @@ class _Passing(archive.Layout):
             self._passed.add(found)
             if found == name:
                 return _Member(self._walk, self.name), entry.size
-            if archive.INDEX not in self._documents and self._whole.once:
+            if archive.INDEX not in self._documents and self._whole.served.once:
                 raise self._late(archive.INDEX)
         data = self._documents[name]
         return _Document(data, self.name), len(data)

@@ -6,10 +6,11 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
+from cdi_worker.images import image
 from cdi_worker.sources import base, labels
 from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import reference as oci_reference
@@ -27,7 +28,7 @@ def source(location: locations.Registry, cancel: base.Cancel) -> RegistrySource:
 
 def digest(location: base.Location, cancel: base.Cancel) -> str:
     """Return the digest of the manifest or index of the endpoint, for callers that poll a tag."""
-    store = _open(cast("locations.Registry", location), cancel, base.Plain())
+    store = _open(cast("locations.Registry", location), cancel, _Counting(image.Engine()).read)
     try:
         return store.digest()
     finally:
@@ -62,11 +63,11 @@ class RegistrySource(base.Source):
         self._fresh = True
         self._counting: _Counting | None = None
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         try:
-            judge = self._judge()
-            self._counting = _Counting(self.engine)
-            self._store = self._open_store(self._counting)
+            judge = self._judge(opening.demand)
+            self._counting = _Counting(opening.engine)
+            self._store = self._open_store(self._counting.read)
             chosen = choose(self._store, self._location.architecture)
             self.claims = judge.check(self._store, chosen.digests) if judge else ()
             self._image = resolve(self._store, chosen, self._location.architecture)
@@ -83,19 +84,18 @@ class RegistrySource(base.Source):
         log.info(
             "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
         )
-        return self
 
-    def _open_store(self, engine: base.Engine) -> layer.Store:
-        return _open(self._location, self._cancel, engine)
+    def _open_store(self, read_blob: blobs.Read) -> layer.Store:
+        return _open(self._location, self._cancel, read_blob)
 
-    def _judge(self) -> trust.Judge | None:
+    def _judge(self, demand: signature.Demand) -> trust.Judge | None:
         """Return who decides on the signatures; None if nothing is demanded."""
-        if not (self.demand or self.demand.policy):
+        if not (demand or demand.policy):
             return None
         # Imported when used (start-up time).
         from cdi_worker.sources.registry import trust
 
-        return trust.Judge(self.demand, self._reference)
+        return trust.Judge(demand, self._reference)
 
     def _check_platform(self, chosen: Chosen, image: Image) -> None:
         """Refuse a signed image that an index lists for another platform: others may have written the index.
@@ -128,7 +128,7 @@ class RegistrySource(base.Source):
         """The size of the blob: a layer is compressed, and holes of a disk in it take no bytes."""
         return None if self._disk is None else self._disk.blob.size
 
-    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None] = lambda _: None) -> base.Reader:
+    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader:
         """Return a reader of the disk. The engine reads its blob."""
         if self._disk is None or self._counting is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
@@ -197,36 +197,24 @@ class _Stream:
 
 
 class _Counting:
-    """An engine that counts the bytes received of the blob that it was asked for last.
+    """Reads blobs, and counts the bytes received of the one that was asked for last.
 
     A thread reads that blob ahead from the moment that the disk is looked for in it.
     """
 
-    def __init__(self, engine: base.Engine) -> None:
+    def __init__(self, engine: image.Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._blob: base.Source | None = None
         self._before = 0
         self._report: Callable[[int], None] | None = None
 
-    def at_random(self, source: base.Source, cancel: base.Cancel) -> Callable[[int, int], bytes] | None:
-        """See ``base.Engine``."""
-        return self._engine.at_random(source, cancel)
-
-    def ordered(
-        self,
-        source: base.Source,
-        cancel: base.Cancel,
-        *,
-        start: int = 0,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> base.Reader:
-        """See ``base.Engine``."""
+    def read(self, source: base.Source, cancel: base.Cancel, start: int) -> base.Reader:
+        """See ``blobs.Read``."""
         with self._lock:
             self._blob, self._before = source, start
 
         def arrived(count: int) -> None:
-            advance(count)
             with self._lock:
                 report = self._report if source is self._blob else None
                 if source is self._blob and report is None:
@@ -234,7 +222,7 @@ class _Counting:
             if report is not None:
                 report(count)
 
-        return self._engine.ordered(source, cancel, start=start, advance=arrived)
+        return image.Image(source, self._engine).rest(cancel, start, arrived)
 
     def report(self, advance: Callable[[int], None]) -> None:
         """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""
@@ -243,11 +231,11 @@ class _Counting:
         advance(before)
 
 
-def _open(location: locations.Registry, cancel: base.Cancel, engine: base.Engine) -> layer.Store:
+def _open(location: locations.Registry, cancel: base.Cancel, read_blob: blobs.Read) -> layer.Store:
     reference = oci_reference.parse(location.endpoint)
     if isinstance(reference, oci_reference.ArchiveReference):
-        return archive.Archive(reference, cancel, engine)
-    return api.Registry(reference, location, cancel, engine)
+        return archive.Archive(reference, cancel, read_blob)
+    return api.Registry(reference, location, cancel, read_blob)
 
 
 #: Limit for nested indexes.

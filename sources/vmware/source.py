@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
@@ -59,7 +59,7 @@ class VddkSource(base.Source):
         self._names: dict[str, frozenset[str]] = {}
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         self._check_library()
         machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
         wanted = self._location
@@ -93,7 +93,6 @@ class VddkSource(base.Source):
         moment = (self._location.uuid, disk.object_id, disk.snapshot, disk.change_id, disk.file)
         self.identity = " ".join(moment) if disk.snapshot else None
         log.info("source file=%r size=%r identity=%r", disk.file, self.size, self.identity)
-        return self
 
     def close(self) -> None:
         self._open.close()

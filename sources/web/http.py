@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import requests
 
@@ -101,7 +101,7 @@ class HttpSource(base.Source):
         #: Per thread: its open response, and the end of the range that it will read.
         self._thread = threading.local()
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         response = self._resource.get(f"bytes=0-{self.head_size - 1}")
         if response.status_code in {400, 405, 416, 501}:
             # An empty object has no first byte; some servers refuse all ranges.
@@ -121,7 +121,6 @@ class HttpSource(base.Source):
             self.weak,
             self._has_ranges,
         )
-        return self
 
     def close(self) -> None:
         """Close all connections, also those that other threads are reading from."""

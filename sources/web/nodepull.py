@@ -11,7 +11,6 @@ import time
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
@@ -52,13 +51,13 @@ class NodePullSource(http.HttpSource):
         self._labels: Mapping[str, str] = {}
         super().__init__(pinned.Resource(location.endpoint, location.access, cancel=cancel))
 
-    def __enter__(self) -> Self:
+    def open(self, opening: base.Opening) -> None:
         name = self._wait()
         endpoint = self._location.endpoint
         if endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
         super().__init__(pinned.Resource(endpoint, self._location.access, cancel=self._cancel))
-        return super().__enter__()
+        super().open(opening)
 
     def finish(self) -> None:
         """Fetch the labels, then create the done file, on which the server exits."""

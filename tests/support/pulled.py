@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
@@ -17,12 +17,23 @@ LARGE = random.Random(2).randbytes(3 << 20)
 OTHER = b"other" * 1000
 
 
+class Patient(registry.RegistrySource):
+    """A source with patience of its own."""
+
+    patience = 180.0
+
+    def open(self, opening: base.Opening) -> None:
+        """Open it; its blobs are read by an engine as in an import."""
+        engine = image.Engine(fetch.Options(no_progress=self.patience))
+        super().open(base.Opening(engine, opening.demand))
+
+
 def source(
     location: locations.Registry, cancel: cancelling.Cancel | None = None, *, patience: float = 180.0
 ) -> registry.RegistrySource:
     """Return the source, read by an engine as in an import."""
-    made = registry.source(location, cancel or cancelling.Cancel())
-    made.engine = engine.Engine(fetch.Options(no_progress=patience), lambda _: None)
+    made = Patient(location, cancel or cancelling.Cancel())
+    made.patience = patience
     return made
 
 
@@ -33,7 +44,7 @@ def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry
 
 def read(source: base.Source) -> bytes:
     """Read and verify the disk, as an import does."""
-    data = reading.read_all(source.ordered(cancelling.Cancel()))
+    data = reading.read_all(image.Image(source, image.Engine()).ordered(cancelling.Cancel()))
     source.verify()
     return data
 

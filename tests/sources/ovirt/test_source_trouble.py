@@ -101,7 +101,8 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> 
     """A stopped pod has 30 s in all; the engine ends an unused transfer by itself."""
     cancel = cancelling.Cancel()
     ovirt_disk.engine.inactivity = 2
-    source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
+    source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK)
+    source.__enter__()
     ovirt_disk.engine.mute = True
     started = time.monotonic()
     cancel.set()

@@ -27,7 +27,7 @@ SECOND = Image((containers.titled_layer(OTHER, "disk.img"),), containers.EMPTY_C
 
 def read(endpoint: str, **more: str) -> bytes:
     with pulled.source(locations.Registry(endpoint, **more)) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
         source.verify()
         return data
 

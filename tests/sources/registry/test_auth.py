@@ -179,7 +179,7 @@ def by_token(
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
     with pulled.source(locations.Registry(endpoint, access, **more)) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
         source.verify()
     return len(data)
 
@@ -236,7 +236,11 @@ def test_expired_token_is_renewed_while_reading(authority: tls.Authority, tmp_pa
         with pulled.source(location) as source:
             before = len(tokens.issued)
             threading.Event().wait(LATE)
-            reader, into, done = source.ordered(cancelling.Cancel()), memoryview(bytearray(len(data))), 0
+            reader, into, done = (
+                source.ordered(cancelling.Cancel(), lambda _: None),
+                memoryview(bytearray(len(data))),
+                0,
+            )
             while done < len(data):
                 done += reader.readinto(into[done : done + 100_000])
             source.verify()

@@ -11,8 +11,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.images import image
 from cdi_worker.images.engine import ahead, cancelling, fetch
-from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 from tests.support import http_disk, misbehave, processes, reading
@@ -42,9 +42,14 @@ class Part(base.Source):
         return readers.Bytes(data)
 
 
+def read(blob: base.Source, _cancel: cancelling.Cancel, start: int) -> base.Reader:
+    """Read a blob without retries."""
+    return blob.stream(start)
+
+
 def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
     stop = cancelling.Cancel().child()
-    return blobs.Verified(descriptor(stated, algorithm), "x", part, base.Plain(), stop)
+    return blobs.Verified(descriptor(stated, algorithm), "x", part, read, stop)
 
 
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
@@ -77,7 +82,7 @@ def test_wrong_digest_is_refused(size: int, change: str) -> None:
 def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int) -> None:
     """The digest is right: a manifest that states another size of its layer contradicts itself."""
     stated = dataclasses.replace(descriptor(DATA[:size]), size=size + difference)
-    reader = blobs.Verified(stated, "x", Part(DATA[:size], 1000), base.Plain(), cancelling.Cancel().child())
+    reader = blobs.Verified(stated, "x", Part(DATA[:size], 1000), read, cancelling.Cancel().child())
     with pytest.raises(errors.DigestMismatch, match=f"expected {size + difference} bytes"):
         reading.read_all(reader)
     reader.close()
@@ -137,8 +142,12 @@ def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified
     """Open the blob, read by an import's engine."""
     stop = (cancel or cancelling.Cancel()).child()
     opened = http_disk.opened(url, cancel=stop).__enter__()
-    reading_it = engine.Engine(OPTIONS, lambda _: None)
-    return blobs.Verified(descriptor(DATA), "x", opened, reading_it, stop)
+    engine = image.Engine(OPTIONS)
+
+    def read_on(blob: base.Source, cancel: cancelling.Cancel, start: int) -> base.Reader:
+        return image.Image(blob, engine).rest(cancel, start)
+
+    return blobs.Verified(descriptor(DATA), "x", opened, read_on, stop)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -15,7 +15,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.sources.registry import keyless, signatures
-from tests.support import containers, fulcio, pulled, registries, signing
+from tests.support import containers, fulcio, pulled, reading, registries, signing
 
 IMAGE = containers.Image((containers.layer(*containers.disk(pulled.DISK)),))
 NAMES = (f"keyless{number}" for number in itertools.count())
@@ -37,8 +37,7 @@ def pull(registry: registries.Registry, name: str, root: str, **changes: Any) ->
     """Pull a disk that must be signed by the builder."""
     wanted = {"identity": fulcio.IDENTITY, "issuer": fulcio.ISSUER, "trusted_root": root}
     source = pulled.opened(registry, registry.reference(name))
-    source.demand = signature.Demand(**{**wanted, **changes})
-    with source:
+    with reading.opened(source, signature.Demand(**{**wanted, **changes})):
         assert source.claims[0].signer == f"{fulcio.IDENTITY} ({fulcio.ISSUER})"
         return pulled.read(source)
 

@@ -16,7 +16,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import identity, locations, policy, reference, trust
 from cdi_worker.sources.registry import source as registry
-from tests.support import containers, misbehave, repository, signing
+from tests.support import containers, misbehave, reading, repository, signing
 
 #: Images that cosign and skopeo have signed (README.md there).
 FIXTURES = repository.ROOT / "tests/support/cosign"
@@ -363,9 +363,8 @@ def open_image(name: str, path: str, tag: str = "latest") -> str:
         source = registry.source(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
-        source.demand = signature.Demand(policy=path)
         try:
-            with source:
+            with reading.opened(source, signature.Demand(policy=path)):
                 raise AssertionError("the fixtures have no configuration")
         except errors.Untrusted as err:
             return str(err.fields["fault"])
@@ -420,8 +419,8 @@ def test_exact_match_needs_the_tag(tmp_path: Path, name: str, tag: str, expected
         source = registry.source(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
-        source.demand = signature.Demand(policy=str(path))
-        with pytest.raises(errors.Error) as caught, source:
+        demand = signature.Demand(policy=str(path))
+        with pytest.raises(errors.Error) as caught, reading.opened(source, demand):
             pass
     fault = caught.value.fields.get("fault", "accepted" if source.claims else "")
     assert fault == expected
@@ -518,8 +517,7 @@ def test_bundle_names_no_image_so_that_a_policy_refuses_it(tmp_path: Path) -> No
             source = registry.source(
                 locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
             )
-            source.demand = demand
-            with pytest.raises(expected) as caught, source:
+            with pytest.raises(expected) as caught, reading.opened(source, demand):
                 pass
             assert bool(source.claims) == (expected is errors.Unreachable), caught.value
 

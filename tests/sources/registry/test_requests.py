@@ -23,7 +23,7 @@ def pull(registry: registries.Registry) -> collections.Counter[tuple[str, int]]:
     registry.push("large", IMAGE)
     into = memoryview(bytearray(1 << 20))
     with pulled.opened(registry, registry.reference("large")) as source:
-        reader, left = source.ordered(cancelling.Cancel()), SIZE
+        reader, left = source.ordered(cancelling.Cancel(), lambda _: None), SIZE
         while left:
             left -= reader.readinto(into)
         source.verify()

@@ -108,7 +108,7 @@ def test_image_is_found_by_tag_and_digest(guarded: registries.Registry) -> None:
 def test_stream_can_be_read_again(guarded: registries.Registry) -> None:
     guarded.push("again", Image((containers.layer(*containers.disk(pulled.LARGE)),)))
     with pulled.opened(guarded, guarded.reference("again")) as source:
-        reader = source.ordered(cancelling.Cancel())
+        reader = source.ordered(cancelling.Cancel(), lambda _: None)
         assert reader.readinto(memoryview(bytearray(1000)))
         reader.close()
         assert pulled.read(source) == pulled.LARGE

@@ -54,7 +54,7 @@ def pull(
 ) -> bytes:
     location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
     with pulled.source(location, patience=patience) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel()))
+        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
         source.verify()
     return data
 
@@ -150,9 +150,9 @@ def test_second_reading_must_find_the_same_disk(server: misbehave.Server) -> Non
         location = locations.Registry(endpoint(server), base.Access(insecure=True))
         with pulled.source(location) as source:
             assert source.size == 1000
-            source.ordered(cancelling.Cancel())
+            source.ordered(cancelling.Cancel(), lambda _: None)
             with pytest.raises(errors.SourceChanged, match=r"disk was .* of 1000 bytes"):
-                source.ordered(cancelling.Cancel())
+                source.ordered(cancelling.Cancel(), lambda _: None)
 
 
 def test_expired_signed_url_is_requested_again(server: misbehave.Server) -> None:

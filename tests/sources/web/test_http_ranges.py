@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.importer import engine
 from cdi_worker.sources import base
 from tests.support import http_disk, misbehave, reading, tls
 
@@ -124,7 +124,7 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
     chunks = 15
     page = misbehave.Page(random.Random(7).randbytes(chunks * options.chunk), delay=0.5)
     with http_disk.opened(server.serve("/disk", page)) as source:
-        fetcher = engine.Engine(options, lambda _: None).fetcher(source, cancelling.Cancel())
+        fetcher = image.Image(source, image.Engine(options)).fetcher(cancelling.Cancel())
         if kind == "stream":
             with contextlib.closing(fetcher.stream()) as stream:
                 assert reading.read_all(stream) == page.body

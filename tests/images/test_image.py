@@ -8,8 +8,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.importer import engine
+from cdi_worker.images import image
+from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from tests.support import reading
 
@@ -45,9 +45,10 @@ class Shifted(base.Source):
 
 def test_wrong_ranges_are_not_used_to_resume_the_stream() -> None:
     source, scope = Shifted(), cancelling.Cancel()
-    reads = engine.Engine(fetch.Options(), lambda _: None)
+    engine = image.Engine()
+    served = image.Image(source, engine)
     with pytest.raises(errors.NoRanges) as caught:
-        reads.fetcher(source, scope).read(20_000, 100)
-    reads.do_without_ranges(caught.value)
-    assert reading.read_all(reads.ordered(source, scope)) == DATA
+        served.fetcher(scope).read(20_000, 100)
+    engine.do_without_ranges(caught.value)
+    assert reading.read_all(served.ordered(scope)) == DATA
     assert source.opened == [0, 0]
