@@ -51,7 +51,7 @@ def test_scratch_is_requested_and_used(
     pod.has_scratch = True
     second = pod.run(IMPORTER_ENDPOINT=url)
     assert (second.status, pod.message) == (0, contract.COMPLETE), second.errors
-    assert ("spool reason=" in second.errors) == (make is more_than_one_pass)
+    assert ("plan spool" in second.errors) == (make is more_than_one_pass)
     contract.check_disk(pod, tmp_path / "expected")
     assert not [*pod.scratch.iterdir()]
 

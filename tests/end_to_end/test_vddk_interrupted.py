@@ -35,15 +35,17 @@ def test_cancel_stops_a_stage(tmp_path: Path) -> None:
     target, cancel = tmp_path / "disk.img", threading.Event()
 
     def stop() -> None:
-        processes.wait_for(lambda: reads(vcsim), "a read")
+        processes.wait_for(lambda: reads(vcsim) and calls("ConnectEx") > 1, "reads of two connections")
         cancel.set()
+
+    def calls(name: str) -> int:
+        return [line.split()[0] for line in vcsim.library_calls()].count(name)
 
     with vcsim.running():
         threading.Thread(target=stop).start()
         with pytest.raises(errors.Cancelled):
             cdi_worker.run(vmware_stages.request(vcsim, target, 0), cancel=cancel)
-        calls = [line.split()[0] for line in vcsim.library_calls()]
-        assert calls.count("ConnectEx") == calls.count("Disconnect") > 1
+        assert calls("ConnectEx") == calls("Disconnect") > 1
         oracle.unusable(target)
 
 
