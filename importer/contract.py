@@ -291,7 +291,6 @@ def parse_overhead(text: str) -> Fraction:
     """Return the fraction of a file system to leave free, at least 0 and below 1. Raises ``RequestError``."""
     if not re.fullmatch(r"\d*\.?\d+|\d+\.", text):
         raise errors.RequestError(f"{text!r} is not a fraction such as 0.06")
-    # Imported when used: fractions and decimal take 3 ms, and a clone source needs neither.
     from fractions import Fraction
 
     value = Fraction(text)

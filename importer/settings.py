@@ -21,7 +21,6 @@ Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
 
 
 def _nothing() -> Fraction:
-    # Imported when used: it takes 3 ms, and a clone source has no room.
     from fractions import Fraction
 
     return Fraction(0)
@@ -74,7 +73,6 @@ class Settings:
 
     def access(self, **login: Any) -> base.Access:
         """Return the access to a server, with these fields of ``base.Access``."""
-        # Imported when used: upload servers and clone sources have no server to import from.
         from cdi_worker.sources import base
 
         return base.Access(connections=self.connections, patience=self.stall, slowest=self.slowest, **login)

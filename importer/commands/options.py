@@ -346,7 +346,6 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
     try:
         return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
     except ValueError as err:
-        # Imported when used (start-up time).
         from cdi_worker.sources import wire
 
         raise wire.malformed(address) from err

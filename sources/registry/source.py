@@ -92,7 +92,6 @@ class RegistrySource(base.Source):
         """Return who decides on the signatures; None if nothing is demanded."""
         if not (self.demand or self.demand.policy):
             return None
-        # Imported when used (start-up time).
         from cdi_worker.sources.registry import trust
 
         return trust.Judge(self.demand, self._reference)

@@ -128,7 +128,6 @@ def _demanded(demand: signature.Demand) -> Iterator[Check]:
             demand.signed_by, verify, identity.same_image, named=False, annotations=demand.annotations
         )
     elif demand.is_keyless:
-        # Imported when used: it is large, and an extra.
         from cdi_worker.sources.registry import keyless
 
         where, verify_it = f"--certificate-identity {demand.identity}", keyless.verify(demand)
