@@ -22,7 +22,7 @@ import requests
 from cdi_worker import errors
 from cdi_worker.formats import checksum_file, clone, readers
 from cdi_worker.formats.compressed import snappy
-from cdi_worker.formats.ova import descriptor, manifest, package
+from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple
 from cdi_worker.formats.tar import archive
 from cdi_worker.images.engine import cancelling, responses
@@ -55,7 +55,7 @@ def _descriptor(data: bytes) -> None:
 
 
 def _ova_manifest(data: bytes) -> None:
-    for name, stated in manifest.parse(data).items():
+    for name, stated in package.parse_manifest(data).items():
         assert name == name.strip()
         str(stated)
 
