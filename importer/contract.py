@@ -165,6 +165,14 @@ def parse_header(text: str) -> tuple[str, str]:
     return found[1], found[2].strip()
 
 
+def parse_annotation(text: str) -> tuple[str, str]:
+    """Return key and value of ``KEY=VALUE``. Raises ``errors.RequestError``."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise errors.RequestError(f"{text!r}: expected KEY=VALUE")
+    return key, value
+
+
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
     """Return the certificate files in ``directory``: regular files, no leading dot, with one of ``endings``.
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from cdi_worker import errors, lazy, units
-from cdi_worker.formats import detect, facts, readers, safety, signature, views
+from cdi_worker import errors, units
+from cdi_worker.formats import detect, facts, readers, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import engine, plan, request
 from cdi_worker.scratch import space
-from cdi_worker.sources import base
+from cdi_worker.sources import base, trust
 
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
@@ -26,7 +26,6 @@ FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
 #: Reads a policy for container images; loaded for a pod that has one.
-POLICY = "cdi_worker.sources.registry.policy:read"
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +55,14 @@ def contact(
     Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
     """
     source.engine = reading
-    source.demand = wanted.demand
-    _check_verifiable(source, wanted)
     begin = functools.partial(retry.patiently, source.__enter__, wanted.connect_patience, cancel, retried)
     try:
-        try:
-            begin()
-        except errors.NoRanges as err:
-            reading.do_without_ranges(err)
-            begin()
+        with trust.opening(source, wanted.demand, wanted.source):
+            try:
+                begin()
+            except errors.NoRanges as err:
+                reading.do_without_ranges(err)
+                begin()
     except errors.SourceError as err:
         if cancel.is_set():
             # Interrupting a read makes it fail like any other.
@@ -72,22 +70,6 @@ def contact(
         if isinstance(err, errors.TransferFailed):
             raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
         raise
-    if wanted.demand and not source.claims:
-        # A source that says that it verifies, and does not.
-        reason = f"source {wanted.source!r} has not verified it"
-        raise errors.Untrusted(url=source.name, fault=signature.MISSING, reason=reason)
-
-
-def _check_verifiable(source: base.Source, wanted: request.Request) -> None:
-    """Raise ``errors.Untrusted`` if a signature is demanded that opening ``source`` does not verify."""
-    reason = f"source {wanted.source!r}" if wanted.demand and source.unverifiable else ""
-    path = wanted.demand.policy
-    if source.pulled_elsewhere and path and not lazy.load(POLICY)(path).accepts_everything:
-        # It would otherwise be a way around the policy.
-        reason = path
-    if reason:
-        reason = f"{reason}: {source.unverifiable}"
-        raise errors.Untrusted(url=source.name, fault=signature.UNVERIFIABLE, reason=reason)
 
 
 def survey(

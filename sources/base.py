@@ -7,15 +7,15 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors, masking
-from cdi_worker.formats import readers, remembered, signature
+from cdi_worker.formats import readers, remembered
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import clone
+    from cdi_worker.formats import clone, signature
 
 Reader: TypeAlias = readers.Reader
 RandomReader: TypeAlias = readers.RandomReader
@@ -252,8 +252,9 @@ class Source:
     blank: bool = False
     #: Reads this source and its parts (layers of an image). Set before the source is opened.
     engine: Engine = Plain()
-    #: The signatures that the data must have. Set before the source is opened.
-    demand: signature.Demand = signature.NOTHING
+    #: Returns the judge of an image's signatures (``sources.trust``); None: nothing is demanded. Set before
+    #: the source is opened.
+    judging: Callable[..., Any] | None = None
     #: Why demanded signatures cannot be verified; empty: opening the source verifies them, or fails.
     unverifiable: str = (
         "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
@@ -261,8 +262,8 @@ class Source:
     )
     #: Whether it is a container image that another program has pulled: policies for images concern it, too.
     pulled_elsewhere: bool = False
-    #: What the verified signatures say. Set when the source is opened.
-    claims: tuple[signature.Claims, ...] = ()
+    #: The verified signatures. Set when the source is opened.
+    signatures: tuple[signature.Signature, ...] = ()
     #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
     #: without error only if they are right. Set when the source is opened.
     verified: Mapping[str, str] = types.MappingProxyType({})

@@ -27,7 +27,7 @@ class Files(base.Source):
     def __enter__(self) -> Self:
         # Called again after a failure that may pass: what is open stays so.
         for file in self._files[self._opened :]:
-            file.engine, file.demand = self.engine, self.demand
+            file.engine, file.judging = self.engine, self.judging
             file.__enter__()
             self._opened += 1
         offset, parts = 0, {}
@@ -38,8 +38,8 @@ class Files(base.Source):
         self.name = " + ".join([self._files[0].name, *map(base_name, self._files[1:])])
         self.size = offset
         self.head = self._files[0].head
-        if all(file.claims for file in self._files):
-            self.claims = tuple(claim for file in self._files for claim in file.claims)
+        if all(file.signatures for file in self._files):
+            self.signatures = tuple(each for file in self._files for each in file.signatures)
         self.weak = any(file.weak for file in self._files)
         if all(file.identity for file in self._files):
             self.identity = hashlib.sha256("\n".join(map(_identity, self._files)).encode()).hexdigest()

@@ -20,7 +20,7 @@ import requests
 
 from cdi_worker import errors, masking
 from cdi_worker.sources import base, handshakes, wire
-from cdi_worker.sources.registry import reference as oci_reference
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
