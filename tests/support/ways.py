@@ -1,4 +1,4 @@
-"""Import a disk from an address, or a package in every way it may arrive: by ranges, a stream, a file, pipe."""
+"""Import a disk from an address, or a package in each way it may arrive: ranges, a stream, a file, a pipe."""
 
 from __future__ import annotations
 
