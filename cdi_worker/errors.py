@@ -88,7 +88,6 @@ def one_line(text: str) -> str:
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'NAME'?`` for the name in ``known`` that is like ``given``; empty for none."""
-    # Imported when used: only a failure needs it (start-up time).
     import difflib
 
     names = {name.lower(): name for name in known}

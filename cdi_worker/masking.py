@@ -420,7 +420,6 @@ def _html(found: re.Match[str]) -> str:
         return _character(int(found[1]))
     if found[2]:
         return _character(int(found[2], 16))
-    # Imported when used: its table takes 2 ms.
     import html
 
     return html.unescape(found[0])

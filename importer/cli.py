@@ -18,7 +18,7 @@ import click
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import group, parameters
+from cdi_worker.importer.commands import group, parameters, words
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +134,6 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         # As quiet as a program that SIGPIPE ends.
         return err.status
     except errors.Error as err:
-        # Imported when used: only a failure needs it (start-up time).
-        from cdi_worker.importer.commands import words
-
         _say(words.message(err))
         _say_json(err, argv, obj)
         log.debug("trace", exc_info=True)
@@ -165,8 +162,6 @@ def _say_json(error: errors.Error, argv: list[str], obj: parameters.Context) -> 
     if not obj.as_json and "--json" not in argv:
         return
     is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
-    from cdi_worker.importer.commands import words
-
     stream = sys.stderr if is_disk else sys.stdout
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps({"error": words.as_fields(error)}), file=stream, flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy, sources
-from cdi_worker.formats import checksum, signature
+from cdi_worker.formats import checksum
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
@@ -20,9 +20,10 @@ from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer import survey as survey_module
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.routes.attempt import Attempt
-from cdi_worker.sources import base
+from cdi_worker.sources import base, trust
 
 if TYPE_CHECKING:
+    from cdi_worker.formats import signature
     from cdi_worker.images.targets import group as target_group
     from cdi_worker.importer import provenance
 
@@ -81,9 +82,9 @@ def run(
         cancelling.Reads(stop) as reads,
         sources.foreign(kind),
     ):
-        wanted, _, claims = _listed(wanted, reads, progress)
+        wanted, _, signatures = _listed(wanted, reads, progress)
         done = _run_source(_source(kind, wanted, reads), wanted, progress, reads)
-    return audit.finish([dataclasses.replace(done, claims=(*done.claims, *claims))])[0]
+    return audit.finish([dataclasses.replace(done, signatures=(*done.signatures, *signatures))])[0]
 
 
 class _Audit:
@@ -282,7 +283,7 @@ def _attested(result: Result, done: Attempt, served: base.Source, wanted: reques
         served=served.size,
         identity=served.identity,
         verified=verified,
-        claims=served.claims,
+        signatures=served.signatures,
         sha256=digests.get("sha256", "") if is_same else "",
     )
 
@@ -311,11 +312,11 @@ def run_all(
         cancelling.Reads(stop) as reads,
         sources.foreign(kind),
     ):
-        wanted, _, claims = _listed(wanted, reads, progress)
+        wanted, _, signatures = _listed(wanted, reads, progress)
         engine = image.Engine(wanted.fetch, progress.retry)
         with opened(kind.open(wanted.location, reads), engine, wanted, progress, reads) as served:
             # What they are in was verified when it was opened.
-            each = dataclasses.replace(wanted, demand=signature.NOTHING)
+            each = dataclasses.replace(wanted, demand=trust.NOTHING)
             try:
                 done = _together(image.Image(served, engine), each, progress, reads)
             except errors.NoRanges as err:
@@ -331,7 +332,7 @@ def run_all(
                 served=served.size,
                 identity=served.identity,
                 verified={**done[path].verified, **verified},
-                claims=(*served.claims, *claims),
+                signatures=(*served.signatures, *signatures),
             )
             for path in sorted(done)
         ]
@@ -418,14 +419,17 @@ def inspect(
 
 def _listed(
     wanted: request.Request, cancel: cancelling.Cancel, progress: progress_module.Progress
-) -> tuple[request.Request, Mapping[str, object], tuple[signature.Claims, ...]]:
-    """Return the request with the checksum in its checksum file, what ``inspect`` says, and who signed it."""
+) -> tuple[request.Request, Mapping[str, object], tuple[signature.Signature, ...]]:
+    """Look up the checksum file: return the request with its checksum, details for inspect, signatures."""
     if not wanted.demand.checksum_file:
         return wanted, {}, ()
     # Imported when used: few imports need it (start-up time).
-    from cdi_worker.importer import checksums
+    from cdi_worker.sources.trust import checksums
 
-    return checksums.resolved(wanted, cancel, progress.retry)
+    reading = checksums.Reading(cancel, wanted.connect_patience, progress.retry)
+    listed = checksums.look_up(wanted.demand, sources.find(wanted.source), wanted.location, reading)
+    wanted = dataclasses.replace(wanted, checksum=listed.checksum, demand=wanted.demand.rest)
+    return wanted, listed.details, listed.signatures
 
 
 def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:

@@ -188,7 +188,7 @@ def _disk(done: Result) -> Mapping[str, object]:
         **done.as_fields(),
         "sha256": done.sha256 or None,
         "served": {"identity": done.identity, "size": done.served, "verified": dict(done.verified)},
-        "signatures": [dataclasses.asdict(each) for each in done.claims],
+        "signatures": [dataclasses.asdict(each) for each in done.signatures],
     }
 
 

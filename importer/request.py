@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Iterator
 
 from cdi_worker import errors, sources, units
-from cdi_worker.formats import checksum, signature
+from cdi_worker.formats import checksum
 from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
 from cdi_worker.importer.settings import Existing, Room, Settings
-from cdi_worker.sources import base
+from cdi_worker.sources import base, trust
 
 CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
@@ -57,7 +57,7 @@ class Request:
     direct: bool = False
     checksum: str | None = None
     disk: str = ""
-    demand: signature.Demand = signature.NOTHING
+    demand: trust.Demand = trust.NOTHING
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
@@ -121,7 +121,7 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         direct=settings.direct,
         checksum=settings.checksum,
         disk=settings.disk,
-        demand=settings.demand,
+        demand=trust.Demand(**settings.demand),
         connect_patience=min(CONNECT_PATIENCE, settings.stall),
         fetch=fetch.Options(
             connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest

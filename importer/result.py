@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cdi_worker.formats import signature
 from cdi_worker.importer import plan
 
 if TYPE_CHECKING:
+    from cdi_worker.formats import signature
     from cdi_worker.images.sinks import compared
 
 
@@ -23,7 +23,7 @@ class Result:
 
     Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
     size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
-    what they are of. ``claims``: the verified signatures. ``sha256``: of the disk, if it is known without
+    what they are of. ``signatures``: the verified signatures. ``sha256``: of the disk, if it is known without
     reading it again; else empty.
     """
 
@@ -46,7 +46,7 @@ class Result:
     served: int | None = None
     identity: str | None = None
     verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    claims: tuple[signature.Claims, ...] = ()
+    signatures: tuple[signature.Signature, ...] = ()
     sha256: str = ""
 
     def as_fields(self) -> dict[str, object]:

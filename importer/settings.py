@@ -7,9 +7,8 @@ it imports little (start-up time).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from cdi_worker.formats import signature
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -21,7 +20,6 @@ Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
 
 
 def _nothing() -> Fraction:
-    # Imported when used: it takes 3 ms, and a clone source has no room.
     from fractions import Fraction
 
     return Fraction(0)
@@ -48,9 +46,9 @@ class Room:
 class Settings:
     """The settings of an import; those that have the name of a field of ``request.Request`` are that field.
 
-    ``layers``: the addresses of the other files of a chain. ``size``: of the disk, in bytes. ``connections``:
-    in parallel. ``stall``: seconds without data after which a source fails; ``slowest``: bytes per second
-    that count as data.
+    ``layers``: the addresses of the other files of a chain. ``size``: of the disk, in bytes. ``demand``: the
+    fields of ``sources.trust.Demand``. ``connections``: in parallel. ``stall``: seconds without data after
+    which a source fails; ``slowest``: bytes per second that count as data.
     """
 
     layers: tuple[str, ...] = ()
@@ -62,7 +60,7 @@ class Settings:
     direct: bool = False
     checksum: str | None = None
     disk: str = ""
-    demand: signature.Demand = signature.NOTHING
+    demand: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     existing: Existing = "refuse"
     wait: float = 0.0
     permissions: int | None = None
@@ -72,9 +70,17 @@ class Settings:
     report: str = ""
     read_back: bool = False
 
+    def refuse_demand(self, name: str, reason: str) -> None:
+        """Raise ``errors.Untrusted`` if a signature is demanded of ``name``, which has none."""
+        if self.demand.keys() <= {"policy"}:
+            # A policy concerns images.
+            return
+        from cdi_worker.sources import trust
+
+        trust.Demand(**self.demand).refuse(name, reason)
+
     def access(self, **login: Any) -> base.Access:
         """Return the access to a server, with these fields of ``base.Access``."""
-        # Imported when used: upload servers and clone sources have no server to import from.
         from cdi_worker.sources import base
 
         return base.Access(connections=self.connections, patience=self.stall, slowest=self.slowest, **login)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from cdi_worker import errors, lazy, units
-from cdi_worker.formats import detect, facts, safety, signature, views
+from cdi_worker import errors, units
+from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import plan, request
 from cdi_worker.scratch import space
-from cdi_worker.sources import base
+from cdi_worker.sources import base, trust
 
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
@@ -26,7 +26,6 @@ FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
 #: Reads a policy for container images; loaded for a pod that has one.
-POLICY = "cdi_worker.sources.registry.policy:read"
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +57,17 @@ def contact(
 
     Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
     """
-    _check_verifiable(source, wanted)
-    opening = functools.partial(source.open, base.Opening(engine, wanted.demand))
-    begin = functools.partial(retry.patiently, opening, wanted.connect_patience, cancel, engine.retried)
     try:
-        try:
-            begin()
-        except errors.NoRanges as err:
-            engine.do_without_ranges(err)
-            begin()
+        with trust.opening(source, wanted.demand, wanted.source) as judging:
+            opening = functools.partial(source.open, base.Opening(engine, judging))
+            begin = functools.partial(
+                retry.patiently, opening, wanted.connect_patience, cancel, engine.retried
+            )
+            try:
+                begin()
+            except errors.NoRanges as err:
+                engine.do_without_ranges(err)
+                begin()
     except errors.SourceError as err:
         if cancel.is_set():
             # Interrupting a read makes it fail like any other.
@@ -74,22 +75,6 @@ def contact(
         if isinstance(err, errors.TransferFailed):
             raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
         raise
-    if wanted.demand and not source.claims:
-        # A source that says that it verifies, and does not.
-        reason = f"source {wanted.source!r} has not verified it"
-        raise errors.Untrusted(url=source.name, fault=signature.MISSING, reason=reason)
-
-
-def _check_verifiable(source: base.Source, wanted: request.Request) -> None:
-    """Raise ``errors.Untrusted`` if a signature is demanded that opening ``source`` does not verify."""
-    reason = f"source {wanted.source!r}" if wanted.demand and source.unverifiable else ""
-    path = wanted.demand.policy
-    if source.pulled_elsewhere and path and not lazy.load(POLICY)(path).accepts_everything:
-        # It would otherwise be a way around the policy.
-        reason = path
-    if reason:
-        reason = f"{reason}: {source.unverifiable}"
-        raise errors.Untrusted(url=source.name, fault=signature.UNVERIFIABLE, reason=reason)
 
 
 def survey(

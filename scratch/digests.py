@@ -235,7 +235,6 @@ class Digests:
 
     @functools.cached_property
     def _encrypt(self) -> Callable[[bytes, bytes, memoryview], bytes]:
-        # Imported when used: it takes 11 ms.
         from cryptography.hazmat.primitives.ciphers import aead
 
         # Only the tag is used: the bytes are associated data. The position is the nonce.

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import shutil
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple, Self
@@ -83,9 +84,6 @@ def _is_ours(folder: pathlib.Path) -> bool:
 
 def _remove(folder: pathlib.Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
-        # Imported when used: it loads the archive formats that it supports.
-        import shutil
-
         shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)

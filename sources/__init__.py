@@ -34,7 +34,6 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
     ``(Location, Cancel) -> Source``. Raises ``RequestError`` if the source ``name`` cannot be loaded; without
     ``name``, such a source is logged and skipped.
     """
-    # Takes 15 ms; most imports use a built-in source.
     from importlib import metadata
 
     points = metadata.entry_points(group=ENTRY_POINTS)

@@ -7,16 +7,16 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors, masking
-from cdi_worker.formats import readers, signature
+from cdi_worker.formats import readers
 from cdi_worker.images import extents, image
 from cdi_worker.images.engine import cancelling, pace
 from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import clone
+    from cdi_worker.formats import clone, signature
 
 Extent: TypeAlias = extents.Extent
 Reader: TypeAlias = readers.Reader
@@ -170,12 +170,12 @@ def _texts(value: object) -> Iterator[str]:
 class Opening:
     """What a source needs to be opened.
 
-    ``engine``: reads what the source reads itself, such as the layers of an image. ``demand``: the signatures
-    that the data must have.
+    ``engine``: reads what the source reads itself, such as the layers of an image. ``judging``: returns the
+    judge of an image's signatures (``sources.trust``); None: nothing is demanded.
     """
 
     engine: image.Engine = dataclasses.field(default_factory=image.Engine)
-    demand: signature.Demand = signature.NOTHING
+    judging: Callable[..., Any] | None = None
 
 
 class Source:
@@ -222,8 +222,8 @@ class Source:
     )
     #: Whether it is a container image that another program has pulled: policies for images concern it, too.
     pulled_elsewhere: bool = False
-    #: What the verified signatures say.
-    claims: tuple[signature.Claims, ...] = ()
+    #: The verified signatures.
+    signatures: tuple[signature.Signature, ...] = ()
     #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
     #: without error only if they are right.
     verified: Mapping[str, str] = types.MappingProxyType({})

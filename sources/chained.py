@@ -30,8 +30,8 @@ class Files(base.Source):
         self.name = " + ".join([self._files[0].name, *map(base_name, self._files[1:])])
         self.size = sum(file.size or 0 for file in self._files)
         self.head = self._files[0].head
-        if all(file.claims for file in self._files):
-            self.claims = tuple(claim for file in self._files for claim in file.claims)
+        if all(file.signatures for file in self._files):
+            self.signatures = tuple(each for file in self._files for each in file.signatures)
         self.weak = any(file.weak for file in self._files)
         if all(file.identity for file in self._files):
             self.identity = hashlib.sha256("\n".join(map(_identity, self._files)).encode()).hexdigest()

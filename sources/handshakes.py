@@ -1,4 +1,4 @@
-"""Why a TLS handshake failed, and what to do about it. Imported when one fails (start-up time)."""
+"""Why a TLS handshake failed, and what to do about it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
+import urllib.parse
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
@@ -65,9 +66,6 @@ class Files(Staged):
             return dataclasses.replace(
                 self, endpoint=posixpath.join(posixpath.dirname(self.endpoint), self.current)
             )
-        # Imported when used: few imports are stages (start-up time).
-        import urllib.parse
-
         parts = urllib.parse.urlsplit(self.endpoint)
         path = f"{parts.path.rpartition('/')[0]}/{urllib.parse.quote(self.current)}"
         return dataclasses.replace(self, endpoint=urllib.parse.urlunsplit(parts._replace(path=path)))
@@ -77,9 +75,6 @@ def file_name(endpoint: str) -> str:
     """Return the last part of a path, of the path of a URL, or of the key of an object, which is as it is."""
     if not endpoint.startswith(("http://", "https://")):
         return posixpath.basename(endpoint)
-    # Imported when used (start-up time).
-    import urllib.parse
-
     try:
         path = urllib.parse.urlsplit(endpoint).path
     except ValueError:

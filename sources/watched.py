@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cdi_worker import errors, lazy
 from cdi_worker.formats import checksum_file
-from cdi_worker.sources import base, document, kind
+from cdi_worker.sources import base, kind
+from cdi_worker.sources.trust import document
 
 
 def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import sockets
+from cdi_worker.sources import handshakes
 from cdi_worker.sources.base import Access
 
 if TYPE_CHECKING:
     from cdi_worker.remedy import Remedy
-    from cdi_worker.sources import handshakes
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
@@ -189,9 +189,6 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
 
 def handshake(url: str, err: BaseException) -> handshakes.Cause | None:
     """Return the cause of a failed TLS handshake; None if it is unknown."""
-    # Imported when used: only a failure needs it (start-up time).
-    from cdi_worker.sources import handshakes
-
     if is_not_tls(err):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "https":

@@ -81,7 +81,6 @@ def decompressed(
     tool: decompress.Tool | None = None,
 ) -> readers.Reader:
     """Return a reader of one layer: ``decompress.open``."""
-    # Imported when used: its four libraries take 8 ms.
     from cdi_worker.formats.compressed import decompress
 
     return decompress.open(kind, reader, limit=limit, tool=tool)

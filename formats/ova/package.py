@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, facts, readers
-from cdi_worker.formats.ova import descriptor, manifest
+from cdi_worker.formats.ova import descriptor
 from cdi_worker.formats.tar import archive, headers, walk
 
 #: Members of an archive, folders too: each costs a request where it is read by ranges.
@@ -20,6 +21,10 @@ _MOST = 4096
 #: Bytes behind the archive: tools fill a record. A stream may be endless.
 _LARGEST_END = 64 << 20
 _SCRAP = 1 << 18
+#: Bytes of a manifest: a line for each file.
+_LARGEST_MANIFEST = 1 << 20
+#: ``SHA256(vm-disk1.vmdk)= 5fb1…``, with or without blanks and hyphens.
+_LINE = re.compile(r"\s*([A-Za-z0-9-]+)\s*\((.+)\)\s*=\s*([0-9A-Fa-f]+)\s*")
 
 
 class Member(NamedTuple):
@@ -142,7 +147,7 @@ class Package:
     def _take_manifest(self, member: Member) -> None:
         if self.checksums is not None:
             raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
-        self.checksums = manifest.parse(self._content(member, manifest.LARGEST, "manifest"))
+        self.checksums = parse_manifest(self._content(member, _LARGEST_MANIFEST, "manifest"))
         name, data = self._descriptor
         # DSP0243, 5.1: the manifest lists every file of the package; the descriptor says what the disks are.
         if stated := self.checksum_of(self.members[name]):
@@ -174,3 +179,25 @@ def is_ova(head: bytes) -> bool:
     except errors.ImageError:
         return False
     return entry is not None and entry.name.lower().endswith(".ovf")
+
+
+def parse_manifest(data: bytes) -> dict[str, checksum.Checksum]:
+    """Return the checksums in a manifest (``.mf``) by file name (DSP0243, 5.1).
+
+    Raises ``errors.Refused`` for two different checksums of a file, ``errors.Corrupt`` for any other line.
+    """
+    found: dict[str, checksum.Checksum] = {}
+    for line in data.decode(errors="surrogateescape").splitlines():
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line)
+        if not match:
+            raise errors.Corrupt(format="OVF manifest", reason=f"not a checksum: {line[:200]!r}")
+        name = match[2].strip()
+        try:
+            stated = checksum.parse(f"{match[1].replace('-', '')}:{match[3]}")
+        except errors.RequestError as err:
+            raise errors.Corrupt(format="OVF manifest", reason=f"{name[:200]!r}: {err}") from err
+        if found.setdefault(name, stated) != stated:
+            raise descriptor.refused("manifest", f"the manifest has two checksums of {name[:200]!r}")
+    return found

@@ -19,7 +19,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 
 
-def claims(data: bytes, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Claims:
+def verified(data: bytes, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Signature:
     """Return what the bundle ``data`` says. ``verify`` gets signature, message and name; returns the signer.
 
     Raises ``errors.Untrusted``.
@@ -50,7 +50,7 @@ def encoded(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def statement(payload: bytes, signer: str, name: str) -> signature.Claims:
+def statement(payload: bytes, signer: str, name: str) -> signature.Signature:
     """Return what a verified statement says."""
     document = simple.load(payload, name)
     if document.get("_type") != STATEMENT or document.get("predicateType") != PREDICATE:
@@ -63,7 +63,7 @@ def statement(payload: bytes, signer: str, name: str) -> signature.Claims:
     if set(digests) != {"sha256"}:
         # Another one could contradict it, and is not verified: cosign writes none.
         raise simple.malformed(name, "the statement has other digests of the image than sha256")
-    return signature.Claims(
+    return signature.Signature(
         signer=signer,
         digest=f"sha256:{simple.member(digests, 'sha256', str, name)}",
         # cosign leaves it out: then the signature is valid wherever the image is.

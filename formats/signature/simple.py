@@ -36,7 +36,7 @@ class Signed:
         return decoded(self.annotations.get(SIGNATURE, ""), LONGEST_PROOF, name)
 
 
-def claims(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Claims:
+def verified(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Signature:
     """Return what a signature says. ``verify`` gets signature, payload and name, and returns the signer.
 
     The payload is parsed only after it was verified. Raises ``errors.Untrusted``.
@@ -47,7 +47,7 @@ def claims(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: 
     if critical.get("type") != PAYLOAD_TYPE:
         raise malformed(name, f"its type is {str(critical.get('type'))[:80]!r}, not {PAYLOAD_TYPE!r}")
     image, identity = (member(critical, key, dict, name) for key in ("image", "identity"))
-    return signature.Claims(
+    return signature.Signature(
         signer=str(signer),
         digest=member(image, "docker-manifest-digest", str, name),
         reference=member(identity, "docker-reference", str, name),

@@ -351,7 +351,7 @@ class PodGroup(SourceCommand, click.Group):
         known = {each.variable for each in of.options}
         if all(name in known and env[name].strip() for name in contract.own(env)):
             return
-        # Imported when used (start-up time): misspelt variables, and those that only sources read.
+        # Misspelt variables, and those that only sources read.
         from cdi_worker import sources
         from cdi_worker.importer.roles import importer
 

@@ -74,7 +74,6 @@ def read(path: str, env: Mapping[str, str]) -> Config:
             if path or not isinstance(err, FileNotFoundError | NotADirectoryError):
                 raise errors.RequestError(f"{place}: {errors.words(err)}") from err
             continue
-        # Imported when used: most machines have no such file (start-up time).
         import tomllib
 
         try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
 
 from cdi_worker import errors, lazy
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import command, demands, parameters
+from cdi_worker.importer.commands import command, parameters, signatures
 from cdi_worker.importer.roles import run
 
 POD = contract.Paths()
@@ -226,7 +225,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="FILE",
     help="File for what an auditor keeps of an import: an in-toto statement; - is standard output.",
 )
-@demands.added(ROLE, POD.signature_policy)
+@signatures.added(ROLE, POD.signature_policy)
 @click.pass_context
 def cli(
     ctx: click.Context,
@@ -242,9 +241,8 @@ def cli(
     Without a command, run the role (importer, upload server, clone source) that the environment selects, as
     CDI's controllers set it.
     """
-    chosen = parameters.settings(given, POD.settings)
-    chosen = dataclasses.replace(chosen, demand=demands.of_pod(ctx, chosen.demand))
-    ctx.obj.settings = chosen
+    signatures.take_pod(ctx, given)
+    ctx.obj.settings = chosen = parameters.settings(given, POD.settings)
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):

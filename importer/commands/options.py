@@ -11,7 +11,7 @@ import click
 
 from cdi_worker import errors, sources, units
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import demands, output, parameters
+from cdi_worker.importer.commands import output, parameters, signatures
 from cdi_worker.importer.settings import DEFAULT
 from cdi_worker.sources import base, fields
 
@@ -197,6 +197,7 @@ _SOURCE: tuple[Decorator, ...] = (
     connections_option,
     stall_option("data"),
     speed_option,
+    *signatures.options(signatures.SIGNATURE),
 )
 _OVERHEAD: tuple[Decorator, ...] = (
     parameters.option(
@@ -311,12 +312,12 @@ def digest_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that inspects a source."""
-    return _add(command, (*_SOURCE, *demands.options(demands.SIGNATURE), *_OVERHEAD))
+    return _add(command, (*_SOURCE, *_OVERHEAD))
 
 
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that imports a disk."""
-    return _add(command, (*_SOURCE, *demands.options(demands.SIGNATURE), *_IMPORT))
+    return _add(command, (*_SOURCE, *_IMPORT))
 
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,7 +347,6 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
     try:
         return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
     except ValueError as err:
-        # Imported when used (start-up time).
         from cdi_worker.sources import wire
 
         raise wire.malformed(address) from err

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import config_file
@@ -30,7 +29,8 @@ else:
 FILE = click.Path(exists=True, dir_okay=False)
 GENERAL = "General options"
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
-_DEMAND = frozenset(each.name for each in dataclasses.fields(signature.Demand))
+#: The options that demand a signature, by the fields of ``sources.trust.Demand``.
+DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file")
 
 
 @dataclasses.dataclass
@@ -193,7 +193,7 @@ def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
     return dataclasses.replace(
         default,
         **values,
-        demand=signature.Demand(**{name: given[name] for name in _DEMAND if name in given}),
+        demand={name: given[name] for name in DEMAND if given.get(name) not in {None, ()}},
         existing="update" if given.get("update") else "replace" if given.get("force") else default.existing,
     )
 

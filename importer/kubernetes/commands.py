@@ -14,7 +14,7 @@ import click
 from cdi_worker import errors
 from cdi_worker.images.tools import workspace
 from cdi_worker.importer import contract, execute
-from cdi_worker.importer.commands import command, demands, options, output, parameters
+from cdi_worker.importer.commands import command, options, output, parameters, signatures
 from cdi_worker.importer.settings import Room, Settings
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _needs_scratch(inspection: execute.Inspection) -> bool:
 @options.connections_option
 @options.stall_option("a byte")
 @options.speed_option
-@demands.added(demands.SIGNATURE)
+@signatures.added(signatures.SIGNATURE)
 @parameters.option(
     options.OUTPUT,
     "--dry-run",

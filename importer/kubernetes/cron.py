@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -141,8 +143,6 @@ class Cron:
 
     def _call(self, method: str, body: object = None) -> Any:
         """Return the API server's answer, None for a conflict (409). Raises ``Unreachable``."""
-        import json
-
         import requests
         import urllib3
 
@@ -187,9 +187,6 @@ def named(digest: str) -> str:
     It takes only ``sha256:`` and ``uid:`` and uses the first 12 characters after it (``createDvName``, in
     CDI's pkg/controller/dataimportcron-controller.go). Other digests are hashed.
     """
-    # Imported when used: ``--help`` loads this module, too.
-    import hashlib
-
     if re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         return digest
     return f"sha256:{hashlib.sha256(digest.encode()).hexdigest()}"

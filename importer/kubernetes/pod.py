@@ -208,7 +208,7 @@ def upload(pod: Pod) -> Object:
         PREALLOCATION=boolean(pod.volume.preallocation),
     )
     probe = {"httpGet": {"path": "/healthz", "port": UPLOAD_PORT, "scheme": "HTTPS"}}
-    _add_demand(pod)
+    _add_signatures(pod)
     ports = [{"name": "upload", "containerPort": UPLOAD_PORT}]
     return pod.container("uploadserver", ports=ports, readinessProbe=probe)
 
@@ -243,7 +243,7 @@ def importer(pod: Pod) -> Object:
     label = "metadata.labels['batch.kubernetes.io/controller-uid']"
     pod.set_from("OWNER_UID", {"fieldRef": {"fieldPath": label}})
     _add_secrets(pod)
-    _add_demand(pod)
+    _add_signatures(pod)
     if source.kind == "vddk":
         _add_vddk(pod)
     return _staged(pod)
@@ -281,7 +281,7 @@ def _add_secrets(pod: Pod) -> None:
         pod.mount(f"headers-{index}", path, {"secret": {"secretName": name}}, readOnly=True)
 
 
-def _add_demand(pod: Pod) -> None:
+def _add_signatures(pod: Pod) -> None:
     """Mount the keys of the demanded signatures; a source that cannot verify them refuses in the pod."""
     for name, meaning, value in signed.given(pod.volume.annotations):
         short = name.removeprefix(signed.PREFIX)

@@ -180,7 +180,6 @@ def _access(env: Mapping[str, str], user: str, settings: Settings) -> Iterator[b
 @contextlib.contextmanager
 def _certificates(text: str) -> Iterator[str]:
     """Yield the path of a file in memory: the root file system of the pod may be read-only."""
-    # Imported when used: `--help` loads this module, too.
     import ssl
 
     with open(os.memfd_create("cacert"), "wb", buffering=0) as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.importer.kubernetes import documents
-from cdi_worker.sources import keyfiles
+from cdi_worker.sources.trust import keyfiles
 
 #: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).
 LIMIT = 1 << 20

@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import errors, masking, units
-from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, execute, progress, request, survey
 from cdi_worker.importer.kubernetes import datavolume, references, signed
@@ -85,31 +84,10 @@ class Planner:
             preallocation=volume.preallocation,
             checksum=volume.source.checksum or None,
             disk=volume.source.disk,
-            demand=self._demand(),
+            demand=signed.demand(volume.annotations, self._signer) | dict(self.settings.demand),
         )
         target = request.disk_path(self.place.target, chosen)
         return request.make(volume.source.provider.name, self._location(), target, chosen)
-
-    def _demand(self) -> signature.Demand:
-        """Return what the annotations demand; the options of the command replace it, part by part."""
-        found: dict[str, Any] = {}
-        for name, meaning, value in signed.given(self.volume.annotations):
-            where = f"metadata.annotations[{name}]"
-            if meaning.entry == "*":
-                held = self._config_map(where, value)
-                found[meaning.field] = self._kept("signed-by", b"\n".join(held[key] for key in sorted(held)))
-            elif meaning.entry:
-                held = self._config_map(where, value, (meaning.entry,))
-                found[meaning.field] = self._kept(meaning.entry, held.get(meaning.entry, b""))
-            elif meaning.field != "annotations":
-                found[meaning.field] = value
-            elif not any(where in fault for fault in self.faults):
-                found[meaning.field] = signed.pairs(value)
-        own = {
-            each.name: getattr(self.settings.demand, each.name)
-            for each in dataclasses.fields(signature.Demand)
-        }
-        return signature.Demand(**(found | {name: value for name, value in own.items() if value}))
 
     def _location(self) -> base.Location:
         source, place = self.volume.source, self.place
@@ -166,6 +144,14 @@ class Planner:
             insecure=source.insecure,
             **contract.Reading(self.env).proxies(),
         )
+
+    def _signer(self, where: str, name: str, entry: str) -> str:
+        """Return the path of a file with an entry of a ConfigMap, with all of them for ``*``."""
+        if entry == "*":
+            held = self._config_map(where, name)
+            return self._kept("signed-by", b"\n".join(held[key] for key in sorted(held)))
+        held = self._config_map(where, name, (entry,))
+        return self._kept(entry, held.get(entry, b""))
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
 

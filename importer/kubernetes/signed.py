@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
+from cdi_worker.importer import contract
 
 #: Of all annotations of ours.
 PREFIX: Final = "cdi-worker/"
@@ -47,6 +47,22 @@ def given(annotations: Mapping[str, str]) -> Iterator[tuple[str, Annotation, str
             yield name, meaning, annotations[name]
 
 
+def demand(annotations: Mapping[str, str], keep: Callable[[str, str, str], str]) -> dict[str, Any]:
+    """Return what the annotations demand, by the fields of ``trust.Demand``.
+
+    ``keep``: writes a file with an entry of a ConfigMap, given where it is named, its name and the entry.
+    """
+    values: dict[str, Any] = {}
+    for name, meaning, value in given(annotations):
+        if meaning.entry:
+            values[meaning.field] = keep(f"metadata.annotations[{name}]", value, meaning.entry)
+        elif meaning.field != "annotations":
+            values[meaning.field] = value
+        elif not [*faults({name: value}, frozenset())]:
+            values[meaning.field] = pairs(value)
+    return values
+
+
 def faults(annotations: Mapping[str, str], others: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the name and the fault of malformed annotations of ours; ``others``: those for other purposes.
 
@@ -68,4 +84,4 @@ def faults(annotations: Mapping[str, str], others: frozenset[str]) -> Iterator[t
 
 def pairs(value: str) -> tuple[tuple[str, str], ...]:
     """Return the signed annotations that are demanded, one in each line."""
-    return tuple(signature.parse_annotation(line) for line in value.splitlines() if line.strip())
+    return tuple(contract.parse_annotation(line) for line in value.splitlines() if line.strip())

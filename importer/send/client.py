@@ -111,7 +111,6 @@ class Client:
         response = connection.getresponse()
         text = response.read(_ANSWER).decode("utf-8", "replace")
         if response.status == 400 and self._tls is None:
-            # Imported when used (start-up time).
             from cdi_worker.sources import wire
 
             if advice := wire.advice(self.url, text):
@@ -164,7 +163,6 @@ class Client:
             if self._cancel.is_set():
                 raise errors.Cancelled from err
             if isinstance(err, ssl.SSLError):
-                # Imported when used (start-up time).
                 from cdi_worker.sources import wire
 
                 if cause := wire.handshake(self.url, err):

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Set
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, retry
@@ -90,10 +89,8 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         raise errors.RequestError(
             "--report (CDI_WORKER_REPORT): a clone source writes no disk; set it for the upload server"
         )
-    demand = paths.settings.demand
-    if demand or demand.checksum_file:
-        reason = "a clone has none, and one is demanded; only what is imported can be verified"
-        raise errors.Untrusted(url="clone source", fault=signature.UNVERIFIABLE, reason=reason)
+    reason = "a clone has none, and one is demanded; only what is imported can be verified"
+    paths.settings.refuse_demand("clone source", reason)
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter,

@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Mapping
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
 from cdi_worker.importer import contract, execute, request
 from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import tls as upload_tls
@@ -91,11 +90,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     )
     if faults:
         raise errors.RequestError(*faults)
-    demand = paths.settings.demand
-    if demand or demand.checksum_file:
-        # Each upload would be refused; this pod says so before one begins.
-        reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
-        raise errors.Untrusted(url="upload server", fault=signature.UNVERIFIABLE, reason=reason)
+    # Each upload would be refused; this pod says so before one begins.
+    reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
+    paths.settings.refuse_demand("upload server", reason)
     execute.check_report(settings.wanted)
     return settings
 

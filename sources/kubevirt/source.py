@@ -1,20 +1,168 @@
-"""The source of ``IMPORTER_SOURCE=kubevirt``: an export, or a disk in a backup."""
+"""The source of ``IMPORTER_SOURCE=kubevirt``: a volume in an export, or a disk in a backup.
+
+A VirtualMachineExport has the raw disk, the same in gzip, or an archive of its files. A VirtualMachineBackup
+that is pulled has a map of its extents, and its bytes (KubeVirt, VEP 25). QEMU keeps the disk as it was when
+the backup began, so all requests see the same bytes while the guest runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
 
-from cdi_worker.sources import base
-from cdi_worker.sources.kubevirt import backup, export, locations
+from cdi_worker import errors
+from cdi_worker.formats.compressed import decompress
+from cdi_worker.images.engine import ahead, retry
+from cdi_worker.sources import base, extents
+from cdi_worker.sources.kubevirt import locations, maps, server
+from cdi_worker.sources.web import http, session
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which the request for a page of a map is repeated, after the first page has arrived.
+PATIENCE = 10.0
 
 
 def source(location: locations.KubeVirt, cancel: base.Cancel) -> base.Source:
     """Return the source for what is at the URL."""
     made: dict[locations.Form, Callable[[locations.KubeVirt, base.Cancel], base.Source]] = {
-        locations.Form.RAW: export.RawSource,
-        locations.Form.GZIP: export.GzipSource,
-        locations.Form.ARCHIVE: export.ArchiveSource,
-        locations.Form.BACKUP: backup.BackupSource,
+        locations.Form.RAW: RawSource,
+        locations.Form.GZIP: GzipSource,
+        locations.Form.ARCHIVE: ArchiveSource,
+        locations.Form.BACKUP: BackupSource,
     }
     # ``faults`` reports a URL that is none of them.
     return made[location.form or locations.Form.RAW](location, cancel)
+
+
+# -- exports -----------------------------------------------------------------------------------
+
+
+class ArchiveSource(http.HttpSource):
+    """The files of a volume, in a tar archive with gzip. Each request makes it anew, without a length."""
+
+    def __init__(self, location: locations.KubeVirt, cancel: base.Cancel) -> None:
+        self._location = location
+        self._cancel = cancel
+        resource = server.Resource(location.endpoint, location.access, server.Token(location), cancel=cancel)
+        super().__init__(resource)
+
+    def describe(self) -> Mapping[str, object]:
+        return {"form": str(self._location.form)}
+
+
+class RawSource(ArchiveSource):
+    """A raw disk, by ranges of a file without ETag and date (``fileHandler`` of virt-exportserver).
+
+    KubeVirt's disks are raw (VEP 25, "Restore"), and a guest can write any header to its disk. Only a name
+    that the user gives to the disk's state is an identity: another export may have the same URL.
+    """
+
+    format = "raw"
+
+    def open(self, opening: base.Opening) -> None:
+        super().open(opening)
+        if self.identity is None and self._location.current:
+            self.identity = f"checkpoint {self._location.current} size {self.size}"
+            self.weak = True
+
+
+class GzipSource(ArchiveSource):
+    """A raw disk that the server compresses while it sends it (``gzipHandler``): one ordered stream."""
+
+    format = "raw"
+
+    def open(self, opening: base.Opening) -> None:
+        super().open(opening)
+        if self.head and not self.head.startswith(b"\x1f\x8b\x08"):
+            raise errors.Corrupt(format="gz", reason=f"{self.name} does not begin like gzip")
+        # The bytes as served have no relation to the size of the disk.
+        self._served, self.size = self.size, None
+
+    @property
+    def transferred(self) -> int | None:
+        return self._served
+
+    def ranges(self) -> base.RandomReader | None:
+        return None
+
+    def unwrapped(self, served: base.Reader) -> base.Reader:
+        return decompress.open("gz", ahead.Reader(served, self._cancel))
+
+
+# -- backups -----------------------------------------------------------------------------------
+
+
+class BackupSource(http.HttpSource):
+    """A disk, or with a previous checkpoint what has changed since then.
+
+    The server may answer a request for changes by a full backup, if the previous checkpoint was lost; its map
+    says so, and then everything is copied. ``page_size``: extents of a page of the map that are requested.
+    """
+
+    format = "raw"
+
+    def __init__(self, location: locations.KubeVirt, cancel: base.Cancel, page_size: int = maps.PAGE) -> None:
+        self._location = location
+        self._page_size = page_size
+        self._cancel = cancel
+        token = server.Token(location)
+        access = location.access
+        self._connection = session.new_session(access, cancel)
+        self._pages = server.Resource(location.beside("map"), access, token, self._connection, cancel=cancel)
+        self._data = server.Data(location.beside("data"), access, token, self._connection, cancel=cancel)
+        self._map = maps.Map(self._pages.name)
+        super().__init__(self._data)
+
+    def open(self, opening: base.Opening) -> None:
+        self._map.read(self._page)
+        if self._map.lists_changes and not self._location.previous:
+            raise errors.SourceError(
+                reason=f"{self.name}: is an incremental backup; name its previous checkpoint"
+            )
+        self._data.size = self._map.size
+        super().open(opening)
+        if self._location.current:
+            # Nothing in the answers names the backup.
+            self.identity = f"checkpoint {self._location.current} size {self.size}"
+            self.weak = True
+        if self._location.previous and not self._map.lists_changes:
+            log.warning("the backup is a full one, not the changes since %r", self._location.previous)
+
+    def close(self) -> None:
+        super().close()
+        self._pages.close()
+        self._connection.close()
+
+    def extents(self) -> Iterator[base.Extent]:
+        return extents.coarse(self._map.extents())
+
+    def verify(self) -> None:
+        """Read the map again: a backup that has replaced this one would be a mixture of two disks."""
+        again = maps.Map(self._pages.name)
+        retry.patiently(lambda: again.read(self._page), PATIENCE, self._cancel)
+        self._map.check_same(again)
+
+    def describe(self) -> Mapping[str, object]:
+        copied = sum(extent.length for extent in self._map.extents() if not extent.zero)
+        kind = "changes" if self._map.lists_changes else "full"
+        return {"form": str(self._location.form), "backup": kind, "data": copied}
+
+    def _page(self, offset: int) -> bytes:
+        if not offset:
+            return self._ask_page(offset)
+        return retry.patiently(lambda: self._ask_page(offset), PATIENCE, self._cancel)
+
+    def _ask_page(self, offset: int) -> bytes:
+        """Return the page of the map that begins at ``offset``; too long by one byte if it is too long."""
+        where = self._location.beside("map")
+        self._pages.url = server.with_query(where, offset=offset, page_size=self._page_size)
+        self._pages.unpin()
+        response = self._pages.get(None)
+        if response.status_code != 200:
+            raise self._pages.failure(response)
+        try:
+            with session.translated(self._pages.name, first=False):
+                return session.body(response, maps.LARGEST_PAGE)
+        finally:
+            self._pages.drop(response)

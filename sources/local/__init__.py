@@ -12,6 +12,6 @@ KINDS = (
         schemes=("", "file"),
         archives=True,
     ),
-    kind.Kind("volume", source=f"{__name__}.volume:source", location=f"{__name__}.locations:Local"),
+    kind.Kind("volume", source=f"{__name__}.file:volume", location=f"{__name__}.locations:Local"),
     kind.Kind("none", source=f"{__name__}.blank:source", location=f"{__name__}.locations:Nowhere"),
 )

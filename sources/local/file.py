@@ -1,4 +1,4 @@
-"""A local file, block device or pipe."""
+"""A local file, block device or pipe, and the disk of another volume."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -25,6 +26,21 @@ def source(location: base.Location, cancel: base.Cancel) -> LocalSource:
     if location.endpoint == locations.STDIN:
         return StandardInput(cancel, location.access)
     return LocalSource(locations.path_of(location.endpoint), cancel, location.access)
+
+
+def volume(location: base.Location, cancel: base.Cancel) -> LocalSource:
+    """Return the source for another volume: a device, a disk image, or a directory with ``disk.img``.
+
+    It is always raw: its guest controls the content, so no format is detected.
+    """
+    path = Path(location.endpoint)
+    is_folder = path.is_dir()
+    made: LocalSource = (_Image if is_folder else LocalSource)(
+        str(path / "disk.img" if is_folder else path), cancel, location.access
+    )
+    made.format = "raw"
+    made.thin = True
+    return made
 
 
 class LocalSource(base.Source):
@@ -213,3 +229,15 @@ class _LocalStream:
 
     def close(self) -> None:
         """Do nothing: the source closes the descriptor."""
+
+
+class _Image(LocalSource):
+    """The disk image in a volume. A symlink would lead to other mounts of this container."""
+
+    def _open(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(self.name).st_mode):
+                raise errors.Unreachable(
+                    url=self.name, reason="is not a regular file; put the disk itself there"
+                )
+        return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

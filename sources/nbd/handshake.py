@@ -16,7 +16,7 @@ from typing import Any
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import base, handshakes, wire
 from cdi_worker.sources.nbd import locations
 
 ALLOCATION = "base:allocation"
@@ -231,9 +231,6 @@ _FINAL = {
 
 def _failure(server: Server, err: Any) -> errors.Error:
     """Return the error for an exception of libnbd while connecting."""
-    # Imported when used: only a failure needs it (start-up time).
-    from cdi_worker.sources import handshakes
-
     text = words(err)
     for part, message in _CAUSES:
         if part in err.string:

@@ -18,7 +18,8 @@ import urllib3.exceptions
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, wire
+from cdi_worker.remedy import Remedy
+from cdi_worker.sources import base, handshakes, wire
 from cdi_worker.sources.objects import buckets, locations
 from cdi_worker.sources.web import session
 
@@ -42,10 +43,6 @@ def refuse_plaintext(url: str, access: base.Access) -> None:
     """Refuse to send tokens over plain http to another machine, unless insecure connections are allowed."""
     scheme, host, _ = wire.origin(url)
     if scheme == "http" and host not in LOOPBACK and not access.insecure:
-        # Imported when used: only a failure needs it (start-up time).
-        from cdi_worker.remedy import Remedy
-        from cdi_worker.sources import handshakes
-
         ways = (("use https", ""), ("leave out the file (emulators need none)", ""), *handshakes.PLAIN)
         reason = f"{url}: http would send the credentials unencrypted"
         raise errors.RequestError(reason, remedy=Remedy(ways))

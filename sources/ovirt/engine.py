@@ -12,7 +12,7 @@ from typing import Any
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import base, handshakes, wire
 from cdi_worker.sources.ovirt import locations
 
 log = logging.getLogger(__name__)
@@ -153,9 +153,6 @@ class Engine:
         if (err.code is None and not _TLS.search(message)) or err.code in TRANSIENT:
             return errors.Transient(url=self.name, reason=reason)
         if _UNVERIFIED in message:
-            # Imported when used: only a failure needs it (start-up time).
-            from cdi_worker.sources import handshakes
-
             return errors.Unreachable(url=self.name, reason=reason, remedy=handshakes.UNSPECIFIED)
         return errors.Unreachable(url=self.name, reason=reason)
 

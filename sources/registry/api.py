@@ -13,8 +13,8 @@ import requests.auth
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, wire
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import auth, blobs, documents, locations
-from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)

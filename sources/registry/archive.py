@@ -15,8 +15,8 @@ from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
 from cdi_worker.sources import base
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import blobs, documents
-from cdi_worker.sources.registry import reference as oci_reference
 
 INDEX = "index.json"
 HEAD_SIZE = 1 << 18

@@ -19,8 +19,8 @@ from typing import Any
 import requests
 
 from cdi_worker import errors, masking
-from cdi_worker.sources import base, wire
-from cdi_worker.sources.registry import reference as oci_reference
+from cdi_worker.sources import base, handshakes, wire
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
@@ -165,9 +165,6 @@ class Authorizer:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""
         if destination.startswith("http://") and not self._access.insecure:
             reason = f"{wire.safe_url(destination)} would receive the credentials unencrypted"
-            # Imported when used: only a failure needs it (start-up time).
-            from cdi_worker.sources import handshakes
-
             raise errors.Unreachable(url=url, reason=reason, remedy=handshakes.PLAIN)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from cdi_worker import errors, units
 from cdi_worker.formats.signature import simple
-from cdi_worker.sources.registry import reference
+from cdi_worker.sources import reference
 
 #: Accepted media types. Docker's schema 1 is obsolete and not accepted.
 INDEX_TYPES = (

@@ -6,7 +6,6 @@ cosign, "SIGNATURE_SPEC.md" (the tag), "BUNDLE_SPEC.md"; OCI distribution specif
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Final, Protocol
@@ -15,6 +14,7 @@ from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle, simple
 from cdi_worker.sources.registry import blobs, documents
+from cdi_worker.sources.trust import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,7 @@ class Store(Protocol):
     def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Found:
-    """A signature of a manifest: of either form, or why it could not be read. ``name`` is for messages."""
-
-    name: str
-    simple: simple.Signed | None = None
-    bundle: bytes | None = None
-    fault: errors.Untrusted | None = None
-
-
-def find(store: Store, digest: str) -> Iterator[Found]:
+def find(store: Store, digest: str) -> Iterator[Candidate]:
     """Yield the signatures of the manifest with this digest, at most ``MOST``."""
     for count, found in enumerate(_all(store, digest)):
         if count == MOST:
@@ -63,7 +53,7 @@ def find(store: Store, digest: str) -> Iterator[Found]:
         yield found
 
 
-def _all(store: Store, digest: str) -> Iterator[Found]:
+def _all(store: Store, digest: str) -> Iterator[Candidate]:
     tag = digest.replace(":", "-")
     if (data := store.tagged(f"{tag}.sig")) is not None:
         yield from _layers(store, data)
@@ -80,7 +70,7 @@ def _all(store: Store, digest: str) -> Iterator[Found]:
             yield from _referrer(store, entry)
 
 
-def _referrer(store: Store, entry: documents.Descriptor) -> Iterator[Found]:
+def _referrer(store: Store, entry: documents.Descriptor) -> Iterator[Candidate]:
     try:
         data = store.manifest(entry)
     except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
@@ -89,7 +79,7 @@ def _referrer(store: Store, entry: documents.Descriptor) -> Iterator[Found]:
         yield from _layers(store, data)
 
 
-def _layers(store: Store, data: bytes) -> Iterator[Found]:
+def _layers(store: Store, data: bytes) -> Iterator[Candidate]:
     """Yield the signatures in a manifest, one for each layer."""
     manifest = _parsed(store, data)
     for layer in manifest.layers if isinstance(manifest, documents.Manifest) else ():
@@ -99,19 +89,19 @@ def _layers(store: Store, data: bytes) -> Iterator[Found]:
             yield _read(store, layer, bundle.LARGEST)
 
 
-def _read(store: Store, layer: documents.Descriptor, limit: int) -> Found:
+def _read(store: Store, layer: documents.Descriptor, limit: int) -> Candidate:
     name = f"{store.name}: {layer.digest}"
     if layer.size > limit:
         fault = simple.malformed(name, f"it has {layer.size} bytes, more than {limit}")
-        return Found(name, fault=fault)
+        return Candidate(name, fault=fault)
     try:
         with contextlib.closing(store.blob(layer)) as reader:
             data = blobs.read_all(reader, limit, name)
     except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
         return _unreadable(store, layer, err)
     if layer.media_type == simple.MEDIA_TYPE:
-        return Found(name, simple=simple.Signed(data, layer.annotations))
-    return Found(name, bundle=data)
+        return Candidate(name, simple=simple.Signed(data, layer.annotations))
+    return Candidate(name, bundle=data)
 
 
 def _parsed(store: Store, data: bytes) -> documents.Index | documents.Manifest | None:
@@ -123,6 +113,6 @@ def _parsed(store: Store, data: bytes) -> documents.Index | documents.Manifest |
         return None
 
 
-def _unreadable(store: Store, of: documents.Descriptor, err: errors.Error) -> Found:
+def _unreadable(store: Store, of: documents.Descriptor, err: errors.Error) -> Candidate:
     name = f"{store.name}: {of.digest}"
-    return Found(name, fault=errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))
+    return Candidate(name, fault=errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))

@@ -12,11 +12,11 @@ from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images import image
 from cdi_worker.sources import base, labels
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
-from cdi_worker.sources.registry import reference as oci_reference
 
 if TYPE_CHECKING:
-    from cdi_worker.sources.registry import trust
+    from cdi_worker.sources.trust import images
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ class RegistrySource(base.Source):
 
     def open(self, opening: base.Opening) -> None:
         try:
-            judge = self._judge(opening.demand)
+            judge: images.Judge | None = opening.judging(self._reference) if opening.judging else None
             self._counting = _Counting(opening.engine)
             self._store = self._open_store(self._counting.read)
             chosen = choose(self._store, self._location.architecture)
-            self.claims = judge.check(self._store, chosen.digests) if judge else ()
+            self.signatures = self._verified(self._store, judge, chosen.digests) if judge else ()
             self._image = resolve(self._store, chosen, self._location.architecture)
             self._check_platform(chosen, self._image)
             self._disk = self._find(self._store, self._image.manifest)
@@ -88,14 +88,12 @@ class RegistrySource(base.Source):
     def _open_store(self, read_blob: blobs.Read) -> layer.Store:
         return _open(self._location, self._cancel, read_blob)
 
-    def _judge(self, demand: signature.Demand) -> trust.Judge | None:
-        """Return who decides on the signatures; None if nothing is demanded."""
-        if not (demand or demand.policy):
-            return None
-        # Imported when used (start-up time).
-        from cdi_worker.sources.registry import trust
+    def _verified(
+        self, store: layer.Store, judge: images.Judge, digests: tuple[str, ...]
+    ) -> tuple[signature.Signature, ...]:
+        from cdi_worker.sources.registry import signatures
 
-        return trust.Judge(demand, self._reference)
+        return judge.check((each for digest in digests for each in signatures.find(store, digest)), digests)
 
     def _check_platform(self, chosen: Chosen, image: Image) -> None:
         """Refuse a signed image that an index lists for another platform: others may have written the index.
@@ -103,7 +101,7 @@ class RegistrySource(base.Source):
         Unsigned images often have a wrong configuration, and there is nothing to verify.
         """
         found = documents.contradiction(chosen.entry, image.config) if chosen.entry else ""
-        if found and self.claims:
+        if found and self.signatures:
             raise errors.Untrusted(url=self.name, fault=signature.OTHER_DATA, reason=found)
         if found:
             log.warning("wrong platform url=%r: %s", self.name, found)
@@ -171,6 +169,7 @@ class RegistrySource(base.Source):
             }
             for item in documents.disks(self._image.manifest)
         ]
+        signatures = [dataclasses.asdict(each) for each in self.signatures]
         return {
             "digest": self._image.digest,
             "platforms": self._image.platforms or [self._image.platform],
@@ -178,7 +177,7 @@ class RegistrySource(base.Source):
             "disk": self._disk.path or self._disk.blob.media_type,
             "diskLayer": self._disk.blob.digest,
             "labels": self._image.labels(),
-            **({"signatures": [dataclasses.asdict(each) for each in self.claims]} if self.claims else {}),
+            **({"signatures": signatures} if signatures else {}),
             **({"disks": disks} if disks else {}),
         }
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import responses, sockets
-from cdi_worker.sources import wire
+from cdi_worker.sources import handshakes, wire
 from cdi_worker.sources.vmware import locations
 
 log = logging.getLogger(__name__)
@@ -126,9 +126,6 @@ class Session:
         except errors.Error:
             raise
         except ssl.SSLCertVerificationError as err:
-            # Imported when used: only a failure needs it (start-up time).
-            from cdi_worker.sources import handshakes
-
             cause = handshakes.certificate(err)
             remedy = handshakes.pinned(cause.remedy)
             raise errors.Unreachable(url=self.name, reason=cause.reason, remedy=remedy) from err

@@ -10,6 +10,8 @@ import base64
 import ipaddress
 import urllib.parse
 
+import idna
+
 from cdi_worker import errors
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
@@ -112,9 +114,6 @@ def _ascii(name: str) -> str:
     """Return the form of a name that is sent, with labels in punycode; a name that has none as it is."""
     if name.isascii():
         return name
-    # Imported when used: most names are ASCII, and its tables take 10 ms.
-    import idna
-
     try:
         # A suffix begins with a dot, an empty label.
         dot, rest = (".", name[1:]) if name.startswith(".") else ("", name)

@@ -15,11 +15,11 @@ import yaml
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import demands, group, parameters
+from cdi_worker.importer.commands import group, parameters, signatures
 from cdi_worker.importer.kubernetes import datavolume, documents, signed
+from cdi_worker.sources import trust
 from tests.support import misbehave, repository, signing, tls, worker
 
 SIGNER = signing.Signer()
@@ -414,7 +414,7 @@ def test_annotations_in_a_block_reach_the_pod_without_its_end(pod: worker.Pod, u
 DEMANDS = [each.field for each in SETTINGS if each.field and each.field != "annotations"]
 
 
-def wanted(demand: signature.Demand = signature.NOTHING, checksum: str | None = None) -> request.Request:
+def wanted(demand: trust.Demand = trust.NOTHING, checksum: str | None = None) -> request.Request:
     location = cdi_worker.Location("http://127.0.0.1/disk")
     return request.Request(
         source="http", location=location, target="disk.img", demand=demand, checksum=checksum
@@ -424,7 +424,7 @@ def wanted(demand: signature.Demand = signature.NOTHING, checksum: str | None = 
 @pytest.mark.parametrize("field", DEMANDS)
 def test_empty_demand_of_the_library_is_refused(field: str) -> None:
     for value in ("", " "):
-        made = signature.Demand(**{field: value})
+        made = trust.Demand(**{field: value})
         with pytest.raises(errors.RequestError, match=f"demand: {field} is empty"):
             request.check(wanted(made))
 
@@ -437,12 +437,12 @@ def test_empty_checksum_of_the_library_is_refused() -> None:
 @pytest.mark.parametrize("field", DEMANDS)
 def test_misspelt_demand_of_the_library_is_refused(field: str) -> None:
     with pytest.raises(TypeError):
-        signature.Demand(**{f"{field}s": "x"})
+        trust.Demand(**{f"{field}s": "x"})
 
 
 def test_library_without_a_demand_has_no_faults() -> None:
     request.check(wanted())
-    request.check(wanted(signature.Demand(signed_by="key.pem")))
+    request.check(wanted(trust.Demand(signed_by="key.pem")))
 
 
 def test_mounted_policy_that_cannot_be_looked_at_is_not_left_out(tmp_path: Path) -> None:
@@ -452,7 +452,9 @@ def test_mounted_policy_that_cannot_be_looked_at_is_not_left_out(tmp_path: Path)
     found = {}
     for path in (tmp_path / "none/policy.json", loop / "policy.json"):
         made = click.Context(group.cli)
-        for each in dataclasses.fields(signature.Demand):
+        for each in dataclasses.fields(trust.Demand):
             made.set_parameter_source(each.name, click.core.ParameterSource.DEFAULT)
-        found[path.parent.name] = demands.of_pod(made, signature.Demand(policy=str(path))).policy
+        given = {"policy": str(path)}
+        signatures.take_pod(made, given)
+        found[path.parent.name] = given["policy"]
     assert found == {"none": None, "loop": str(loop / "policy.json")}

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import cdi_worker
 from cdi_worker import errors
 from tests.support import disks as disks_module
-from tests.support import misbehave, oracle
+from tests.support import misbehave, oracle, ways
 
 #: Seconds.
 SOON = 60.0
@@ -25,13 +24,6 @@ def endless(body: bytes, tail: bytes) -> misbehave.Page:
     return misbehave.Page(body, framing="chunked", ranges=False, tail=(tail, None))
 
 
-def run(url: str, target: Path, **more: object) -> None:
-    location = cdi_worker.Location(url)
-    cdi_worker.run(
-        cdi_worker.Request(existing="replace", source="http", location=location, target=str(target), **more)
-    )
-
-
 @pytest.mark.parametrize("tail", [bytes(1 << 18), b"\xff" * (1 << 18)], ids=["zeros", "ones"])
 @pytest.mark.parametrize("variant", ["qcow2", "qcow2-zlib", "vmdk", "vmdk-stream"])
 def test_what_follows_a_complete_image_is_not_read(
@@ -39,7 +31,7 @@ def test_what_follows_a_complete_image_is_not_read(
 ) -> None:
     url = server.serve("/disk", endless(disks.image(variant).read_bytes(), tail))
     began = time.monotonic()
-    run(url, tmp_path / "disk.img")
+    ways.import_disk(url, tmp_path / "disk.img")
     assert time.monotonic() - began < SOON
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
 
@@ -51,7 +43,7 @@ def test_what_follows_an_image_whose_checksum_was_given_is_limited(
     checksum = f"sha256:{hashlib.sha256().hexdigest()}"
     began = time.monotonic()
     with pytest.raises(errors.Refused, match="follow the end of the image"):
-        run(url, tmp_path / "disk.img", checksum=checksum, image_size=64 << 20)
+        ways.import_disk(url, tmp_path / "disk.img", checksum=checksum, image_size=64 << 20)
     assert time.monotonic() - began < SOON
     assert not (tmp_path / "disk.img").exists()
 
@@ -66,7 +58,7 @@ def test_compressed_stream_of_nothing_is_an_empty_source(
     url = server.serve("/disk", misbehave.Page(nothing, ranges=ranges))
     (tmp_path / "scratch").mkdir()
     with pytest.raises(errors.Unsupported, match="the source is empty") as caught:
-        run(url, tmp_path / "disk.img", scratch=str(tmp_path / "scratch") if scratch else None)
+        ways.import_disk(url, tmp_path / "disk.img", scratch=str(tmp_path / "scratch") if scratch else None)
     assert not caught.value.retryable
     assert not (tmp_path / "disk.img").exists()
 
@@ -77,7 +69,7 @@ def test_endless_skippable_frames_first_are_refused(
 ) -> None:
     began = time.monotonic()
     with pytest.raises(errors.Refused, match=r"in a row are empty|decompress to nothing"):
-        run(server.serve("/disk", endless(frames, frames)), tmp_path / "disk.img")
+        ways.import_disk(server.serve("/disk", endless(frames, frames)), tmp_path / "disk.img")
     assert time.monotonic() - began < SOON
 
 
@@ -96,6 +88,6 @@ def test_compressed_stream_without_content_is_limited(
     url = server.serve("/disk", endless(packed, tail))
     began = time.monotonic()
     with pytest.raises(errors.ImageError, match="in a row are empty"):
-        run(url, tmp_path / "disk.img")
+        ways.import_disk(url, tmp_path / "disk.img")
     assert time.monotonic() - began < SOON
     assert not (tmp_path / "disk.img").exists()

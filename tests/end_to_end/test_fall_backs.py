@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,10 +33,7 @@ cdi_worker.run(cdi_worker.Request(
 """
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(request.param, tmp_path, 32 * MIB) as made:
-        yield made
+target = devices.targets("file", "block", size=32 * MIB)
 
 
 @pytest.fixture

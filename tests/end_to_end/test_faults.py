@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,10 +32,7 @@ REQUEST, SOURCE, IMAGE, CHECKSUM, TARGET, SCRATCH, TOO_LARGE = range(2, 9)
 IMPATIENT = ("--stall-timeout=1",)
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(request.param, tmp_path, 16 * MiB) as path:
-        yield path
+target = devices.targets("file", "block", size=16 * MiB)
 
 
 def check_failure(done: worker.Completed, status: int, message: str, target: Path) -> None:

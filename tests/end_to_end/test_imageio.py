@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,7 @@ SECOND = ("write -P 4 512 512", "write -P 5 4500k 1k", "discard 1M 64k", "write 
 FINAL = ("write -P 6 7M 3M", "write -z 8M 64k")
 
 
-@pytest.fixture(params=["file", 512, 4096])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(str(request.param), tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB) as path:
-        yield path
+target = devices.targets("file", "512", "4096", size=ovirt_stages.SIZE + ovirt_stages.MIB)
 
 
 def test_stages_of_a_migration_reproduce_each_checkpoint(ovirt: ovirt_stages.Setup, target: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,7 @@ from cdi_worker.images import targets
 from tests.support import devices, imageiod, oracle, ovirt_stages, processes, repository
 from tests.support import engine as engine_module
 
-
-@pytest.fixture(params=["file", 512, 4096])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(str(request.param), tmp_path, ovirt_stages.SIZE + ovirt_stages.MIB) as path:
-        yield path
+target = devices.targets("file", "512", "4096", size=ovirt_stages.SIZE + ovirt_stages.MIB)
 
 
 # -- killed at any point, and run again ----------------------------------------------------------------

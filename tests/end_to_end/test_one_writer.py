@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,7 @@ cdi_worker.run(cdi_worker.Request(source="http", location=source, target=sys.arg
 """
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(tmp_path, SIZE) as device:
-        yield device
+target = devices.targets("file", "block", size=SIZE)
 
 
 def started_slowly(

@@ -10,18 +10,11 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import misbehave
+from tests.support import misbehave, ways
 
 KIB, MIB = 1 << 10, 1 << 20
 DATA = random.Random(5).randbytes(12 * MIB)
 FEW = cdi_worker.FetchOptions(connections=2, chunk=512 * KIB, no_progress=60.0)
-
-
-def import_disk(url: str, target: Path, fetch: cdi_worker.FetchOptions = FEW) -> cdi_worker.Result:
-    wanted = cdi_worker.Request(
-        source="http", location=cdi_worker.Location(url), target=str(target), fetch=fetch
-    )
-    return cdi_worker.run(wanted)
 
 
 @pytest.mark.parametrize("cut", [9 * MIB, 9 * MIB + 1])
@@ -32,7 +25,7 @@ def test_answers_that_end_at_the_same_byte_are_an_outage(
     good = misbehave.Page(DATA)
     torn = dataclasses.replace(good, cut_at=cut)
     url = server.serve("/disk", (torn, 12), good)
-    done = import_disk(url, tmp_path / "disk.img")
+    done = ways.import_disk(url, tmp_path / "disk.img", fetch=FEW)
     assert (tmp_path / "disk.img").read_bytes() == DATA
     assert str(done.plan.route) == "stream"
     assert done.plan.random
@@ -49,5 +42,5 @@ def test_stream_longer_than_the_first_answer_stated_is_refused(
     longer = misbehave.Page(DATA, etag=None, modified=None, ranges=False, framing=framing)
     url = server.serve("/disk", (first, 1), longer)
     with pytest.raises(errors.SourceChanged, match="size"):
-        import_disk(url, tmp_path / "disk.img")
+        ways.import_disk(url, tmp_path / "disk.img", fetch=FEW)
     assert not (tmp_path / "disk.img").exists()

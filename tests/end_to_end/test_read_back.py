@@ -45,13 +45,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(tmp_path, 32 * MIB) as path:
-        yield path
+target = devices.targets("file", "block", size=32 * MIB)
 
 
 def run(url: str, target: Path) -> cdi_worker.Result:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,13 +36,7 @@ cdi_worker.run(cdi_worker.Request(
 """
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "file":
-        yield tmp_path / "disk.img"
-        return
-    with devices.loop(tmp_path, 32 * MIB, sector=4096) as device:
-        yield device
+target = devices.targets("file", "block4096", size=32 * MIB)
 
 
 def image(tmp_path: Path, form: str) -> bytes:

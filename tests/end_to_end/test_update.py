@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ for offset, data in (
     NEW[offset : offset + len(data)] = data
 
 
-@pytest.fixture(params=["file", "block512", "block4096"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(request.param, tmp_path, 32 * MIB) as path:
-        yield path
+target = devices.targets("file", "block512", "block4096", size=32 * MIB)
 
 
 def image(content: bytes | bytearray, form: str, tmp_path: Path) -> bytes:

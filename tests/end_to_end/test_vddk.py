@@ -34,11 +34,7 @@ def vcsim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
         yield made
 
 
-@pytest.fixture(params=["file", "block512", "block4096"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Yield a new file, or a device filled with 0xFF."""
-    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
-        yield path
+target = devices.targets("file", "block512", "block4096", size=vmware_stages.SIZE + vmware_stages.MiB)
 
 
 def test_stages_of_a_migration_reproduce_each_snapshot(vcsim: vmware.Vcsim, target: Path) -> None:

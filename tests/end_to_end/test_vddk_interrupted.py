@@ -22,11 +22,7 @@ from tests.support import devices, oracle, processes, repository, vmware, vmware
 pytest.importorskip("pyVmomi")
 
 
-@pytest.fixture(params=["file", "block512", "block4096"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Yield a new file, or a device filled with 0xFF."""
-    with devices.target(request.param, tmp_path, vmware_stages.SIZE + vmware_stages.MiB) as path:
-        yield path
+target = devices.targets("file", "block512", "block4096", size=vmware_stages.SIZE + vmware_stages.MiB)
 
 
 def test_cancel_stops_a_stage(tmp_path: Path) -> None:

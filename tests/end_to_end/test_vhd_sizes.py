@@ -12,7 +12,17 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import contract
-from tests.support import containers, devices, misbehave, oracle, processes, registries, uploads, vhd_images
+from tests.support import (
+    containers,
+    devices,
+    misbehave,
+    oracle,
+    processes,
+    registries,
+    uploads,
+    vhd_images,
+    ways,
+)
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -32,19 +42,6 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def import_disk(source: str, target: Path, **options: Any) -> cdi_worker.Result:
-    kind = "http" if source.startswith("http") else "local"
-    return cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace",
-            source=kind,
-            location=cdi_worker.Location(source),
-            target=str(target),
-            **options,
-        )
-    )
-
-
 @pytest.mark.parametrize("creator", vhd_images.CREATORS)
 @pytest.mark.parametrize("compression", [None, "gz"])
 def test_fixed_vhd_of_every_creator_keeps_its_end(
@@ -53,7 +50,7 @@ def test_fixed_vhd_of_every_creator_keeps_its_end(
     image = vhd_images.fixed(raw.read_bytes(), creator)
     if compression:
         image = disks_module.COMPRESSIONS[compression](image)
-    result = import_disk(server.serve("/disk", misbehave.Page(image)), tmp_path / "disk.img")
+    result = ways.import_disk(server.serve("/disk", misbehave.Page(image)), tmp_path / "disk.img")
     assert result.size == raw.stat().st_size
     assert (tmp_path / "disk.img").read_bytes() == raw.read_bytes()
 
@@ -77,7 +74,7 @@ def test_fixed_vhd_is_one_disk_on_every_route(
         (tmp_path / "image").write_bytes(image)
         url = str(tmp_path / "image")
     with devices.target(kind, tmp_path, raw.stat().st_size) as target:
-        result = import_disk(url, target, **options)
+        result = ways.import_disk(url, target, **options)
         assert result.size == raw.stat().st_size
         oracle.same(target, raw)
 
@@ -108,7 +105,7 @@ def test_fixed_vhd_shorter_than_its_footer_says_is_refused(
     data = raw.read_bytes()
     image = vhd_images.fixed(data[MiB:], b"win ", size=len(data))
     with pytest.raises(errors.Refused, match="more than the file holds"):
-        import_disk(server.serve("/disk", misbehave.Page(image, **page)), tmp_path / "disk.img")
+        ways.import_disk(server.serve("/disk", misbehave.Page(image, **page)), tmp_path / "disk.img")
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -122,7 +119,7 @@ def test_dynamic_vhd_keeps_its_end(
         image = disks_module.COMPRESSIONS["gz"](image)
     page = misbehave.Page(image, ranges=wrapping != "stream")
     options = {} if wrapping == "ranges" else {"scratch": str(scratch)}
-    result = import_disk(server.serve("/disk", page), tmp_path / "disk.img", **options)
+    result = ways.import_disk(server.serve("/disk", page), tmp_path / "disk.img", **options)
     assert result.size == raw.stat().st_size
     oracle.same(tmp_path / "disk.img", raw, beyond=None)
 
@@ -143,7 +140,7 @@ def test_dynamic_vhd_without_data_at_its_end_has_the_size_of_its_geometry(
     if wrapping == "gz":
         data = disks_module.COMPRESSIONS["gz"](data)
     url = server.serve("/disk", misbehave.Page(data))
-    result = import_disk(url, tmp_path / "disk.img", scratch=str(scratch))
+    result = ways.import_disk(url, tmp_path / "disk.img", scratch=str(scratch))
     assert result.size == expected.stat().st_size
     oracle.same(tmp_path / "disk.img", expected, beyond=None)
 
@@ -159,5 +156,5 @@ def test_vhd_with_a_huge_block_map_is_refused_by_its_header(
         data = disks_module.COMPRESSIONS[wrapping](data)
     url = server.serve("/disk", misbehave.Page(data))
     with pytest.raises(errors.Refused, match="block map"):
-        import_disk(url, tmp_path / "disk.img", scratch=str(scratch))
+        ways.import_disk(url, tmp_path / "disk.img", scratch=str(scratch))
     oracle.unusable(tmp_path / "disk.img")

@@ -22,7 +22,7 @@ import requests
 from cdi_worker import errors
 from cdi_worker.formats import checksum_file, clone, readers
 from cdi_worker.formats.compressed import snappy
-from cdi_worker.formats.ova import descriptor, manifest, package
+from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple
 from cdi_worker.formats.tar import archive
 from cdi_worker.images.engine import cancelling, responses
@@ -30,9 +30,11 @@ from cdi_worker.importer.kubernetes import datavolume
 from cdi_worker.importer.kubernetes import documents as manifests
 from cdi_worker.importer.upload import connection, form
 from cdi_worker.importer.upload import http as upload
+from cdi_worker.sources import reference
 from cdi_worker.sources.kubevirt import maps
 from cdi_worker.sources.nbd import client, handshake, locations
-from cdi_worker.sources.registry import documents, policy, reference
+from cdi_worker.sources.registry import documents
+from cdi_worker.sources.trust import policy
 from cdi_worker.sources.web import http as web
 from tests.fuzz import sums
 
@@ -55,7 +57,7 @@ def _descriptor(data: bytes) -> None:
 
 
 def _ova_manifest(data: bytes) -> None:
-    for name, stated in manifest.parse(data).items():
+    for name, stated in package.parse_manifest(data).items():
         assert name == name.strip()
         str(stated)
 
@@ -170,11 +172,11 @@ def _accepted(_proof: bytes, _message: bytes, _name: str) -> str:
 
 def _simple(data: bytes) -> None:
     signed = simple.Signed(data, {simple.SIGNATURE: "AAAA"})
-    simple.claims(signed, _accepted, "image").check(["sha256:" + 64 * "0"], [("a", "b")], "image")
+    simple.verified(signed, _accepted, "image").check(["sha256:" + 64 * "0"], [("a", "b")], "image")
 
 
 def _bundle(data: bytes) -> None:
-    bundle.claims(data, _accepted, "image").check(["sha256:" + 64 * "0"], [("a", "b")], "image")
+    bundle.verified(data, _accepted, "image").check(["sha256:" + 64 * "0"], [("a", "b")], "image")
 
 
 def _statement(data: bytes) -> None:

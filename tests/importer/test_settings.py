@@ -59,7 +59,7 @@ def by_manifest(tmp_path: Path) -> request.Request:
 
 @pytest.fixture
 def by_environment(paths: contract.Paths) -> request.Request:
-    demand = dataclasses.replace(paths.settings.demand, checksum_file=f"{URL}.sums")
+    demand = {"checksum_file": f"{URL}.sums"}
     settings = dataclasses.replace(paths.settings, demand=demand, stall=7.0)
     return importer.read(ENV, dataclasses.replace(paths, settings=settings))
 

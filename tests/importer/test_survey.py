@@ -13,22 +13,10 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources.web import http
 from tests.support import disks as disks_module
-from tests.support import hostile, misbehave, oracle
+from tests.support import hostile, misbehave, oracle, ways
 
 KIB = 1 << 10
-
-
-def import_disk(url: str, target: Path) -> cdi_worker.Result:
-    fetch = cdi_worker.FetchOptions(connections=1)
-    return cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace",
-            source="http",
-            location=cdi_worker.Location(url),
-            target=str(target),
-            fetch=fetch,
-        )
-    )
+ONE = cdi_worker.FetchOptions(connections=1)
 
 
 def requested_ranges(server: misbehave.Server) -> list[tuple[int, int]]:
@@ -47,7 +35,7 @@ def test_hardly_a_byte_is_fetched_twice(
     sector is read first: it may be the footer of a fixed VHD.
     """
     data = disks.image(variant).read_bytes()
-    import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
+    ways.import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img", fetch=ONE)
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
     spans = requested_ranges(server)
     # Fewer and longer ones where the server takes long to answer, as it does on a busy machine.
@@ -61,7 +49,7 @@ def test_image_in_the_head_takes_one_request(
 ) -> None:
     data = disks.image("qcow2", "zero").read_bytes()
     assert len(data) <= http.HEAD_SIZE
-    import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img")
+    ways.import_disk(server.serve("/disk", misbehave.Page(data)), tmp_path / "disk.img", fetch=ONE)
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2", "zero"))
     assert len(requested_ranges(server)) == 1
 
@@ -85,9 +73,9 @@ def test_header_replaced_after_the_check_has_no_effect(
     url = server.serve("/disk", (good, 1), replaced)
     if variant == "qcow2":
         with pytest.raises(errors.SourceChanged, match="beginning"):
-            import_disk(url, tmp_path / "disk.img")
+            ways.import_disk(url, tmp_path / "disk.img", fetch=ONE)
         return
-    import_disk(url, tmp_path / "disk.img")
+    ways.import_disk(url, tmp_path / "disk.img", fetch=ONE)
     oracle.same(tmp_path / "disk.img", disks.expected(variant))
 
 
@@ -101,7 +89,7 @@ def test_other_disk_in_the_second_response_is_refused(
     other = data[: 32 * KIB] + b"x" + data[32 * KIB + 1 :]
     then = dataclasses.replace(first, body=other, ranges=False)
     with pytest.raises(errors.SourceChanged, match="beginning"):
-        import_disk(server.serve("/disk", (first, 1), then), tmp_path / "disk.img")
+        ways.import_disk(server.serve("/disk", (first, 1), then), tmp_path / "disk.img", fetch=ONE)
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -130,6 +118,8 @@ def test_bz2_without_ranges_takes_one_request(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     data = disks.wrapped("raw", "bz2", "dense").read_bytes()
-    import_disk(server.serve("/disk", misbehave.Page(data, ranges=False)), tmp_path / "disk.img")
+    ways.import_disk(
+        server.serve("/disk", misbehave.Page(data, ranges=False)), tmp_path / "disk.img", fetch=ONE
+    )
     oracle.same(tmp_path / "disk.img", disks.expected("raw", "dense"))
     assert len(server.gets("/disk")) == 1

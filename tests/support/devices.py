@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,17 @@ def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
         return
     with loop(directory, size, sector=int(kind.removeprefix("block") or 512)) as device:
         yield device
+
+
+def targets(*kinds: str, size: int) -> Any:
+    """Return a fixture for a test module to call ``target``: a ``target`` of each kind in turn."""
+
+    @pytest.fixture(params=kinds)
+    def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+        with target(request.param, tmp_path, size) as path:
+            yield path
+
+    return made
 
 
 def beyond(target: Path) -> bytes:

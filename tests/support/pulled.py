@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.sources import base
+from cdi_worker.sources import base, trust
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import reading, registries
@@ -25,7 +27,7 @@ class Patient(registry.RegistrySource):
     def open(self, opening: base.Opening) -> None:
         """Open it; its blobs are read by an engine as in an import."""
         engine = image.Engine(fetch.Options(no_progress=self.patience))
-        super().open(base.Opening(engine, opening.demand))
+        super().open(base.Opening(engine, opening.judging))
 
 
 def source(
@@ -35,6 +37,15 @@ def source(
     made = Patient(location, cancel or cancelling.Cancel())
     made.patience = patience
     return made
+
+
+@contextlib.contextmanager
+def demanding(source: base.Source, demand: trust.Demand) -> Iterator[base.Source]:
+    """Open an image that must have these signatures; close it after the block."""
+    with contextlib.closing(source):
+        with trust.opening(source, demand, "registry") as judging:
+            source.open(base.Opening(judging=judging))
+        yield source
 
 
 def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:

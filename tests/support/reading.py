@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Protocol
 
 from cdi_worker import errors
-from cdi_worker.formats import readers, signature
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
-
-
-@contextlib.contextmanager
-def opened(source: base.Source, demand: signature.Demand = signature.NOTHING) -> Iterator[base.Source]:
-    """Open a source whose data must have these signatures; close it after the block."""
-    with contextlib.closing(source):
-        source.open(base.Opening(demand=demand))
-        yield source
 
 
 class ShortReads(readers.Bytes):

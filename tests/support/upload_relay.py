@@ -61,15 +61,18 @@ class Relay:
             self._passing.notify_all()
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait until the condition holds; after each second without it, let one more MiB pass.
+        """Wait until the condition holds; let a MiB pass from time to time while all is held back.
 
-        However slow the machine, what is transferred does not end before the condition was looked at.
+        The pauses grow: however slow the machine, the transfer does not end before the condition holds.
         """
-        latest = time.monotonic() + 1
+        pause = 1.0
+        latest = time.monotonic() + pause
         while not condition():
-            if time.monotonic() > latest:
+            if self._allowed > 0:
+                latest = time.monotonic() + pause
+            elif time.monotonic() > latest:
                 self.allow(MIB)
-                latest = time.monotonic() + 1
+                pause *= 1.5
             time.sleep(0.01)
 
     def _pass(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""One package of disks imported in every way it may arrive: by ranges, as a stream, from a file or a pipe."""
+"""Import a disk from an address, or a package in each way it may arrive: ranges, a stream, a file, a pipe."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ from tests.support import misbehave, oracle
 
 #: How the bytes arrive.
 WAYS = ("ranges", "stream", "local", "pipe")
+
+
+def request(address: str, target: Path, **options: object) -> cdi_worker.Request:
+    """Return a request for a URL or a path, which replaces ``target``."""
+    source = "http" if address.startswith("http") else "local"
+    values = {"existing": "replace", **options}
+    return cdi_worker.Request(
+        source=source, location=cdi_worker.Location(address), target=str(target), **values
+    )
+
+
+def import_disk(address: str, target: Path, **options: object) -> cdi_worker.Result:
+    """Run ``request``."""
+    return cdi_worker.run(request(address, target, **options))
 
 
 class Importer:
@@ -37,14 +51,8 @@ class Importer:
             address = self.server.serve(f"/{self._path.name}", page)
         elif way == "local":
             self._path.write_bytes(data)
-        source = "http" if address.startswith("http") else "local"
-        values = {
-            "target": str(self.target),
-            "existing": "replace",
-            "scratch": str(self._directory),
-            **options,
-        }
-        return cdi_worker.Request(source=source, location=cdi_worker.Location(address), **values)
+        target = Path(str(options.pop("target", self.target)))
+        return request(address, target, **{"scratch": str(self._directory), **options})
 
     def run(self, data: bytes, way: str, **options: object) -> cdi_worker.Result:
         """Import ``data``."""

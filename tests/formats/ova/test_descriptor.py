@@ -10,7 +10,7 @@ from hypothesis import strategies
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum
-from cdi_worker.formats.ova import descriptor, manifest
+from cdi_worker.formats.ova import descriptor, package
 from tests.support import ovas
 
 GiB = 1 << 30
@@ -70,10 +70,10 @@ def test_damaged_descriptor_raises_our_errors_only(junk: bytes, at: int, cut: in
 )
 def test_lines_of_manifests_are_read(line: str) -> None:
     text = line.format("Ab" * 32)
-    assert manifest.parse(text.encode()) == {"a b.vmdk": checksum.Checksum("sha256", "ab" * 32)}
+    assert package.parse_manifest(text.encode()) == {"a b.vmdk": checksum.Checksum("sha256", "ab" * 32)}
 
 
 @hypothesis.given(strategies.binary(max_size=200))
 def test_damaged_manifest_raises_our_errors_only(junk: bytes) -> None:
     with contextlib.suppress(errors.ImageError):
-        manifest.parse(ovas.manifest([("a", b"a")]) + junk)
+        package.parse_manifest(ovas.manifest([("a", b"a")]) + junk)

@@ -10,7 +10,7 @@ from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import simple
 
-CLAIMS = signature.Claims(signer="key", digest="sha256:a", annotations={"env": "prod", "empty": ""})
+CLAIMS = signature.Signature(signer="key", digest="sha256:a", annotations={"env": "prod", "empty": ""})
 
 
 @pytest.mark.parametrize("wanted", [("env", "test"), ("env", ""), ("team", "a"), ("team", "")])

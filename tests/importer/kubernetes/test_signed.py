@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi_worker.formats import signature
 from cdi_worker.importer.kubernetes import datavolume, documents, manifest, pod, references, run
 from cdi_worker.importer.settings import Settings
+from cdi_worker.sources import trust
 from tests.support import containers, oracle, registries, repository, signing, worker
 from tests.support import disks as disks_module
 
@@ -28,7 +28,7 @@ def changed(path: Path, **annotations: str | None) -> Path:
     return path
 
 
-def demanded(path: Path, folder: Path, **settings: Any) -> tuple[signature.Demand, list[str]]:
+def demanded(path: Path, folder: Path, **settings: Any) -> tuple[trust.Demand, list[str]]:
     """Return what the request demands, and the faults."""
     faults: list[str] = []
     found = documents.read(str(path))
@@ -49,7 +49,7 @@ def test_annotations_arrive_in_the_request(tmp_path: Path) -> None:
 
 
 def test_options_replace_annotations(tmp_path: Path) -> None:
-    demand, _ = demanded(EXAMPLE, tmp_path, demand=signature.Demand(signed_by="/other.pem"))
+    demand, _ = demanded(EXAMPLE, tmp_path, demand={"signed_by": "/other.pem"})
     assert (demand.signed_by, len(demand.annotations)) == ("/other.pem", 2)
 
 

@@ -12,16 +12,10 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, processes
+from tests.support import devices, misbehave, processes, ways
 
 MIB = 1 << 20
 NOISE = random.Random(3).randbytes(2 * MIB + 100)
-
-
-def import_request(url: str, target: Path) -> cdi_worker.Request:
-    return cdi_worker.Request(
-        existing="replace", source="http", location=cdi_worker.Location(url), target=str(target)
-    )
 
 
 @pytest.mark.parametrize("size", [2 * MIB + 100, MIB + 1])
@@ -32,7 +26,7 @@ def test_disk_of_odd_size_is_padded_with_zeros(
     """The last sector must not keep bytes that were on the device before."""
     url = server.serve("/disk", misbehave.Page(NOISE[:size], ranges=ranges))
     with devices.loop(tmp_path, 4 * MIB) as device:
-        cdi_worker.run(import_request(url, device))
+        cdi_worker.run(ways.request(url, device))
         there = device.read_bytes()
     padding = -size % 512
     assert there == NOISE[:size] + bytes(padding) + devices.DIRT * (4 * MIB - size - padding)
@@ -70,7 +64,7 @@ def test_cancel_interrupts_zeroing_of_a_huge_hole(
     empty = qcow2_of(tmp_path / "empty", 600 * MIB)
     url = server.serve("/disk", misbehave.Page(empty, ranges=ranges))
     with devices.slow(tmp_path, 600 * MIB, bytes_per_second=10 * MIB) as device:
-        request = dataclasses.replace(import_request(url, device), preallocation=True)
+        request = dataclasses.replace(ways.request(url, device), preallocation=True)
         threading.Timer(1, cancel.set).start()
         started = time.monotonic()
         with pytest.raises(errors.Cancelled):

@@ -7,7 +7,7 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
-        "formats/ova/manifest.py",
+        "formats/ova/package.py",
         "takes the last of two checksums of one file in a manifest",
         "        if found.setdefault(name, stated) != stated:\n",
         "        if False:\n",

@@ -7,7 +7,7 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
-        "sources/kubevirt/export.py",
+        "sources/kubevirt/source.py",
         "takes a gzip of an export that does not begin like one",
         '        if self.head and not self.head.startswith(b"\\x1f\\x8b\\x08"):\n',
         "        if False:\n",
@@ -164,7 +164,7 @@ MUTANTS = (
         "tests/sources/kubevirt/test_backup.py::test_backup_that_was_replaced_is_not_mixed_with_the_new_one[]",
     ),
     mutant(
-        "sources/kubevirt/backup.py",
+        "sources/kubevirt/source.py",
         "imports an incremental backup as a full one",
         "        if self._map.lists_changes and not self._location.previous:\n",
         "        if False:\n",
@@ -227,7 +227,7 @@ MUTANTS = (
         "tests/sources/local/test_file.py::test_file_changed_while_read_is_refused",
     ),
     mutant(
-        "sources/local/volume.py",
+        "sources/local/file.py",
         "reads a volume's disk through a link",
         "            if not stat.S_ISREG(os.lstat(self.name).st_mode):\n",
         "            if False:\n",

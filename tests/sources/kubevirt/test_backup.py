@@ -15,7 +15,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, plan
-from cdi_worker.sources.kubevirt import backup, maps, source
+from cdi_worker.sources.kubevirt import maps, source
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, reading
 
 MIB = 1 << 20
@@ -29,10 +29,7 @@ def machine(tmp_path: Path) -> Iterator[kubevirt_stages.Setup]:
         yield made
 
 
-@pytest.fixture(params=["file", 512, 4096])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(str(request.param), tmp_path, SIZE + MIB) as path:
-        yield path
+target = devices.targets("file", "512", "4096", size=SIZE + MIB)
 
 
 @pytest.fixture
@@ -175,7 +172,7 @@ def test_many_pages_are_one_map(machine: kubevirt_stages.Setup, plain: kubevirt.
     runs = (((at, 4096, 0), (at + 4096, unit - 4096, 3)) for at in range(0, len(plain.data), unit))
     plain.extents = [run for pair in runs for run in pair]
     where = machine.location("exports", "root", "map")
-    with backup.BackupSource(where, cancelling.NEVER, page_size=5) as found:
+    with source.BackupSource(where, cancelling.NEVER, page_size=5) as found:
         listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.extents()]
         assert reading.read_through_engine(found) == plain.data
         found.verify()
@@ -411,5 +408,5 @@ def test_interrupted_reads_return_no_wrong_bytes(
 ) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     where = machine.location("exports", "root", "map")
-    with backup.BackupSource(where, reads) as found:
+    with source.BackupSource(where, reads) as found:
         reading.check_interrupted_reads(found, reads, DATA)

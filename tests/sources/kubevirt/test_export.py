@@ -29,10 +29,7 @@ def machine(tmp_path: Path) -> Iterator[kubevirt_stages.Setup]:
         yield made
 
 
-@pytest.fixture(params=["file", 512, 4096])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(str(request.param), tmp_path, kubevirt_stages.SIZE) as path:
-        yield path
+target = devices.targets("file", "512", "4096", size=kubevirt_stages.SIZE)
 
 
 @pytest.mark.parametrize("path", [RAW, GZIP])

@@ -53,11 +53,7 @@ def qcow2(raw: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["file", "block512", "block4096"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Yield a new file, or a device filled with 0xFF."""
-    with devices.target(request.param, tmp_path, SIZE + MIB - 512) as path:
-        yield path
+target = devices.targets("file", "block512", "block4096", size=SIZE + MIB - 512)
 
 
 def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any) -> Result:

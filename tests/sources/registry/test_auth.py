@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
+from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import auth, locations
-from cdi_worker.sources.registry import reference as oci_reference
 from cdi_worker.sources.registry.auth import Credentials
 from tests.support import containers, misbehave, proxy, pulled, reading, registries, tls
 

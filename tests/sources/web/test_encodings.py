@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations as registry_locations
-from tests.support import gcs_objects, http_disk, misbehave, pulled, s3_objects
+from tests.support import gcs_objects, http_disk, misbehave, pulled, s3_objects, ways
 from tests.support.containers import Image, disk, layer
 
 DISK = http_disk.DATA
@@ -26,11 +25,7 @@ def encoded(body: bytes, encoding: str, **faults: object) -> misbehave.Page:
 
 
 def imported(url: str, target: Path) -> bytes:
-    cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace", source="http", location=cdi_worker.Location(url), target=str(target)
-        )
-    )
+    ways.import_disk(url, target)
     return target.read_bytes()
 
 

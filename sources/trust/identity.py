@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.sources.registry import reference
+from cdi_worker.sources import reference
 
 Reference: TypeAlias = reference.Reference
 #: Returns whether the first reference, as requested, is the second, as signed.

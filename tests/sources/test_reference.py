@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.sources.registry import reference as oci_reference
-from cdi_worker.sources.registry.reference import ArchiveReference, Reference
+from cdi_worker.sources import reference as oci_reference
+from cdi_worker.sources.reference import ArchiveReference, Reference
 
 DIGEST = "sha256:" + "ab" * 32
 DIGEST_512 = "sha512:" + "cd" * 64

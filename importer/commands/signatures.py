@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +9,15 @@ from typing import Any
 import click
 from click import core
 
-from cdi_worker.formats import signature
+from cdi_worker.importer import contract
 from cdi_worker.importer.commands import parameters
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 SIGNATURE = "Signature"
-ANNOTATION = parameters.TypedLines("annotation", signature.parse_annotation)
+
+
+ANNOTATION = parameters.TypedLines("annotation", contract.parse_annotation)
 
 
 def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
@@ -89,21 +90,20 @@ def added(group: str, policy: str = "") -> Decorator:
     return decorate
 
 
-def of_pod(ctx: click.Context, demand: signature.Demand) -> signature.Demand:
-    """Return the demand of a pod's options.
+def take_pod(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Leave out of the values of a pod's options a policy that is not mounted where it is by default.
 
-    A policy need not be mounted where it is looked for by default; one that is named must exist. Raises
-    ``click.UsageError`` for an option in front of a command, which has its own.
+    One that is named must exist. Raises ``click.UsageError`` for an option in front of a command, which has
+    its own.
     """
-    source = {each.name: ctx.get_parameter_source(each.name) for each in dataclasses.fields(demand)}
+    source = {name: ctx.get_parameter_source(name) for name in parameters.DEMAND}
     if ctx.invoked_subcommand is not None:
         for name, origin in source.items():
             if origin is core.ParameterSource.COMMANDLINE:
                 option = next(each.opts[0] for each in ctx.command.params if each.name == name)
                 raise click.UsageError(f"write {option} after the command {ctx.invoked_subcommand}", ctx)
-    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(demand.policy or ""):
-        return dataclasses.replace(demand, policy=None)
-    return demand
+    if source["policy"] is core.ParameterSource.DEFAULT and not _is_mounted(given["policy"]):
+        given["policy"] = None
 
 
 def _is_mounted(path: str) -> bool:

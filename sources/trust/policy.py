@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from cdi_worker import errors
 from cdi_worker.formats.signature import simple
-from cdi_worker.sources import keyfiles
-from cdi_worker.sources.registry import identity, reference
+from cdi_worker.sources import reference
+from cdi_worker.sources.trust import identity, keyfiles
 
 ACCEPT, REJECT, SIGSTORE = "insecureAcceptAnything", "reject", "sigstoreSigned"
 #: Signatures of GnuPG, which are not in the registry.

@@ -9,8 +9,8 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.formats import signature
 from cdi_worker.importer import execute
+from cdi_worker.sources import trust
 from tests.support import chains, containers, oracle, ovas, registries, signing
 
 SIGNER = signing.Signer()
@@ -25,14 +25,14 @@ def push(guarded: registries.Registry, name: str, data: bytes, *, signed: bool) 
     return cdi_worker.Location(guarded.reference(name), guarded.access())
 
 
-def demand(guarded: registries.Registry, tmp_path: Path, by: str) -> signature.Demand:
+def demand(guarded: registries.Registry, tmp_path: Path, by: str) -> trust.Demand:
     key = SIGNER.write(tmp_path / "key.pem")
     if by == "key":
-        return signature.Demand(signed_by=key)
+        return trust.Demand(signed_by=key)
     rule = {"type": "sigstoreSigned", "keyPath": key, "signedIdentity": {"type": "matchRepository"}}
     document = {"default": [{"type": "reject"}], "transports": {"docker": {guarded.host: [rule]}}}
     (tmp_path / "policy.json").write_text(json.dumps(document))
-    return signature.Demand(policy=str(tmp_path / "policy.json"))
+    return trust.Demand(policy=str(tmp_path / "policy.json"))
 
 
 @pytest.mark.parametrize("by", ["key", "policy"])
@@ -82,7 +82,7 @@ def test_all_disks_of_an_ova_are_imported_only_if_it_is_signed(
     )
     if signed:
         results = execute.run_all(wanted)
-        assert [len(result.claims) for result in results] == [1, 1]
+        assert [len(result.signatures) for result in results] == [1, 1]
         assert sorted(path.read_bytes()[:1] for path in folder.iterdir()) == [b"\1", b"\2"]
         return
     with pytest.raises(errors.Untrusted, match="not signed"):

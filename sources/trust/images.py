@@ -11,13 +11,13 @@ from typing import TypeAlias
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle, keys, simple
-from cdi_worker.sources import keyfiles
-from cdi_worker.sources.registry import identity, policy, reference, signatures
+from cdi_worker.sources import reference
+from cdi_worker.sources.trust import Candidate, Demand, identity, keyfiles, policy
 
 log = logging.getLogger(__name__)
 
 #: Returns what a signature says once it is verified. Raises ``errors.Untrusted``.
-Verify: TypeAlias = Callable[[signatures.Found], signature.Claims]
+Verify: TypeAlias = Callable[[Candidate], signature.Signature]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,28 +33,28 @@ class Check:
     named: bool
     annotations: tuple[tuple[str, str], ...] = ()
 
-    def claims(
-        self, found: signatures.Found, digests: Sequence[str], of: reference.Reference
-    ) -> signature.Claims:
-        """Return what ``found`` says. Raises ``errors.Untrusted`` if it is not this signature."""
-        if found.fault is not None:
-            raise found.fault
-        claims = self.verify(found)
-        claims.check(digests, self.annotations, found.name)
+    def accept(
+        self, candidate: Candidate, digests: Sequence[str], of: reference.Reference
+    ) -> signature.Signature:
+        """Return the signature. Raises ``errors.Untrusted`` if it is not the one that is demanded."""
+        if candidate.fault is not None:
+            raise candidate.fault
+        found = self.verify(candidate)
+        found.check(digests, self.annotations, candidate.name)
         # A bundle of cosign names no reference; a payload of the older form has a member for it.
-        if not claims.reference and found.simple is None and not self.named:
-            return claims
-        if not claims.reference:
-            reason = f"{claims.signer} signed no reference, and {self.where} demands one"
-            raise errors.Untrusted(url=found.name, fault=signature.OTHER_REFERENCE, reason=reason)
+        if not found.reference and candidate.simple is None and not self.named:
+            return found
+        if not found.reference:
+            reason = f"{found.signer} signed no reference, and {self.where} demands one"
+            raise errors.Untrusted(url=candidate.name, fault=signature.OTHER_REFERENCE, reason=reason)
         try:
-            is_same = self.rule(of, reference.named(claims.reference))
+            is_same = self.rule(of, reference.named(found.reference))
         except errors.RequestError:
             is_same = False
         if not is_same:
-            reason = f"{claims.signer} signed {claims.reference}, not {of.name}{_target(of)} ({self.where})"
-            raise errors.Untrusted(url=found.name, fault=signature.OTHER_REFERENCE, reason=reason)
-        return claims
+            reason = f"{found.signer} signed {found.reference}, not {of.name}{_target(of)} ({self.where})"
+            raise errors.Untrusted(url=candidate.name, fault=signature.OTHER_REFERENCE, reason=reason)
+        return found
 
 
 class Judge:
@@ -64,9 +64,7 @@ class Judge:
     whatever its signatures are.
     """
 
-    def __init__(
-        self, demand: signature.Demand, of: reference.Reference | reference.ArchiveReference
-    ) -> None:
+    def __init__(self, demand: Demand, of: reference.Reference | reference.ArchiveReference) -> None:
         self._checks = [*_demanded(demand), *_of_policy(demand.policy, of)]
         if isinstance(of, reference.ArchiveReference):
             if self._checks:
@@ -75,29 +73,28 @@ class Judge:
             return
         self._of = of
 
-    def check(self, store: signatures.Store, digests: Sequence[str]) -> tuple[signature.Claims, ...]:
-        """Return what the demanded signatures say. ``digests``: of the index, if there is one, and manifest.
+    def check(
+        self, candidates: Iterator[Candidate], digests: Sequence[str]
+    ) -> tuple[signature.Signature, ...]:
+        """Return the demanded signatures among ``candidates``, which are read as far as they are needed.
 
-        The signature of an index vouches for the manifests in it. Raises ``errors.Untrusted``.
+        ``digests``: of the index, if there is one, and manifest. The signature of an index vouches for the
+        manifests in it. Raises ``errors.Untrusted``.
         """
-        if not self._checks:
-            return ()
-        found = _Read(signatures.find(store, digest) for digest in digests)
-        return tuple(self._fulfil(check, found, digests) for check in self._checks)
+        read = _Read(candidates)
+        return tuple(self._fulfil(check, read, digests) for check in self._checks)
 
-    def _fulfil(self, check: Check, found: _Read, digests: Sequence[str]) -> signature.Claims:
+    def _fulfil(self, check: Check, candidates: _Read, digests: Sequence[str]) -> signature.Signature:
         failed = []
-        for each in found:
+        for each in candidates:
             try:
-                claims = check.claims(each, digests, self._of)
+                found = check.accept(each, digests, self._of)
             except errors.Untrusted as err:
                 log.info("signature not accepted: %s", err)
                 failed.append(err)
             else:
-                log.info(
-                    "signed by=%r digest=%s reference=%r", claims.signer, claims.digest, claims.reference
-                )
-                return claims
+                log.info("signed by=%r digest=%s reference=%r", found.signer, found.digest, found.reference)
+                return found
         if (closest := signature.worst(failed)) is None:
             reason = f"{' and '.join(digests)}: not signed, and {check.where} demands a signature"
             raise errors.Untrusted(url=str(self._of), fault=signature.MISSING, reason=reason)
@@ -107,20 +104,20 @@ class Judge:
 
 
 class _Read:
-    """The signatures of several manifests, fetched as far as they are needed, and once."""
+    """Candidates that are read once, however often they are gone through."""
 
-    def __init__(self, found: Iterator[Iterator[signatures.Found]]) -> None:
-        self._rest = (each for some in found for each in some)
-        self._read: list[signatures.Found] = []
+    def __init__(self, rest: Iterator[Candidate]) -> None:
+        self._rest = rest
+        self._read: list[Candidate] = []
 
-    def __iter__(self) -> Iterator[signatures.Found]:
+    def __iter__(self) -> Iterator[Candidate]:
         yield from self._read
         for each in self._rest:
             self._read.append(each)
             yield each
 
 
-def _demanded(demand: signature.Demand) -> Iterator[Check]:
+def _demanded(demand: Demand) -> Iterator[Check]:
     if demand.signed_by:
         known = _keys(demand.signed_by)
         verify = functools.partial(_by_keys, known)
@@ -128,8 +125,7 @@ def _demanded(demand: signature.Demand) -> Iterator[Check]:
             demand.signed_by, verify, identity.same_image, named=False, annotations=demand.annotations
         )
     elif demand.is_keyless:
-        # Imported when used: it is large, and an extra.
-        from cdi_worker.sources.registry import keyless
+        from cdi_worker.sources.trust import keyless
 
         where, verify_it = f"--certificate-identity {demand.identity}", keyless.verify(demand)
         yield Check(where, verify_it, identity.same_image, named=False, annotations=demand.annotations)
@@ -161,11 +157,11 @@ def _of_policy(path: str | None, of: reference.Reference | reference.ArchiveRefe
             yield Check(where, functools.partial(_by_keys, known), each.rule, named=True)
 
 
-def _by_keys(known: Sequence[keys.Key], found: signatures.Found) -> signature.Claims:
+def _by_keys(known: Sequence[keys.Key], candidate: Candidate) -> signature.Signature:
     verify = functools.partial(keys.signer, known)
-    if found.simple is not None:
-        return simple.claims(found.simple, verify, found.name)
-    return bundle.claims(found.bundle or b"", verify, found.name)
+    if candidate.simple is not None:
+        return simple.verified(candidate.simple, verify, candidate.name)
+    return bundle.verified(candidate.bundle or b"", verify, candidate.name)
 
 
 def _target(of: reference.Reference) -> str:

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle
-from tests.support import containers, pulled, reading, registries, signing
+from cdi_worker.sources import trust
+from tests.support import containers, pulled, registries, signing
 from tests.support.containers import Image
 
 IMAGE = Image((containers.layer(*containers.disk(pulled.DISK)),))
@@ -40,9 +41,9 @@ def pull(
 ) -> bytes:
     """Pull a disk that must be signed."""
     source = pulled.opened(registry, registry.reference(name, target))
-    demand = signature.Demand(signed_by=key, **more)  # type: ignore[arg-type] - fields by name
-    with reading.opened(source, demand):
-        assert source.claims
+    demand = trust.Demand(signed_by=key, **more)  # type: ignore[arg-type] - fields by name
+    with pulled.demanding(source, demand):
+        assert source.signatures
         return pulled.read(source)
 
 
@@ -275,8 +276,8 @@ def test_index_does_not_choose_the_platform_of_a_signed_image(
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     for more in ({}, {"architecture": listed["architecture"]}):
         source = pulled.opened(guarded, guarded.reference(name), **more)
-        opened = reading.opened(source, signature.Demand(signed_by=key))
-        with pytest.raises((errors.Untrusted, errors.WrongPlatform)) as caught, opened:
+        demanding = pulled.demanding(source, trust.Demand(signed_by=key))
+        with pytest.raises((errors.Untrusted, errors.WrongPlatform)) as caught, demanding:
             pass
         assert more or "its index lists it as" in str(caught.value)
     # Without a demand nothing of it is verified, and the image may be built with a wrong configuration.
@@ -304,7 +305,7 @@ def test_image_swapped_after_it_was_verified_is_not_fetched(
     digest = guarded.push(name, IMAGE)
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     source = pulled.opened(guarded, guarded.reference(name))
-    with reading.opened(source, signature.Demand(signed_by=key)):
+    with pulled.demanding(source, trust.Demand(signed_by=key)):
         guarded.push(name, OTHER)
         assert pulled.read(source) == pulled.DISK
         # A stream that breaks is read again, and the tag is not.
@@ -462,6 +463,6 @@ def test_archive_cannot_have_a_demanded_signature(key: str, tmp_path: Path) -> N
     from cdi_worker.sources.registry import locations
 
     source = pulled.source(locations.Registry(f"oci-archive:{path}"))
-    opened = reading.opened(source, signature.Demand(signed_by=key))
-    with pytest.raises(errors.Untrusted, match="not verifiable"), opened:
+    demanding = pulled.demanding(source, trust.Demand(signed_by=key))
+    with pytest.raises(errors.Untrusted, match="not verifiable"), demanding:
         pass

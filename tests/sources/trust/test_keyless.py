@@ -14,8 +14,9 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
-from cdi_worker.sources.registry import keyless, signatures
-from tests.support import containers, fulcio, pulled, reading, registries, signing
+from cdi_worker.sources import trust
+from cdi_worker.sources.trust import keyless
+from tests.support import containers, fulcio, pulled, registries, signing
 
 IMAGE = containers.Image((containers.layer(*containers.disk(pulled.DISK)),))
 NAMES = (f"keyless{number}" for number in itertools.count())
@@ -37,8 +38,8 @@ def pull(registry: registries.Registry, name: str, root: str, **changes: Any) ->
     """Pull a disk that must be signed by the builder."""
     wanted = {"identity": fulcio.IDENTITY, "issuer": fulcio.ISSUER, "trusted_root": root}
     source = pulled.opened(registry, registry.reference(name))
-    with reading.opened(source, signature.Demand(**{**wanted, **changes})):
-        assert source.claims[0].signer == f"{fulcio.IDENTITY} ({fulcio.ISSUER})"
+    with pulled.demanding(source, trust.Demand(**{**wanted, **changes})):
+        assert source.signatures[0].signer == f"{fulcio.IDENTITY} ({fulcio.ISSUER})"
         return pulled.read(source)
 
 
@@ -175,10 +176,10 @@ def test_certificate_with_another_extension_is_refused(tmp_path: Path, extension
     certificate = document["verificationMaterial"]["certificate"]
     changed = base64.b64decode(certificate["rawBytes"]).replace(extension, b"\x55\x1d\x7f")
     certificate["rawBytes"] = base64.b64encode(changed).decode()
-    demand = signature.Demand(
+    demand = trust.Demand(
         identity=fulcio.IDENTITY,
         issuer=fulcio.ISSUER,
         trusted_root=INSTANCE.trusted_root(tmp_path / "root.json"),
     )
     with pytest.raises(errors.Untrusted):
-        keyless.verify(demand)(signatures.Found("image", bundle=json.dumps(document).encode()))
+        keyless.verify(demand)(trust.Candidate("image", bundle=json.dumps(document).encode()))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from cdi_worker import errors, sources
+from cdi_worker import errors
 from cdi_worker.formats import checksum, checksum_file, signature
 from cdi_worker.formats.signature import keyring, minisign, openpgp
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gpgv
-from cdi_worker.importer import request
-from cdi_worker.sources import document, keyfiles
+from cdi_worker.sources import base, kind
+from cdi_worker.sources.trust import Demand, document, keyfiles
 
 log = logging.getLogger(__name__)
 
@@ -23,71 +23,69 @@ LARGEST_SIGNATURE: Final = 1 << 20
 BROKEN: Final = frozenset({"md5", "sha1"})
 
 
-class _Files:
-    """The checksum file and what is beside it; each is fetched once."""
+class Listed(NamedTuple):
+    """What a checksum file says of a disk. ``details`` are for ``inspect``."""
 
-    def __init__(
-        self,
-        wanted: request.Request,
-        cancel: cancelling.Cancel,
-        retried: Callable[[errors.Transient], None],
-    ) -> None:
-        kind = sources.find(wanted.source)
-        self.place = document.place(wanted.demand.checksum_file or "", kind, kind.accept(wanted.location))
-        self.name = self.place.name
-        self.cancel = cancel
-        self._patience = wanted.connect_patience
-        self._retried = retried
+    checksum: str
+    details: Mapping[str, object]
+    signatures: tuple[signature.Signature, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read files. ``patience``: seconds to retry transient failures. ``retried`` gets each of them."""
+
+    cancel: cancelling.Cancel
+    patience: float
+    retried: Callable[[errors.Transient], None] = lambda _: None
 
     def read(self, place: document.Place, limit: int) -> bytes:
         """Return a file; retry transient failures. Raises ``errors.SourceError``."""
         return retry.patiently(
-            lambda: place.read(limit, self.cancel), self._patience, self.cancel, self._retried
+            lambda: place.read(limit, self.cancel), self.patience, self.cancel, self.retried
         )
 
 
-def resolved(
-    wanted: request.Request,
-    cancel: cancelling.Cancel,
-    retried: Callable[[errors.Transient], None] = lambda _: None,
-) -> tuple[request.Request, Mapping[str, object], tuple[signature.Claims, ...]]:
-    """Return the request with the checksum in its checksum file, details for ``inspect``, and who signed it.
+def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Reading) -> Listed:
+    """Look up the disk at ``location`` in its checksum file, once its signature, if demanded, is verified.
 
-    A demanded signature is that of the checksum file: the result demands none, but the checksum. Raises
-    ``errors.Untrusted``, ``errors.SourceError``.
+    Raises ``errors.Untrusted``, ``errors.SourceError``.
     """
-    demand = wanted.demand
     path = demand.signed_by
     known = None if path is None else keyring.read(keyfiles.read(path), path)
-    files = _Files(wanted, cancel, retried)
-    data = files.read(files.place, checksum_file.LARGEST)
-    clear = openpgp.clear(data, files.name)
+    disk = of.accept(location)
+    place = document.place(demand.checksum_file or "", of, disk)
+    data = reading.read(place, checksum_file.LARGEST)
+    clear = openpgp.clear(data, place.name)
     signer = ""
     if known is not None:
-        signer = _clear_signer(known, clear, files) if clear else _signer(known, data, files)
+        signer = (
+            _clear_signer(known, clear, place.name, reading.cancel)
+            if clear
+            else _signer(known, data, place, reading)
+        )
     # Only what was signed counts.
-    found = _find(clear.text if clear else data, wanted, files.name)
-    log.info("checksum file url=%r checksum=%r signed by=%r", files.name, found, signer)
-    rest = signature.Demand(policy=demand.policy)
-    details: dict[str, object] = {"checksumFile": files.name, "checksum": found}
-    claims = (signature.Claims(signer=signer, digest=found, reference=files.name),) if signer else ()
-    if claims:
-        details["signatures"] = [dataclasses.asdict(each) for each in claims]
-    return dataclasses.replace(wanted, checksum=found, demand=rest), details, claims
+    text = clear.text if clear else data
+    found = _find(text, disk.file_name, place.name, is_signed=bool(demand))
+    log.info("checksum file url=%r checksum=%r signed by=%r", place.name, found, signer)
+    details: dict[str, object] = {"checksumFile": place.name, "checksum": found}
+    signatures = (signature.Signature(signer=signer, digest=found, reference=place.name),) if signer else ()
+    if signatures:
+        details["signatures"] = [dataclasses.asdict(each) for each in signatures]
+    return Listed(found, details, signatures)
 
 
-def _find(text: bytes, wanted: request.Request, name: str) -> str:
-    """Return the checksum of the disk. Raises ``errors.Untrusted`` if a signature is demanded, but does not
+def _find(text: bytes, disk: str, name: str, *, is_signed: bool) -> str:
+    """Return the checksum of ``disk``. Raises ``errors.Untrusted`` if a signature is demanded, but does not
     cover it, else ``errors.SourceError``.
     """
-    disk = sources.find(wanted.source).accept(wanted.location).file_name
     try:
         found = checksum_file.find(text, disk)
     except errors.SourceError as err:
-        if wanted.demand:
+        if is_signed:
             raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=err) from err
         raise errors.SourceError(reason=f"{name}: {err}") from err
-    if wanted.demand:
+    if is_signed:
         if not any(line.name for line in checksum_file.parse(text)):
             reason = f"the signed checksum is without a name, and may be of another file than {disk!r}"
             raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=reason)
@@ -97,19 +95,19 @@ def _find(text: bytes, wanted: request.Request, name: str) -> str:
     return found
 
 
-def _clear_signer(known: keyring.Keyring, clear: openpgp.Clear, files: _Files) -> str:
+def _clear_signer(known: keyring.Keyring, clear: openpgp.Clear, name: str, cancel: cancelling.Cancel) -> str:
     if not known.openpgp:
         reason = "it is an OpenPGP signature, and --signed-by has no OpenPGP keys"
-        raise errors.Untrusted(url=files.name, fault=signature.OTHER_KEY, reason=reason)
-    return gpgv.verify(known.openpgp, clear.signature, clear.text, files.name, files.cancel)
+        raise errors.Untrusted(url=name, fault=signature.OTHER_KEY, reason=reason)
+    return gpgv.verify(known.openpgp, clear.signature, clear.text, name, cancel)
 
 
-def _signer(known: keyring.Keyring, data: bytes, files: _Files) -> str:
+def _signer(known: keyring.Keyring, data: bytes, place: document.Place, reading: Reading) -> str:
     """Return who signed ``data``, by the first valid signature beside it. Raises ``errors.Untrusted``."""
     failed = []
-    for name, proof in _signatures(known, files):
+    for name, proof in _signatures(known, place, reading):
         try:
-            return _verify(known, proof, data, name, files.cancel)
+            return _verify(known, proof, data, name, reading.cancel)
         except errors.Untrusted as err:
             log.info("signature not accepted: %s", err)
             failed.append(err)
@@ -117,15 +115,17 @@ def _signer(known: keyring.Keyring, data: bytes, files: _Files) -> str:
         raise closest
     tried = ", ".join(known.endings)
     reason = f"not clear-signed, and no signature beside it (the same name with {tried})"
-    raise errors.Untrusted(url=files.name, fault=signature.MISSING, reason=reason)
+    raise errors.Untrusted(url=place.name, fault=signature.MISSING, reason=reason)
 
 
-def _signatures(known: keyring.Keyring, files: _Files) -> Iterator[tuple[str, bytes]]:
+def _signatures(
+    known: keyring.Keyring, place: document.Place, reading: Reading
+) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the signatures beside the checksum file."""
     for ending in known.endings:
-        place = files.place.beside(ending)
+        beside = place.beside(ending)
         try:
-            yield place.name, files.read(place, LARGEST_SIGNATURE)
+            yield beside.name, reading.read(beside, LARGEST_SIGNATURE)
         except errors.TransferFailed:
             raise
         except errors.SourceError as err:

@@ -13,10 +13,11 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base
-from cdi_worker.sources.registry import identity, locations, policy, reference, trust
+from cdi_worker.sources import base, reference, trust
+from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
-from tests.support import containers, misbehave, reading, repository, signing
+from cdi_worker.sources.trust import identity, images, policy
+from tests.support import containers, misbehave, pulled, repository, signing
 
 #: Images that cosign and skopeo have signed (README.md there).
 FIXTURES = repository.ROOT / "tests/support/cosign"
@@ -364,14 +365,14 @@ def open_image(name: str, path: str, tag: str = "latest") -> str:
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
         try:
-            with reading.opened(source, signature.Demand(policy=path)):
+            with pulled.demanding(source, trust.Demand(policy=path)):
                 raise AssertionError("the fixtures have no configuration")
         except errors.Untrusted as err:
             return str(err.fields["fault"])
         except errors.Unreachable as err:
             # The configuration, which is fetched after the signatures were verified.
             blobs = [request.path for request in server.requests if "/blobs/" in request.path]
-            return "accepted" if source.claims and blobs else f"unreachable: {err}"
+            return "accepted" if source.signatures and blobs else f"unreachable: {err}"
 
 
 @pytest.mark.parametrize(
@@ -419,10 +420,10 @@ def test_exact_match_needs_the_tag(tmp_path: Path, name: str, tag: str, expected
         source = registry.source(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
-        demand = signature.Demand(policy=str(path))
-        with pytest.raises(errors.Error) as caught, reading.opened(source, demand):
+        demanding = pulled.demanding(source, trust.Demand(policy=str(path)))
+        with pytest.raises(errors.Error) as caught, demanding:
             pass
-    fault = caught.value.fields.get("fault", "accepted" if source.claims else "")
+    fault = caught.value.fields.get("fault", "accepted" if source.signatures else "")
     assert fault == expected
 
 
@@ -480,7 +481,7 @@ def test_demand_beside_the_key_is_not_left_out(tmp_path: Path, change: dict[str,
     path = write(tmp_path / "p", {**fields, **key, **change})
     of = reference.parse("docker://h.io/r")
     with pytest.raises(errors.Untrusted, match=reason) as caught:
-        trust.Judge(signature.Demand(policy=path), of)
+        images.Judge(trust.Demand(policy=path), of)
     assert caught.value.fields["fault"] == signature.UNVERIFIABLE
     assert open_image("valid", path) == signature.UNVERIFIABLE
 
@@ -510,16 +511,17 @@ def test_bundle_names_no_image_so_that_a_policy_refuses_it(tmp_path: Path) -> No
         key = signer.write(tmp_path / "key.pem")
         required = {"type": "sigstoreSigned", "keyPath": key, "signedIdentity": {"type": "matchRepository"}}
         for demand, expected in (
-            (signature.Demand(policy=write(tmp_path / "p", required)), errors.Untrusted),
+            (trust.Demand(policy=write(tmp_path / "p", required)), errors.Untrusted),
             # The API of referrers is read, and what is missing is the configuration.
-            (signature.Demand(signed_by=key), errors.Unreachable),
+            (trust.Demand(signed_by=key), errors.Unreachable),
         ):
             source = registry.source(
                 locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
             )
-            with pytest.raises(expected) as caught, reading.opened(source, demand):
+            demanding = pulled.demanding(source, demand)
+            with pytest.raises(expected) as caught, demanding:
                 pass
-            assert bool(source.claims) == (expected is errors.Unreachable), caught.value
+            assert bool(source.signatures) == (expected is errors.Unreachable), caught.value
 
 
 @pytest.mark.parametrize(

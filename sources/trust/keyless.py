@@ -18,7 +18,7 @@ from cdi_worker.formats.signature import bundle, simple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdi_worker.sources.registry import signatures
+    from cdi_worker.sources import trust
 
 with errors.optional("a signature with a certificate", package="sigstore", extra="trust"):
     import sigstore.errors
@@ -38,7 +38,7 @@ _FAILURES: Final = (
 )
 
 
-def verify(demand: signature.Demand) -> Callable[[signatures.Found], signature.Claims]:
+def verify(demand: trust.Demand) -> Callable[[trust.Candidate], signature.Signature]:
     """Return the function that verifies a signature, with the authorities and logs of the trusted root.
 
     Raises ``errors.RequestError`` if the file of the trusted root is missing or malformed.
@@ -51,23 +51,23 @@ def verify(demand: signature.Demand) -> Callable[[signatures.Found], signature.C
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
     except (ValueError, sigstore.errors.Error) as err:
         raise errors.RequestError(f"{path}: not a trusted root of Sigstore: {err}") from err
-    return functools.partial(_claims, verifier, demand)
+    return functools.partial(_signature, verifier, demand)
 
 
-def _claims(
-    verifier: sigstore.verify.Verifier, demand: signature.Demand, found: signatures.Found
-) -> signature.Claims:
-    name = found.name
-    if found.bundle is None:
+def _signature(
+    verifier: sigstore.verify.Verifier, demand: trust.Demand, candidate: trust.Candidate
+) -> signature.Signature:
+    name = candidate.name
+    if candidate.bundle is None:
         reason = (
             "it has no proof of its log that can be verified here; sign with cosign 3, which writes a bundle"
         )
         raise errors.Untrusted(url=name, fault=signature.UNVERIFIABLE, reason=reason)
-    bundle.envelope(found.bundle, name)
+    bundle.envelope(candidate.bundle, name)
     who = f"{demand.identity} ({demand.issuer})"
     policy = sigstore.verify.policy.Identity(identity=demand.identity or "", issuer=demand.issuer)
     try:
-        given = sigstore.models.Bundle.from_json(found.bundle)
+        given = sigstore.models.Bundle.from_json(candidate.bundle)
     except _FAILURES as err:
         raise simple.malformed(name, f"the bundle is not one with a certificate: {err}") from err
     try:
@@ -75,7 +75,7 @@ def _claims(
     except _FAILURES as err:
         reason = f"its certificate is not of {who}: {err}"
         raise errors.Untrusted(url=name, fault=signature.OTHER_SIGNER, reason=reason) from err
-    _check_time(given, found.bundle, name)
+    _check_time(given, candidate.bundle, name)
     try:
         _, payload = verifier.verify_dsse(given, policy)
     except sigstore.errors.CertValidationError as err:
