@@ -28,10 +28,10 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "upload": "cdi_worker.importer.commands.disk:upload",
         "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
         "run": "cdi_worker.importer.kubernetes.commands:run",
-        "cdi-source-update-poller": "cdi_worker.importer.kubernetes.cron:poll",
-        "cdi-image-size-detection": "cdi_worker.importer.kubernetes.cron:measure",
-        "openstack-populator": "cdi_worker.importer.kubernetes.populators:openstack",
-        "ovirt-populator": "cdi_worker.importer.kubernetes.populators:engine",
+        "cdi-source-update-poller": "cdi_worker.importer.roles.cron:poll",
+        "cdi-image-size-detection": "cdi_worker.importer.roles.cron:measure",
+        "openstack-populator": "cdi_worker.importer.roles.populators:openstack",
+        "ovirt-populator": "cdi_worker.importer.roles.populators:engine",
     }
 )
 
