@@ -64,7 +64,7 @@ BUDGETS = {
         49,
         161,
         "click backports",
-        f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources fractions requests",
+        f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
         77, 175, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
