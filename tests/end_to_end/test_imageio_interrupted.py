@@ -85,7 +85,7 @@ def journal_saved_twice(target: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("target", "phase"), [("file", "transfer"), (4096, "transfer"), ("file", "sync")], indirect=["target"]
+    ("target", "phase"), [("file", "transfer"), ("4096", "transfer"), ("file", "sync")], indirect=["target"]
 )
 def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
     chain = ovirt.chain()
@@ -104,7 +104,7 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, ph
 
 @pytest.mark.parametrize(
     ("target", "phase"),
-    [("file", "merge"), (4096, "merge"), ("file", "sync"), (4096, "spool")],
+    [("file", "merge"), ("4096", "merge"), ("file", "sync"), ("4096", "spool")],
     indirect=["target"],
 )
 def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
