@@ -25,7 +25,7 @@ from cdi_worker.sources import base, trust
 if TYPE_CHECKING:
     from cdi_worker.formats import signature
     from cdi_worker.images.targets import group as target_group
-    from cdi_worker.importer import provenance
+    from cdi_worker.importer.report import provenance
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class _Audit:
         self._report: provenance.Report | None = None
         if wanted.report:
             # Imported when used (start-up time).
-            from cdi_worker.importer import provenance
+            from cdi_worker.importer.report import provenance
 
             self._report = provenance.Report(wanted.report, wanted)
 

@@ -11,9 +11,12 @@ import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors, lazy
-from cdi_worker.sources import kind
+
+if TYPE_CHECKING:
+    from cdi_worker.sources import kind
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
     ``name``, such a source is logged and skipped.
     """
     from importlib import metadata
+
+    from cdi_worker.sources import kind
 
     points = metadata.entry_points(group=ENTRY_POINTS)
     for point in points.select(name=name) if name else points:

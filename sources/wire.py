@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import sockets
-from cdi_worker.sources import handshakes
+from cdi_worker.sources import handshakes, sockets
 from cdi_worker.sources.base import Access
 
 if TYPE_CHECKING:

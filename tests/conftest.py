@@ -31,6 +31,7 @@ from tests.support import (
     registries,
     repository,
     servers,
+    shared,
     uploads,
     worker,
 )
@@ -40,6 +41,8 @@ from tests.support import disks as disks_module
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
+#: What the processes of this run share, if this process has used it.
+TOGETHER = pytest.StashKey[shared.Shared]()
 #: Variables that name a file or folder with logins.
 LOGINS = ("NETRC", "CURL_HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
 
@@ -124,7 +127,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if tests were skipped and ``--no-skips`` is given."""
+    """Stop what all processes share; fail the run if tests were skipped and ``--no-skips`` is given."""
+    if (together := session.config.stash.get(TOGETHER, None)) is not None:
+        together.close()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
     if skipped and session.config.getoption("--no-skips") and session.exitstatus == pytest.ExitCode.OK:
@@ -132,9 +137,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def disks(tmp_path_factory: pytest.TempPathFactory) -> disks_module.Disks:
+def together(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> shared.Shared:
+    """Return what all processes of this run share."""
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if hasattr(pytestconfig, "workerinput") else own
+    pytestconfig.stash[TOGETHER] = made = shared.Shared(common / "shared")
+    return made
+
+
+@pytest.fixture(scope="session")
+def disks(together: shared.Shared) -> disks_module.Disks:
     """Return the cache of disks of this run."""
-    return disks_module.Disks(tmp_path_factory.mktemp("disks"))
+    return disks_module.Disks(together.directory("disks"))
 
 
 @pytest.fixture(scope="session")
@@ -178,10 +192,9 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers
 
 
 @pytest.fixture(scope="session")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openstack.Cloud]:
+def cloud(together: shared.Shared) -> openstack.Cloud:
     """Run OpenStack's Keystone and Glance."""
-    with openstack.cloud(tmp_path_factory.mktemp("openstack")) as running:
-        yield running
+    return together.get("openstack", openstack.cloud)
 
 
 @pytest.fixture(scope="session")
@@ -242,9 +255,9 @@ def device(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def node_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def node_program(together: shared.Shared) -> Path:
     """Build the node pull server as in the image."""
-    return node_servers.compiled(tmp_path_factory.mktemp("static"))
+    return together.get("static", lambda path: contextlib.nullcontext(node_servers.compiled(path)))
 
 
 @pytest.fixture

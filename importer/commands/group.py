@@ -28,10 +28,10 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "upload": "cdi_worker.importer.commands.disk:upload",
         "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
         "run": "cdi_worker.importer.kubernetes.commands:run",
-        "cdi-source-update-poller": "cdi_worker.importer.kubernetes.cron:poll",
-        "cdi-image-size-detection": "cdi_worker.importer.kubernetes.cron:measure",
-        "openstack-populator": "cdi_worker.importer.kubernetes.populators:openstack",
-        "ovirt-populator": "cdi_worker.importer.kubernetes.populators:engine",
+        "cdi-source-update-poller": "cdi_worker.importer.roles.cron:poll",
+        "cdi-image-size-detection": "cdi_worker.importer.roles.cron:measure",
+        "openstack-populator": "cdi_worker.importer.roles.populators:openstack",
+        "ovirt-populator": "cdi_worker.importer.roles.populators:engine",
     }
 )
 
@@ -164,35 +164,9 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="NUMBER",
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
-@parameters.option(
-    ROLE,
-    "--connections",
-    type=click.IntRange(1, 64),
-    default=POD.settings.connections,
-    show_default=True,
-    metavar="NUMBER",
-    help="Parallel connections of the importer.",
-)
-@parameters.option(
-    ROLE,
-    "--stall-timeout",
-    "stall",
-    type=click.FloatRange(min=1),
-    default=POD.settings.stall,
-    show_default=True,
-    metavar="SECONDS",
-    help="Fail after so long without data from the source.",
-)
-@parameters.option(
-    ROLE,
-    "--speed-limit",
-    "slowest",
-    type=click.FloatRange(min=0),
-    default=POD.settings.slowest,
-    show_default=True,
-    metavar="BYTES",
-    help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
-)
+@parameters.connections(ROLE, "Parallel connections of the importer.")
+@parameters.stall(ROLE, "data from the source")
+@parameters.speed(ROLE)
 @parameters.option(
     ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE."
 )

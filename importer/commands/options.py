@@ -12,11 +12,7 @@ import click
 from cdi_worker import errors, sources, units
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import output, parameters, signatures
-from cdi_worker.importer.settings import DEFAULT
 from cdi_worker.sources import base, fields
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 SIZE = parameters.Typed("size", units.parse_quantity)
 FRACTION = parameters.Typed("fraction", contract.parse_overhead)
@@ -31,30 +27,12 @@ SOURCE, ACCESS, TRANSFER = "Source", "Credentials and TLS", "Transfer"
 DISK, WRITING, OUTPUT = "Disk", "Writing", "Output"
 
 
-def stall_option(what: str) -> Decorator:
+def stall_option(what: str) -> parameters.Decorator:
     """Return the option for the seconds to wait without ``what``."""
-    return parameters.option(
-        TRANSFER,
-        "--stall-timeout",
-        "stall",
-        type=click.FloatRange(min=1),
-        default=180.0,
-        show_default=True,
-        metavar="SECONDS",
-        help=f"Fail after so long without {what}.",
-    )
+    return parameters.stall(TRANSFER, what)
 
 
-speed_option = parameters.option(
-    TRANSFER,
-    "--speed-limit",
-    "slowest",
-    type=click.FloatRange(min=0),
-    default=DEFAULT.slowest,
-    show_default=True,
-    metavar="BYTES",
-    help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
-)
+speed_option = parameters.speed(TRANSFER)
 direct_option = parameters.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
 force_option = parameters.option(
     WRITING,
@@ -79,15 +57,7 @@ wait_option = parameters.option(
 scratch_option = parameters.option(
     WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
 )
-connections_option = parameters.option(
-    TRANSFER,
-    "--connections",
-    type=click.IntRange(1, 64),
-    default=6,
-    show_default=True,
-    metavar="NUMBER",
-    help="Parallel connections.",
-)
+connections_option = parameters.connections(TRANSFER, "Parallel connections.")
 insecure_option = parameters.option(
     ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates."
 )
@@ -107,7 +77,7 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
     return [each.name for each in sources.own() if each.name.startswith(incomplete)]
 
 
-_LOGIN: tuple[Decorator, ...] = (
+_LOGIN: tuple[parameters.Decorator, ...] = (
     parameters.option(ACCESS, "--user", default="", help="User or access key."),
     parameters.option(
         ACCESS,
@@ -116,7 +86,7 @@ _LOGIN: tuple[Decorator, ...] = (
         help="File with the password or secret key [default: IMPORTER_SECRET_KEY].",
     ),
 )
-_TRUST: tuple[Decorator, ...] = (
+_TRUST: tuple[parameters.Decorator, ...] = (
     parameters.option(
         ACCESS,
         "--ca-file",
@@ -133,7 +103,7 @@ _TRUST: tuple[Decorator, ...] = (
     ),
     insecure_option,
 )
-_KIND: tuple[Decorator, ...] = (
+_KIND: tuple[parameters.Decorator, ...] = (
     parameters.option(
         SOURCE,
         "--source",
@@ -142,7 +112,7 @@ _KIND: tuple[Decorator, ...] = (
         help="Kind of source (http, s3, vddk, …) [default: from the URL].",
     ),
 )
-_SECRETS: tuple[Decorator, ...] = (
+_SECRETS: tuple[parameters.Decorator, ...] = (
     parameters.option(
         ACCESS,
         "--session-token-file",
@@ -161,7 +131,7 @@ _SECRETS: tuple[Decorator, ...] = (
         ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
     ),
 )
-_SOURCE: tuple[Decorator, ...] = (
+_SOURCE: tuple[parameters.Decorator, ...] = (
     *_KIND,
     parameters.option(
         SOURCE,
@@ -199,7 +169,7 @@ _SOURCE: tuple[Decorator, ...] = (
     speed_option,
     *signatures.options(signatures.SIGNATURE),
 )
-_OVERHEAD: tuple[Decorator, ...] = (
+_OVERHEAD: tuple[parameters.Decorator, ...] = (
     parameters.option(
         DISK,
         "--overhead",
@@ -207,7 +177,7 @@ _OVERHEAD: tuple[Decorator, ...] = (
         help="Fraction of the file system to leave free, such as 0.06.",
     ),
 )
-_WRITING: tuple[Decorator, ...] = (
+_WRITING: tuple[parameters.Decorator, ...] = (
     parameters.option(
         WRITING,
         "--preallocate",
@@ -227,7 +197,7 @@ report_option = parameters.option(
     metavar="FILE",
     help="Write what an auditor keeps: an in-toto statement; - is standard output.",
 )
-_IMPORT: tuple[Decorator, ...] = (
+_IMPORT: tuple[parameters.Decorator, ...] = (
     parameters.option(
         SOURCE,
         "--all",
@@ -263,7 +233,7 @@ _IMPORT: tuple[Decorator, ...] = (
     report_option,
     progress_option,
 )
-_DIGEST: tuple[Decorator, ...] = (
+_DIGEST: tuple[parameters.Decorator, ...] = (
     *_KIND,
     parameters.option(
         SOURCE,
@@ -275,7 +245,7 @@ _DIGEST: tuple[Decorator, ...] = (
     *_SECRETS,
     *_TRUST,
 )
-_UPLOAD: tuple[Decorator, ...] = (
+_UPLOAD: tuple[parameters.Decorator, ...] = (
     parameters.option(
         SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."
     ),
@@ -325,7 +295,7 @@ def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _add(command, (*_WRITING, report_option))
 
 
-def _add(command: Callable[..., Any], options: tuple[Decorator, ...]) -> Callable[..., Any]:
+def _add(command: Callable[..., Any], options: tuple[parameters.Decorator, ...]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command

@@ -26,6 +26,7 @@ else:
     _Choice = click.Choice
     _ParamType = click.ParamType
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE = click.Path(exists=True, dir_okay=False)
 GENERAL = "General options"
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
@@ -198,11 +199,50 @@ def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
     )
 
 
-def option(
-    group: str, *declarations: str, **settings: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def option(group: str, *declarations: str, **settings: Any) -> Decorator:
     """Return a decorator like ``click.option`` for an option in the section ``group`` of the help."""
     return click.option(*declarations, cls=Option, group=group, **settings)
+
+
+def connections(group: str, text: str) -> Decorator:
+    """Return the option for the number of connections."""
+    return option(
+        group,
+        "--connections",
+        type=click.IntRange(1, 64),
+        default=DEFAULT.connections,
+        show_default=True,
+        metavar="NUMBER",
+        help=text,
+    )
+
+
+def stall(group: str, what: str) -> Decorator:
+    """Return the option for the seconds to wait without ``what``."""
+    return option(
+        group,
+        "--stall-timeout",
+        "stall",
+        type=click.FloatRange(min=1),
+        default=DEFAULT.stall,
+        show_default=True,
+        metavar="SECONDS",
+        help=f"Fail after so long without {what}.",
+    )
+
+
+def speed(group: str) -> Decorator:
+    """Return the option for the slowest speed that counts."""
+    return option(
+        group,
+        "--speed-limit",
+        "slowest",
+        type=click.FloatRange(min=0),
+        default=DEFAULT.slowest,
+        show_default=True,
+        metavar="BYTES",
+        help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
+    )
 
 
 class SourceOption(Option):

@@ -12,15 +12,13 @@ from click import core
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import parameters
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 SIGNATURE = "Signature"
 
 
 ANNOTATION = parameters.TypedLines("annotation", contract.parse_annotation)
 
 
-def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
+def options(group: str, policy: str = "") -> tuple[parameters.Decorator, ...]:
     """Return the options in the section ``group`` of the help. ``policy``: its default path."""
     return (
         parameters.option(
@@ -79,7 +77,7 @@ def options(group: str, policy: str = "") -> tuple[Decorator, ...]:
     )
 
 
-def added(group: str, policy: str = "") -> Decorator:
+def added(group: str, policy: str = "") -> parameters.Decorator:
     """Return a decorator that adds the options to a command. ``policy``: where a pod mounts its policy."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,9 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import cancelling, responses, sockets
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.upload import tls as upload_tls
+from cdi_worker.sources import responses, sockets
 
 log = logging.getLogger(__name__)
 

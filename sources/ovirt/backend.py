@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import ovirt_imageio.client
 from ovirt_imageio._internal.backends import http
 
-from cdi_worker.images.engine import responses, sockets
+from cdi_worker.sources import responses, sockets
 
 #: Bytes of the longest list of extents. An extent has 72 bytes in JSON and 330 once parsed: 580,000 extents
 #: in 190 MiB, below the 256 MiB that a worker may have. Every other MiB of a disk of 1 TiB is as many; lists

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, responses, sockets
-from cdi_worker.sources import base, extents, wire
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, extents, responses, sockets, wire
 
 log = logging.getLogger(__name__)
 

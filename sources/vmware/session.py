@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import responses, sockets
-from cdi_worker.sources import handshakes, wire
+from cdi_worker.sources import handshakes, responses, sockets, wire
 from cdi_worker.sources.vmware import locations
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ import urllib3
 import urllib3.connection
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, responses, retry, sockets
+from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.sources import responses, sockets
 from cdi_worker.sources.web import proxies
 
 #: Bytes of one read of a body without a length. Larger reads mean less work in Python.

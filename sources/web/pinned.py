@@ -16,8 +16,8 @@ import requests
 import requests.auth
 
 from cdi_worker import errors, masking
-from cdi_worker.images.engine import cancelling, sockets
-from cdi_worker.sources import base, wire
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, sockets, wire
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)

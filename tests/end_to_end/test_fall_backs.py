@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from tests.support import devices, misbehave, oracle, processes
+from tests.support import devices, forked, misbehave, oracle, processes
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 24 * MIB
@@ -84,7 +83,7 @@ def import_disk(url: str, target: Path, scratch: Path) -> cdi_worker.Result:
 
 def kill_when(reached: Callable[[], bool], url: str, target: Path, scratch: Path) -> None:
     argv = [sys.executable, "-c", WORKER, url, str(target), str(scratch)]
-    with subprocess.Popen(argv) as worker:
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
         processes.wait_for(reached, "a part of the stream")
         worker.send_signal(signal.SIGKILL)
     assert worker.returncode == -signal.SIGKILL

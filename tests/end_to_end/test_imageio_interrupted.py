@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker.images import targets
-from tests.support import devices, imageiod, oracle, ovirt_stages, processes, repository
+from tests.support import devices, forked, imageiod, oracle, ovirt_stages, processes
 from tests.support import engine as engine_module
 
 target = devices.targets("file", "512", "4096", size=ovirt_stages.SIZE + ovirt_stages.MIB)
@@ -53,7 +52,7 @@ def kill(request: cdi_worker.Request, phase: str, when: Callable[[], object]) ->
         location.disk_id, location.current, location.previous, request.target, request.scratch or "",
     ]  # fmt: skip
     command = [sys.executable, "-c", WORKER, *argv]
-    with subprocess.Popen(command, cwd=repository.ROOT, stdout=subprocess.PIPE, text=True) as worker:
+    with forked.Popen[str](command, env=forked.ENVIRONMENT, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         for line in worker.stdout:
             if line.strip() == phase:
@@ -86,7 +85,7 @@ def journal_saved_twice(target: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("target", "phase"), [("file", "transfer"), (4096, "transfer"), ("file", "sync")], indirect=["target"]
+    ("target", "phase"), [("file", "transfer"), ("4096", "transfer"), ("file", "sync")], indirect=["target"]
 )
 def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
     chain = ovirt.chain()
@@ -105,7 +104,7 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, ph
 
 @pytest.mark.parametrize(
     ("target", "phase"),
-    [("file", "merge"), (4096, "merge"), ("file", "sync"), (4096, "spool")],
+    [("file", "merge"), ("4096", "merge"), ("file", "sync"), ("4096", "spool")],
     indirect=["target"],
 )
 def test_killed_delta_can_be_run_again(ovirt: ovirt_stages.Setup, target: Path, phase: str) -> None:
@@ -212,7 +211,7 @@ def pod(
     ]
     argv += [f"--termination-log={message}", f"--block-device={none}"]
     env = {
-        "PATH": os.environ["PATH"],
+        **forked.ENVIRONMENT,
         "IMPORTER_SOURCE": "imageio",
         "IMPORTER_ENDPOINT": ovirt.engine.url,
         "IMPORTER_DISK_ID": chain.disk,
@@ -222,7 +221,7 @@ def pod(
         **env,
     }
     count = len(ovirt.engine.transfers)
-    with subprocess.Popen(argv, cwd=repository.ROOT, env=env, stderr=subprocess.PIPE, text=True) as worker:
+    with forked.Popen[str](argv, env=env, stderr=subprocess.PIPE, text=True) as worker:
         if stop:
             transfers = ovirt.engine.transfers
             processes.wait_for(lambda: len(transfers) > count and transfers[-1].admitted, "a transfer")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, meters, misbehave, objectservers, oracle, processes, repository
+from tests.support import devices, forked, meters, misbehave, objectservers, oracle, processes, worker
 from tests.support import disks as disks_module
 
 KEYS = cdi_worker.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
@@ -208,7 +206,7 @@ def test_killed_worker_resumes(
     target = tmp_path / "disk.img"
     keys = (KEYS.user, KEYS.password) if served_object.kind == "s3" else ("", "")
     argv = [sys.executable, "-c", IMPORT, served_object.kind, served_object.url, str(target), *keys]
-    first = subprocess.Popen(argv, cwd=repository.ROOT)
+    first = forked.Popen[str](argv, env=forked.ENVIRONMENT)
     try:
         processes.wait_for(
             lambda: served_object.server.sent(served_object.path) > len(disk) * 3 // 4, "most of it", 60
@@ -218,7 +216,7 @@ def test_killed_worker_resumes(
         first.wait()
     oracle.unusable(target)
     serve(served_object, disk, last=good)
-    again = subprocess.run(argv, cwd=repository.ROOT, capture_output=True, text=True, timeout=60, check=True)
+    again = forked.run(argv, env=forked.ENVIRONMENT, check=True)
     result = json.loads(again.stdout)
     oracle.same(target, disks.raw("dense"))
     assert result["resumed"] > 0
@@ -231,14 +229,11 @@ def test_killed_worker_resumes(
 def pod(directory: Path, **env: str) -> tuple[int, str]:
     """Run the worker as a controller does; return exit status and termination message."""
     message, scratch = directory / "message", directory / "none"
-    argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
-    argv += [f"--termination-log={message}", f"--block-device={scratch}"]
-    done = subprocess.run(
-        argv, cwd=repository.ROOT, env={"PATH": os.environ["PATH"], "NO_GCE_CHECK": "true", **env},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert objectservers.SECRET_KEY not in done.stderr + done.stdout
-    return done.returncode, message.read_text()
+    arguments = ["-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
+    arguments += [f"--termination-log={message}", f"--block-device={scratch}"]
+    done = worker.run(*arguments, env={"NO_GCE_CHECK": "true", **env})
+    assert objectservers.SECRET_KEY not in done.errors + done.output
+    return done.status, message.read_text()
 
 
 def test_pod_imports_from_s3(seaweed: objectservers.Store, disks: disks_module.Disks, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker.importer import contract
-from tests.support import clones, devices, misbehave, processes, uploads, worker
+from tests.support import clones, devices, forked, misbehave, processes, uploads, worker
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -70,7 +70,7 @@ def test_suspended_worker_never_changes_the_disk_of_its_replacement(
     """The replacement of a pod that was deleted by force resumes; then a virtual machine uses the disk."""
     url = server.serve("/slow", SLOW)
     argv = [sys.executable, "-c", SAVING_OFTEN, url, target]
-    with subprocess.Popen(argv, env={**os.environ, **worker.ENVIRONMENT}) as first:
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
         processes.wait_for(lambda: server.sent("/slow") > 9 * MIB, "more than half of the disk")
         first.send_signal(signal.SIGSTOP)
         server.serve("/slow", dataclasses.replace(SLOW, drip=None))

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import execute
 from tests.support import disks as disks_module
-from tests.support import misbehave, oracle, ovas, processes, worker
+from tests.support import forked, misbehave, oracle, ovas, processes, worker
 from tests.support.ovas import Disk
 
 NAMES = ("a", "b", "c")
@@ -164,9 +163,7 @@ def killed(route: Route, folder: Path, moment: str) -> None:
     """Run the command, which SIGKILL ends."""
     route.feed()
     argv = [sys.executable, "-c", KILLER, moment, "import", "--all", route.source, str(folder)]
-    done = subprocess.run(
-        argv, env=worker.ENVIRONMENT, capture_output=True, text=True, check=False, timeout=90
-    )
+    done = forked.run(argv, env=forked.ENVIRONMENT)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -20,7 +20,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from tests.support import devices, misbehave, processes
+from tests.support import devices, forked, misbehave, processes
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -66,7 +66,7 @@ def kill(
 ) -> None:
     """Start a worker and kill it when ``is_time``."""
     argv = [sys.executable, "-c", WORKER, url, target, scratch or "", str(interval)]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109  (a string)
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
         processes.wait_for(is_time, "enough of the disk")
         worker.send_signal(signal.SIGKILL)
     assert worker.returncode == -signal.SIGKILL

@@ -14,7 +14,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources.registry import locations
-from tests.support import containers, devices, oracle, registries, repository, worker
+from tests.support import containers, devices, forked, oracle, registries, worker
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
@@ -257,10 +257,7 @@ def test_changed_byte_of_the_disk_is_refused(
 def cli(guarded: registries.Registry, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     assert guarded.authority
     argv = [sys.executable, "-m", "cdi_worker", *arguments, "--ca-file", str(guarded.authority.certificate)]
-    secret = {"PATH": "/usr/bin:/bin", "IMPORTER_SECRET_KEY": registries.PASSWORD, **env}
-    return subprocess.run(
-        argv, env=secret, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
-    )
+    return forked.run(argv, env={**forked.ENVIRONMENT, "IMPORTER_SECRET_KEY": registries.PASSWORD, **env})
 
 
 def test_inspect_reports_format_and_digest(guarded: registries.Registry, disks: disks_module.Disks) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import progress
-from tests.support import containers, meters, misbehave, oracle, processes, registries, repository
+from tests.support import containers, forked, meters, misbehave, oracle, processes, registries
 from tests.support import disks as disks_module
 from tests.support.containers import Image
 
@@ -177,7 +176,7 @@ def pod(directory: Path, data: Path, **env: str) -> tuple[list[str], dict[str, s
         sys.executable, "-m", "cdi_worker", "-v=1", f"--data-dir={data}", f"--block-device={directory}/none",
         f"--scratch-dir={directory}/none", f"--termination-log={message}",
     ]  # fmt: skip
-    return argv, {"PATH": "/usr/bin:/bin", "IMPORTER_SOURCE": "registry", **env}, message
+    return argv, {**forked.ENVIRONMENT, "IMPORTER_SOURCE": "registry", **env}, message
 
 
 def test_pod_imports_from_a_registry(
@@ -199,9 +198,7 @@ def test_pod_imports_from_a_registry(
         "IMPORTER_IMAGE_SIZE": "16Mi",
     }
     argv, given, message = pod(tmp_path, data, **env)
-    done = subprocess.run(
-        argv, env=given, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
-    )
+    done = forked.run(argv, env=given)
     assert done.returncode == 0, done.stderr
     assert json.loads(message.read_text()) == {
         "scratchSpaceRequired": False,
@@ -213,9 +210,7 @@ def test_pod_imports_from_a_registry(
     assert registries.PASSWORD not in done.stderr + done.stdout
 
     argv, given, message = pod(tmp_path, data, **{**env, "IMPORTER_SECRET_KEY": "wr0ng"})
-    done = subprocess.run(
-        argv, env=given, cwd=repository.ROOT, timeout=60, check=False, capture_output=True, text=True
-    )
+    done = forked.run(argv, env=given)
     assert done.returncode == 1
     # The controllers derive the reason ImagePullFailed from these words, as for CDI's own worker.
     beginning = "Unable to process data: failed to pull image: docker://localhost:"
@@ -238,7 +233,7 @@ def test_killed_worker_can_be_run_again(
         serve(server, image, (good, 1), last=dataclasses.replace(good, drip=(64 * 1024, 0.1)))
         reference = f"docker://127.0.0.1:{server.port}/r"
         argv, env, message = pod(tmp_path, data, IMPORTER_ENDPOINT=reference, INSECURE_TLS="true")
-        first = subprocess.Popen(argv, env=env, cwd=repository.ROOT)
+        first = forked.Popen[str](argv, env=env)
         try:
             processes.wait_for(lambda: server.sent(path) > 2 << 20, "half of it", 60)
             first.send_signal(how)
@@ -248,7 +243,7 @@ def test_killed_worker_can_be_run_again(
             first.wait()
         oracle.unusable(data / "disk.img")
         serve(server, image, last=good)
-        again = subprocess.run(argv, env=env, cwd=repository.ROOT, timeout=60, check=False)
+        again = forked.run(argv, env=env)
     assert again.returncode == 0, message.read_text()
     oracle.same(data / "disk.img", tmp_path / "expected")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from tests.support import devices, misbehave, processes
+from tests.support import devices, forked, misbehave, processes
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -66,7 +64,7 @@ def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path 
     """
     argv = [sys.executable, "-c", WORKER, url, target, scratch or ""]
     path = url.rpartition("/")[2]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}) as worker:  # noqa: PTH109  (a string)
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
         processes.wait_for(lambda: server.sent(f"/{path}") > 17 * MIB, "a good part of the disk")
         worker.send_signal(number)
     assert worker.returncode

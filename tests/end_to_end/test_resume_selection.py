@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import cdi_worker
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources.web import locations
-from tests.support import misbehave, processes
+from tests.support import forked, misbehave, processes
 
 SIZE = 24 << 20
 DISKS = {name: random.Random(name).randbytes(SIZE) for name in "ab"}
@@ -58,7 +56,7 @@ def run(where: locations.Http, target: Path) -> cdi_worker.Result:
 def kill_midway(server: misbehave.Server, path: str, where: locations.Http, target: Path) -> None:
     """Kill a worker that has received more than half of the disk at ``path``."""
     argv = [sys.executable, "-c", WORKER, where.endpoint, target, repr(where.access.headers)]
-    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(Path.cwd())}) as worker:
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
         processes.wait_for(lambda: server.sent(path) > 17 << 20, "a good part of the disk")
         worker.send_signal(signal.SIGKILL)
     processes.wait_for(server.is_quiet, "the connections of the killed")

@@ -9,8 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -22,7 +20,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.sources.vmware import machine, nfc, session
-from tests.support import devices, meters, oracle, processes, repository, vmware, vmware_stages
+from tests.support import devices, meters, oracle, processes, vmware, vmware_stages, worker
 
 pytest.importorskip("pyVmomi")
 
@@ -425,13 +423,12 @@ def test_pod_migrates_a_disk(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     message, nothing = tmp_path / "message", tmp_path / "none"
     config = tmp_path / "vddk-config"
     config.write_text("vixDiskLib.nfcAio.Session.BufCount=4\n")
-    argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={tmp_path}", f"--scratch-dir={nothing}"]
+    argv = ["-v=3", f"--data-dir={tmp_path}", f"--scratch-dir={nothing}"]
     argv += [f"--termination-log={message}", f"--block-device={nothing}", "--metrics-port=0"]
     argv += [f"--vddk-libdir={vcsim.libdir}", f"--vddk-config={config}"]
     for stage in range(2):
         known = vcsim.location(**vcsim.stage(stage))
         env = {
-            "PATH": os.environ["PATH"],
             "IMPORTER_SOURCE": "vddk",
             "IMPORTER_ENDPOINT": known.endpoint,
             "IMPORTER_ACCESS_KEY_ID": vmware.USER,
@@ -443,18 +440,15 @@ def test_pod_migrates_a_disk(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
             "IMPORTER_PREVIOUS_CHECKPOINT": known.previous,
             "IMPORTER_FINAL_CHECKPOINT": "false",
         }
-        done = subprocess.run(
-            argv, cwd=repository.ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = worker.run(*argv, env=env)
         text = message.read_text()
-        assert done.returncode == 0, text + done.stderr
+        assert done.status == 0, text + done.errors
         assert json.loads(text)["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
-        assert vmware.PASSWORD not in text + done.stderr
-        assert "power=poweredOn" in done.stderr
+        assert vmware.PASSWORD not in text + done.errors
+        assert "power=poweredOn" in done.errors
         vmware_stages.check(vcsim, tmp_path / "disk.img", stage)
     assert any(line.endswith(f"config={config}") for line in vcsim.library_calls())
     env["IMPORTER_SECRET_KEY"] = "not-this"
-    done = subprocess.run(argv, cwd=repository.ROOT, env=env, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert worker.run(*argv, env=env).status == 1
     assert message.read_text().startswith("Unable to connect to vddk data source: https://localhost")
     assert "wrong user name or password" in message.read_text()

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, oracle, processes, repository, vmware, vmware_stages
+from tests.support import devices, forked, oracle, processes, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
 
@@ -139,7 +138,7 @@ def test_temporary_error_is_retried(tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     with vcsim.running():
         argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)]
-        with subprocess.Popen(argv, cwd=repository.ROOT) as running:
+        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
             processes.wait_for(
                 lambda: sum("Read 0+" in line for line in vcsim.library_calls()) > 1, "a second try"
             )
@@ -180,7 +179,7 @@ def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: flo
             argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, stage)]
             slow(vcsim, 100_000)
             before = reads(vcsim)
-            with subprocess.Popen(argv, cwd=repository.ROOT) as first:
+            with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
                 processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
                 time.sleep(later)
                 first.kill()
@@ -196,9 +195,8 @@ def test_killed_copy_is_resumed(tmp_path: Path) -> None:
     vcsim.settings["delay"] = 1_500_000
     target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     with vcsim.running():
-        with subprocess.Popen(
-            [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)], cwd=repository.ROOT
-        ) as first:
+        argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)]
+        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
             # The journal is behind the last byte.
             processes.wait_for(lambda: part.exists() and part.stat().st_size > vcsim.size, "a journal")
             first.kill()

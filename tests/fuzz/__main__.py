@@ -19,7 +19,7 @@ from tests.fuzz import inputs
 
 _INSTRUMENTED = [
     "cdi_worker.formats",
-    "cdi_worker.images.engine.responses",
+    "cdi_worker.sources.responses",
     "cdi_worker.importer.kubernetes",
     "cdi_worker.sources",
     "cdi_worker.importer.upload",

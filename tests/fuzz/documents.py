@@ -25,12 +25,12 @@ from cdi_worker.formats.compressed import snappy
 from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple
 from cdi_worker.formats.tar import archive
-from cdi_worker.images.engine import cancelling, responses
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.kubernetes import datavolume
 from cdi_worker.importer.kubernetes import documents as manifests
 from cdi_worker.importer.upload import connection, form
 from cdi_worker.importer.upload import http as upload
-from cdi_worker.sources import reference
+from cdi_worker.sources import reference, responses
 from cdi_worker.sources.kubevirt import maps
 from cdi_worker.sources.nbd import client, handshake, locations
 from cdi_worker.sources.registry import documents

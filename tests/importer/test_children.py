@@ -38,7 +38,8 @@ def check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> N
     temporary = pod.directory / "tmp"
     temporary.mkdir()
     seen: set[str] = set()
-    with worker.started(*pod.arguments, *arguments, env={**env, "TMPDIR": str(temporary)}) as process:
+    env = {**env, "TMPDIR": str(temporary)}
+    with worker.started(*pod.arguments, *arguments, env=env, is_forked=False) as process:
 
         def runs() -> bool:
             seen.update(map(shown, children(process.pid)))

@@ -8,6 +8,7 @@ commands, the dry run, the exceptions of the library, and the files that stay. T
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +25,6 @@ ROWS = {row.name: row for row in logins.ROWS}
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[forked.Forks]:
-    with forked.prepared(tmp_path_factory.mktemp("forks")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def pair(certificates: uploads.Certificates) -> tls.KeyPair:
     return certificates.authority.issue()
 
@@ -42,6 +37,7 @@ class Doors:
         self.given.mkdir()
         self.server = server
         self.run = row.build(server, self.given)
+        self.env = {"HOME": str(self.given), **self.run.variables}  # no login of this machine
         server.secrets = self.run.secrets
         server.words = row.words
         self.pod = worker.Pod(folder)
@@ -89,10 +85,10 @@ def cases(source: str = "", places: tuple[str, ...] = echo.WHERE, *, has_slow: b
 
 
 @pytest.mark.parametrize("doors", cases(has_slow=True), indirect=True)
-def test_no_door_shows_what_a_server_repeats(doors: Doors, forks: forked.Forks) -> None:
+def test_no_door_shows_what_a_server_repeats(doors: Doors) -> None:
     run, server = doors.run, doors.server
     if run.has_pod:
-        done = forks.run(*pod_arguments(doors, "-v=5"), env=run.variables)
+        done = worker.run(*pod_arguments(doors, "-v=5"), env=doors.env)
         doors.check(done.errors, done.output)
         assert "internal error" not in done.errors
     if run.command != ():
@@ -101,7 +97,7 @@ def test_no_door_shows_what_a_server_repeats(doors: Doors, forks: forked.Forks) 
         found = run.arguments(KINDS, target)
         if run.command is None:
             found = ["import", "--json", *headers, "--stall-timeout=1", "--report=-", *found]
-        done = forks.run("-v=5", *found, env=run.variables)
+        done = worker.run("-v=5", *found, env=doors.env)
         doors.check(done.errors, done.output)
         assert "internal error" not in done.errors
     if run.contacts:
@@ -110,30 +106,31 @@ def test_no_door_shows_what_a_server_repeats(doors: Doors, forks: forked.Forks) 
 
 
 @pytest.mark.parametrize("doors", cases(places=("failure",)), indirect=True)
-def test_neither_a_dry_run_nor_the_library_shows_it(doors: Doors, forks: forked.Forks) -> None:
+def test_neither_a_dry_run_nor_the_library_shows_it(doors: Doors) -> None:
     run = doors.run
     if run.command is None:
         headers = ["--header-dir", str(doors.pod.headers)] if run.headers else []
         found = run.arguments(KINDS, "")
-        done = forks.run("-v=5", "inspect", "--stall-timeout=1", *headers, *found, env=run.variables)
+        done = worker.run("-v=5", "inspect", "--stall-timeout=1", *headers, *found, env=doors.env)
         doors.check(done.errors, done.output)
     if run.has_library:
-        done = forks.run(doors.pod.data, doors.pod.headers, env=run.variables, library=True)
-        assert "Traceback" in done.errors
-        doors.check(done.errors, done.output)
+        argv = [sys.executable, "-m", "tests.support.program", doors.pod.data, doors.pod.headers]
+        done = forked.run(argv, env={**worker.ENVIRONMENT, **doors.env})
+        assert "Traceback" in done.stderr
+        doors.check(done.stderr, done.stdout)
 
 
 @pytest.mark.parametrize("verbosity", ["", "-v=1", "-v=2", "-v=3", "-v=4"])
 @pytest.mark.parametrize("doors", cases("http", ("failure", "redirect")), indirect=True)
-def test_no_verbosity_shows_it(doors: Doors, forks: forked.Forks, verbosity: str) -> None:
-    done = forks.run(*pod_arguments(doors, verbosity), env=doors.run.variables)
+def test_no_verbosity_shows_it(doors: Doors, verbosity: str) -> None:
+    done = worker.run(*pod_arguments(doors, verbosity), env=doors.env)
     doors.check(done.errors, done.output)
 
 
 @pytest.mark.parametrize("doors", cases(places=("failure",)), indirect=True)
-def test_no_source_shows_it_by_default(doors: Doors, forks: forked.Forks) -> None:
+def test_no_source_shows_it_by_default(doors: Doors) -> None:
     if doors.run.has_pod:
-        done = forks.run(*pod_arguments(doors, ""), env=doors.run.variables)
+        done = worker.run(*pod_arguments(doors, ""), env=doors.env)
         doors.check(done.errors, done.output)
 
 

@@ -21,6 +21,7 @@ from tests.support import (
     clones,
     containers,
     devices,
+    forked,
     meters,
     misbehave,
     oracle,
@@ -222,9 +223,8 @@ def on_terminal(*arguments: str | Path) -> tuple[int, str]:
     termios.tcsetwinsize(theirs, (24, 120))
     env = {**worker.ENVIRONMENT, "TERM": "xterm"}
     shown = b""
-    with subprocess.Popen(
-        [*worker.COMMAND, *arguments], env=env, stdout=subprocess.DEVNULL, stderr=theirs
-    ) as process:
+    argv = [*worker.COMMAND, *arguments]
+    with forked.Popen[bytes](argv, env=env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
         os.close(theirs)
         # Linux reports the end of a terminal as an error.
         with contextlib.suppress(OSError):

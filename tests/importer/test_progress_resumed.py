@@ -79,16 +79,27 @@ def disk(path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return disk(tmp_path_factory.mktemp("disk") / "disk.raw")
+
+
+def image_of(raw: Path, form: str) -> Path:
+    """Return the disk in a format, which is made once."""
+    path = raw.with_suffix(f".{form}")
+    if not path.exists():
+        disks_module.convert(raw, path, disks_module.FORMATS[form])
+    return path
+
+
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.65])
 @pytest.mark.parametrize("form", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vhdx"])
 def test_resumed_import_begins_with_what_is_kept(
-    server: misbehave.Server, tmp_path: Path, form: str, share: float
+    server: misbehave.Server, raw: Path, tmp_path: Path, form: str, share: float
 ) -> None:
     """No reporter shows less than before, and 100 only at the end."""
-    image = tmp_path / "image"
-    disks_module.convert(disk(tmp_path / "disk.raw"), image, disks_module.FORMATS[form])
     (scratch := tmp_path / "scratch").mkdir()
-    page = misbehave.Page(image.read_bytes())
+    page = misbehave.Page(image_of(raw, form).read_bytes())
     slow = dataclasses.replace(page, drip=(256 << 10, 0.05))
     wanted = cdi_worker.Request(
         source="http",
@@ -108,7 +119,7 @@ def test_resumed_import_begins_with_what_is_kept(
     server.serve("/disk", page)
     shown = Shown()
     done = cdi_worker.run(wanted, progress=progress.Several(shown, *shown.lines))
-    assert (tmp_path / "disk.img").read_bytes() == (tmp_path / "disk.raw").read_bytes()
+    assert (tmp_path / "disk.img").read_bytes() == raw.read_bytes()
     assert done.resumed > 0
     check(shown, done)
     # What the first attempt showed, but for pieces on their way and units that were not complete.

@@ -38,7 +38,7 @@ HTTP = "click backports requests urllib3 certifi charset_normalizer idna"
 #: For the digests of the journal.
 DIGESTS = "cryptography _cffi_backend"
 #: Modules that no start needs.
-OTHERS = "cdi_worker.importer.metrics_server rich"
+OTHERS = "cdi_worker.importer.metrics.server rich"
 COMMANDS = (
     "cdi_worker.importer.commands.disk cdi_worker.importer.commands.options cdi_worker.importer.kubernetes"
 )
@@ -65,7 +65,7 @@ BUDGETS = {
         49,
         161,
         "click backports",
-        f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources fractions requests",
+        f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
         77, 175, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks as disks_module
-from tests.support import misbehave, oracle, processes, servers, worker
+from tests.support import forked, misbehave, oracle, processes, servers, worker
 
 MIB = 1 << 20
 REQUEST, UNSUPPORTED, CHECKSUM, SCRATCH, TOO_LARGE, CLOSED = 2, 4, 5, 7, 8, 141
@@ -23,14 +23,8 @@ def run(
     *arguments: str | Path, stdin: bytes | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[int, bytes, str]:
     """Run the command with a pipe as standard input; return status, standard output and error."""
-    done = subprocess.run(
-        [*worker.COMMAND, *arguments],
-        env={**worker.ENVIRONMENT, **(env or {})},
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=90,
-    )
+    argv = [*worker.COMMAND, *arguments]
+    done = forked.run(argv, env={**worker.ENVIRONMENT, **(env or {})}, stdin=stdin, text=False)
     return done.returncode, done.stdout, done.stderr.decode()
 
 
@@ -160,7 +154,7 @@ def test_size_and_its_limit_hold_for_standard_output(web: servers.Web, disks: di
 
 def test_closed_standard_output_ends_the_import_quietly(web: servers.Web, disks: disks_module.Disks) -> None:
     command = ["import", web.url(disks.raw()), "-", "--progress=none"]
-    process = subprocess.Popen(
+    process = forked.Popen[bytes](
         [*worker.COMMAND, *command],
         env=worker.ENVIRONMENT,
         stdout=subprocess.PIPE,

@@ -20,7 +20,7 @@ from tests.simulation import world as worlds
 class Mutant:
     """A protection that is missing. ``what``: what the product does without it.
 
-    ``is_rare``: several hundred seeds are needed to find it.
+    ``is_rare``: more than 50 seeds are needed to find it.
     """
 
     name: str
@@ -45,6 +45,7 @@ MUTANTS = (
                 "if not os.path.samestat(os.lstat(self.path), self._inode):": "if False:",
             },
         },
+        is_rare=True,
     ),
     Mutant(
         "no-token",
@@ -95,6 +96,7 @@ MUTANTS = (
                 "min(self._allowed + asked, self._longest)": "self._allowed + 9 * asked",
             }
         },
+        is_rare=True,
     ),
     Mutant(
         "shifted-ranges",

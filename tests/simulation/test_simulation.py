@@ -16,7 +16,7 @@ from tests.simulation import world as worlds
 from tests.support import processes
 
 #: Seeds of a run of the tests. They begin at ``--first-seed``, which is drawn for each run.
-SEEDS = 300
+SEEDS = 120
 #: Seeds in which a fault of the product or of the simulator was found.
 FOUND = (363, 10029, 10032)
 #: Tests that share the seeds, so that several processes run them.

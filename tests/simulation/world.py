@@ -548,7 +548,8 @@ class World:
             if served.is_delta:
                 source = loaded.load("cdi_worker.sources.chained").Files([source])
             progress = loaded.load("cdi_worker.importer.progress").NullProgress()
-            result = loaded.load("cdi_worker.importer.execute").run_source(source, wanted, progress, reads)
+            execute = loaded.load("cdi_worker.importer.execute")
+            result = execute.run_source(source, wanted, progress, reads, accepted=lambda: None)
         return int(result.resumed)
 
     def _location(self, loaded: product.Product, served: server.Object) -> Any:

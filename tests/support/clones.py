@@ -16,7 +16,7 @@ from cdi_worker.images import volume as devices
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, progress
 from cdi_worker.importer.send import extents, volume
-from tests.support import processes, uploads
+from tests.support import forked, processes, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -111,7 +111,7 @@ def start_source(env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start the clone source as a process; ``log`` gets its termination message."""
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", "-alsologtostderr", f"--termination-log={log}"]
     argv += ["--metrics-port=0"]
-    return subprocess.Popen(argv, env={**os.environ, **env})
+    return forked.Popen[bytes](argv, env={**forked.ENVIRONMENT, **env})
 
 
 @contextlib.contextmanager
@@ -120,5 +120,5 @@ def target(server: uploads.Server, paths: contract.Paths, log: Path) -> Iterator
     argv = [sys.executable, "-m", "cdi_worker", "-v=3", f"--data-dir={paths.data}", "--metrics-port=0"]
     argv += [f"--termination-log={paths.termination_log}", f"--block-device={paths.block}"]
     ready = functools.partial(processes.is_listening, server.port)
-    with processes.running(argv, log=log, ready=ready, env={**os.environ, **server.env}) as process:
+    with processes.running(argv, log=log, ready=ready, env={**forked.ENVIRONMENT, **server.env}) as process:
         yield process

@@ -1,4 +1,4 @@
-"""Disks as test inputs: deterministic, a few MiB, built once in a test run.
+"""Disks as test inputs: deterministic, a few MiB, built once in a test run by one of its processes.
 
 ``Disks`` is the cache; the fixture ``disks`` returns it, and tests request a disk by name:
 ``disks.image("qcow2-zstd")``, ``disks.wrapped("raw", "gz")``. Hostile images are in ``hostile``.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cdi_worker.formats import zstd
-from tests.support import processes, vhdx_images, vmdk_stream
+from tests.support import processes, shared, vhdx_images, vmdk_stream
 
 MiB = 1 << 20
 
@@ -114,9 +114,11 @@ class Disks:
         """Return a file of the cache; ``make`` writes it at the first use."""
         path = self.directory / name
         if not path.exists():
-            unfinished = path.with_name(f"{name}.unfinished")
-            make(unfinished)
-            unfinished.rename(path)
+            with shared.locked(path.with_name(f"{name}.lock")):
+                if not path.exists():
+                    unfinished = path.with_name(f"{name}.unfinished")
+                    make(unfinished)
+                    unfinished.rename(path)
         return path
 
     def raw(self, content: str = "mixed") -> Path:

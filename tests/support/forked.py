@@ -1,147 +1,262 @@
-"""The command in processes of its own that begin as copies of a prepared one.
+"""Python programs as forks of a prepared process, which has imported what they need.
 
-The libraries are imported once, so that a run takes some tens of milliseconds.
+``Popen`` and ``run`` replace those of ``subprocess``. The prepared process has imported the worker and run
+nothing. A program begins there with its own arguments, environment, working directory, standard streams and
+session, and is a child of the process that started it. What a fork could not do faithfully is executed as
+usual: another program than Python, options of the interpreter, and variables that the interpreter or the C
+library reads when it starts. Tests that measure the start, memory or imports use ``subprocess``.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import dataclasses
+import ctypes
+import functools
+import gc
+import importlib
+import inspect
+import io
 import json
 import os
+import runpy
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, AnyStr
 
-from tests.support import processes, worker
+from tests.support import repository
 
-#: Imported before the first run: the command, and the libraries of the sources.
+#: Nothing is inherited from the environment of the tests.
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": str(repository.ROOT),
+    "LC_ALL": "C.UTF-8",
+}
+#: The modules that most runs need. None reads the environment while it is imported, but for the language.
 PREPARED = (
+    "cdi_worker.formats.compressed.layers",
     "cdi_worker.importer.cli",
     "cdi_worker.importer.commands.disk",
     "cdi_worker.importer.execute",
     "cdi_worker.importer.kubernetes.run",
     "cdi_worker.importer.roles.importer",
     "cdi_worker.importer.send.file",
+    "cdi_worker.importer.send.volume",
+    "cdi_worker.importer.upload.server",
     "cdi_worker.sources.ovirt.data",
     "cdi_worker.sources.web.http",
-    "cdi_worker.importer.upload.server",
-    "boto3",
-    "botocore.auth",
-    "google.oauth2.credentials",
-    "google.oauth2.service_account",
-    "keystoneauth1.identity.generic",
     "ovirtsdk4.types",
     "pyVmomi",
 )
+#: Variables that are read when a program starts, by their first letters.
+READ_AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON", "TZ")
+
+_PR_SET_CHILD_SUBREAPER = 36
+_lock = threading.Lock()
 
 
-class Forks:
-    """Runs the command, one at a time. ``folder``: for the output of the runs."""
+class Popen(subprocess.Popen[AnyStr]):
+    """A program in the background, as ``subprocess.Popen``, but forked if it is Python code."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process = process
-        self._folder = folder
-
-    def run(self, *arguments: str | Path, env: Mapping[str, str], library: bool = False) -> worker.Completed:
-        """Run the command to its end.
-
-        ``library``: instead, import what a pod with ``env`` and these mounts would, as a program of its own
-        that logs everything and prints the exception.
-        """
-        out, err = self._folder / "out", self._folder / "err"
-        asked = {"argv": list(map(str, arguments)), "env": {**worker.ENVIRONMENT, **env}, "library": library}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({**asked, "out": str(out), "err": str(err)}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, "the prepared process has ended"
-        status = os.waitstatus_to_exitcode(int(line))
-        return worker.Completed(status, out.read_text(errors="replace"), err.read_text(errors="replace"))
+    def _execute_child(self, *positional: Any) -> None:
+        """Start the program; called by the constructor when the pipes are made."""
+        start = inspect.signature(super()._execute_child).bind(*positional).arguments  # type: ignore[misc]
+        program = _forkable(start)
+        if program is None:
+            super()._execute_child(*positional)  # type: ignore[misc]
+            return
+        streams = [start[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        self.pid = _fork(program, [number if each == -1 else each for number, each in enumerate(streams)])
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*[start[name] for name in pipes])  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def prepared(folder: Path) -> Iterator[Forks]:
-    """Start the process that the runs are copies of."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forked"],
-        cwd=folder,
-        env={**worker.ENVIRONMENT, "HOME": str(folder), "TMPDIR": os.environ.get("TMPDIR", "/tmp")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+def run(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes | None = None,
+    text: bool = True,
+    timeout: float = 90,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """Run a program to its end and return its output.
+
+    ``stdin``: its standard input, else that of the tests. ``options``: of ``Popen``.
+    """
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    if stdin is not None:
+        options["stdin"] = subprocess.PIPE
+    with Popen[Any](argv, env=env, text=text, **options) as process:
+        try:
+            output, errors = process.communicate(stdin, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(argv, process.returncode, output, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _forkable(start: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the Python program that is to be started, None if it must be executed."""
+    if start["shell"] or start["executable"] or not isinstance(start["args"], list | tuple):
+        return None
+    argv = [os.fsdecode(each) for each in start["args"]]
+    env = os.environ if start["env"] is None else start["env"]
+    is_plain = (
+        argv[:1] == [sys.executable]
+        and len(argv) > 1
+        and (argv[1] in ("-m", "-c") or not argv[1].startswith("-"))
+        and _read_at_start(env) == _read_at_start(ENVIRONMENT)
+        and start["preexec_fn"] is None
+        and not start["pass_fds"]
+        and start["umask"] < 0
+        and start["process_group"] in (None, -1)
+        and all(start[name] is None for name in ("uid", "gid", "gids"))
     )
-    try:
-        yield Forks(process, folder)
-    finally:
-        process.kill()
-        process.communicate(timeout=processes.PATIENCE)
+    if not is_plain:
+        return None
+    return {
+        "argv": argv,
+        "env": {str(name): str(value) for name, value in env.items()},
+        "cwd": str(start["cwd"] or Path.cwd()),
+        "session": start["start_new_session"],
+        "parent": os.getpid(),
+    }
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+
+
+def _fork(program: Mapping[str, Any], streams: list[int]) -> int:
+    """Let the prepared process start a program; return its process number.
+
+    It forks twice, and the process between ends at once: the program then belongs to the next ancestor that
+    adopts orphans (PR_SET_CHILD_SUBREAPER), which is this process for as long as the start takes.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lock)
+        answer, replying = socket.socketpair()
+        stack.enter_context(answer)
+        message = stack.enter_context(os.fdopen(os.memfd_create("program"), "w+b"))
+        message.write(json.dumps(program).encode())
+        message.flush()
+        _adopt_orphans(True)
+        stack.callback(_adopt_orphans, False)
+        with replying:
+            socket.send_fds(_prepared(), [b"."], [*streams, message.fileno(), replying.fileno()])
+        number = answer.recv(64)
+    assert number, "the prepared process has ended"
+    return int(number)
+
+
+def _adopt_orphans(is_on: bool) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@functools.cache
+def _prepared() -> socket.socket:
+    """Start the process that programs are forks of; return the socket that takes orders."""
+    orders, taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.forked", str(taking.fileno())],
+        cwd=repository.ROOT,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[taking.fileno()],
+    )
+    taking.close()
+    atexit.register(process.wait)
+    atexit.register(orders.close)  # runs first: lets it end
+    return orders
+
+
+# -- in the prepared process ------------------------------------------------------------------------
+
+
+def _next_program(orders: socket.socket) -> dict[str, Any]:
+    """Wait for programs to start; return in the process of each one."""
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(orders, 1, 5)
+        if not descriptors:  # the tests have ended
+            os._exit(0)
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            orders.close()
+            return _begin(descriptors)
+        os.waitpid(between, 0)
+        for each in descriptors:
+            os.close(each)
+
+
+def _begin(descriptors: list[int]) -> dict[str, Any]:
+    """Take over the streams and the environment of a program; return it."""
+    *streams, message, replying = descriptors
+    program: dict[str, Any] = json.loads(os.pread(message, os.fstat(message).st_size, 0))
+    if program["session"]:
+        os.setsid()
+    while os.getppid() != program["parent"]:
+        time.sleep(0.0002)
+    os.chdir(program["cwd"])
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+    os.environ.clear()
+    os.environ.update(program["env"])
+    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "rb")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "wb")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "wb")  # type: ignore[misc]
+    os.write(replying, str(os.getpid()).encode())
+    os.closerange(3, max(descriptors) + 1)
+    return program
+
+
+def _stream(descriptor: int, like: IO[str], mode: str) -> io.TextIOWrapper:
+    """Open a standard stream as the interpreter does when it starts."""
+    is_lines = descriptor == 2 or os.isatty(descriptor)
+    opened = open(descriptor, mode, closefd=False)  # noqa: SIM115 - a descriptor, for the life of the process
+    return io.TextIOWrapper(
+        opened, encoding=like.encoding, errors=like.errors, newline="\n", line_buffering=is_lines
+    )
+
+
+def _run(program: Mapping[str, Any]) -> None:
+    """Run the program in this process, which is its own."""
+    sys.orig_argv = program["argv"]
+    _, how, *arguments = program["argv"]
+    sys.argv = [how, *arguments[how in ("-m", "-c") :]]
+    if how == "-m":
+        sys.path[0] = program["cwd"]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.path[0] = ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.path[0] = str(Path(how).resolve().parent)
+        runpy.run_path(how, run_name="__main__")
 
 
 def _main() -> None:
-    import importlib
-
+    orders = socket.socket(fileno=int(sys.argv[1]))
     for name in PREPARED:
         importlib.import_module(name)
-    home = {name: os.environ[name] for name in ("HOME", "TMPDIR")}
-    for line in sys.stdin:
-        asked = json.loads(line)
-        number = os.fork()
-        if not number:
-            _become(asked, home)
-        print(os.waitpid(number, 0)[1], flush=True)
-
-
-def _become(asked: dict[str, object], home: dict[str, str]) -> None:
-    """Run the command in this process, and end it."""
-    from cdi_worker.importer import cli
-
-    try:
-        for name, descriptor in (("out", 1), ("err", 2)):
-            opened = os.open(str(asked[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(opened, descriptor)
-        empty = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(empty, 0)
-        os.environ.clear()
-        os.environ.update(home | asked["env"])  # type: ignore[operator]
-        argv = [str(each) for each in asked["argv"]]  # type: ignore[attr-defined]
-        sys.argv = ["cdi-worker", *argv]
-        if asked["library"]:
-            _import(argv)
-        else:
-            cli.main(argv)
-    except SystemExit as err:
-        os._exit(int(err.code or 0))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-def _import(argv: list[str]) -> None:
-    """Import as a program that knows nothing of secrets: its log and its traceback are Python's own."""
-    import logging
-    import traceback
-
-    import cdi_worker
-    from cdi_worker.importer import contract
-    from cdi_worker.importer.roles import importer
-
-    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
-    data, headers = argv
-    settings = dataclasses.replace(contract.POD, stall=1)
-    paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, settings=settings)
-    try:
-        wanted = importer.read(contract.environment(), paths)
-        print(wanted, cdi_worker.inspect(wanted))
-        print(cdi_worker.run(wanted))
-    except cdi_worker.Error as err:
-        print(err, repr(err), err.fields, err.as_fields())
-        traceback.print_exc()
-        logging.getLogger("program").exception("failed")
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the forks"
+    gc.freeze()  # else the first collection copies all pages
+    _run(_next_program(orders))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import repository
+from tests.support import forked, repository
 
 #: Seconds that a start, a stop or the end of a wait may take on a busy machine. What a test proves not to be
 #: waited for must take longer.
@@ -142,7 +142,7 @@ def running(
     ``patience``: seconds that the start may take.
     """
     with log.open("ab") as output:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
+        process = forked.Popen[bytes](argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
     try:
         wait_for(lambda: process.poll() is not None or ready(), f"{argv[0]} to be ready", patience)
         if process.poll() is not None:

@@ -11,15 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes, repository
+from tests.support import forked, processes
 
 COMMAND = (sys.executable, "-m", "cdi_worker")
-#: Nothing is inherited from the environment of the tests.
-ENVIRONMENT = {
-    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-    "PYTHONPATH": str(repository.ROOT),
-    "LC_ALL": "C.UTF-8",
-}
+ENVIRONMENT = forked.ENVIRONMENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +40,27 @@ def run(
     timeout: float = 90,
 ) -> Completed:
     """Run the command to its end; ``prefix`` is a command that runs a command, as in ``limits``."""
-    done = subprocess.run(
-        [*prefix, *COMMAND, *arguments],
-        env={**ENVIRONMENT, **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+    argv = [*prefix, *COMMAND, *arguments]
+    done = forked.run(argv, env={**ENVIRONMENT, **(env or {})}, timeout=timeout)
     return Completed(done.returncode, done.stdout, done.stderr)
 
 
 @contextlib.contextmanager
 def started(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, stdout: int = subprocess.PIPE
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    stdout: int = subprocess.PIPE,
+    is_forked: bool = True,
 ) -> Iterator[subprocess.Popen[str]]:
     """Run the command in the background; kill it at the end of the block if it is still running.
+
+    ``is_forked``: without it, ``/proc`` shows the command line and the environment.
 
     A command that writes a disk to standard output needs a descriptor as ``stdout``: what the pipe brings is
     decoded as text.
     """
-    process = subprocess.Popen(
+    start = forked.Popen[str] if is_forked else subprocess.Popen[str]
+    process = start(
         [*COMMAND, *arguments],
         env={**ENVIRONMENT, **(env or {})},
         stdin=subprocess.DEVNULL,

@@ -91,7 +91,7 @@ def test_corrupt_data_is_detected(unpack):
 def test_failure_stops_the_tool():
     """The start of a multi-block xz stream starts the tool, but is too short to detect the content."""
     blocks = subprocess.run(
-        ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 40, check=True, capture_output=True
+        ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 2, check=True, capture_output=True
     )
     started = []
 

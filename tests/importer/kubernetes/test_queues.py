@@ -25,16 +25,16 @@ SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "s
 
 def data_volume(name: str, **changes: Any) -> dict[str, Any]:
     """Return a DataVolume; ``changes`` are fields of its metadata."""
-    made: dict[str, Any] = yaml.safe_load((repository.DATAVOLUMES / "http.yaml").read_text())
+    made: dict[str, Any] = yaml.load((repository.DATAVOLUMES / "http.yaml").read_text(), yaml.CSafeLoader)
     made["metadata"] = {"name": name, **changes}
     return made
 
 
 def printed(path: Path, content: list[dict[str, Any]], *options: str) -> list[dict[str, Any]]:
-    path.write_text(yaml.safe_dump_all(content))
+    path.write_text(yaml.dump_all(content, Dumper=yaml.CSafeDumper))
     done = worker.run("manifest", path, "--image=x", *options)
     assert done.status == 0, done.errors
-    return list(yaml.safe_load_all(done.output))
+    return list(yaml.load_all(done.output, yaml.CSafeLoader))
 
 
 def refused(path: Path, content: list[dict[str, Any]], *options: str) -> str:

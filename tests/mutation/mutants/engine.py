@@ -13,11 +13,11 @@ MUTANTS = (
         "tests/images/engine/test_ahead.py::test_leaving_with_a_full_queue_stops_the_thread",
     ),
     mutant(
-        "images/engine/responses.py",
+        "sources/responses.py",
         "keeps a body of any length",
         "            if self._kept > self.most:\n",
         "            if False:\n",
-        "tests/images/engine/test_responses.py::test_body_is_read_up_to_the_limit[None-chunked]",
+        "tests/sources/test_responses.py::test_body_is_read_up_to_the_limit[None-chunked]",
     ),
     mutant(
         "images/export/handshake.py",
@@ -163,11 +163,11 @@ MUTANTS = (
         "tests/images/engine/test_filled.py::test_read_without_a_byte_is_an_outage",
     ),
     mutant(
-        "images/engine/responses.py",
+        "sources/responses.py",
         "waits for a body whose length is beyond the limit",
         "        if self.length is not None and self.length > self.most - self._kept and amt is None:\n",
         "        if False:\n",
-        "tests/images/engine/test_responses.py::test_length_beyond_the_limit_is_refused_before_the_body_arrives",
+        "tests/sources/test_responses.py::test_length_beyond_the_limit_is_refused_before_the_body_arrives",
     ),
     mutant(
         "images/engine/filled.py",

@@ -31,11 +31,11 @@ MUTANTS = (
         "tests/importer/kubernetes/test_datavolume.py::test_later_stages_are_selected",
     ),
     mutant(
-        "importer/kubernetes/cron.py",
+        "importer/roles/cron.py",
         "notes the digest with another object",
         '        if metadata.get("name") != self._name:\n',
         "        if False:\n",
-        "tests/importer/kubernetes/test_cron.py::test_answer_that_is_not_a_cron_is_reported",
+        "tests/importer/roles/test_cron.py::test_answer_that_is_not_a_cron_is_reported",
     ),
     mutant(
         "importer/kubernetes/documents.py",

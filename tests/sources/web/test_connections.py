@@ -17,8 +17,8 @@ import requests
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, sockets
-from cdi_worker.sources import base
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, sockets
 from cdi_worker.sources.ovirt import locations as ovirt
 from cdi_worker.sources.vmware import locations as vmware
 from cdi_worker.sources.web import connections

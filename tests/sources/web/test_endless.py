@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, responses
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.send import client
-from cdi_worker.sources import base
+from cdi_worker.sources import base, responses
 from cdi_worker.sources.web import session
 from tests.support import http_disk, misbehave, reading, tls
 

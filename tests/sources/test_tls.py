@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.images.engine import sockets
 from cdi_worker.importer.send import client as upload_client
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import base, sockets, wire
 from cdi_worker.sources.ovirt import data
 from cdi_worker.sources.vmware import session
 from tests.support import processes, tls

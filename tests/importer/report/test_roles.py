@@ -13,7 +13,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
 from cdi_worker.importer.send import volume
 from cdi_worker.importer.upload import settings
-from tests.importer.test_provenance import DATA, SHA256, only_disk, read
+from tests.importer.report.test_provenance import DATA, SHA256, only_disk, read
 from tests.support import clones, manifests, misbehave, processes, uploads, worker
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors, version
-from cdi_worker.importer import provenance
+from cdi_worker.importer.report import provenance
 from tests.support import (
     containers,
     manifests,

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, Final
 
-from cdi_worker.images.engine import retry, sockets
+from cdi_worker.images.engine import retry
+from cdi_worker.sources import sockets
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10

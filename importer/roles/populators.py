@@ -22,7 +22,7 @@ from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
 
 if TYPE_CHECKING:
-    from cdi_worker.importer.commands import group
+    from cdi_worker.importer.roles import run as roles
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
     """
 
     def decorate(locate: Locate) -> click.Command:
-        def run(obj: group.Context, /, **given: Any) -> int:
+        def run(obj: roles.Process, /, **given: Any) -> int:
             obj.set_up_logging(max(1, given["verbosity"]))
             env = contract.environment()
             try:
@@ -150,7 +150,7 @@ def _request(
     return request.make(source, location, target, chosen)
 
 
-def _populate(name: str, wanted: request.Request, obj: group.Context, port: int) -> None:
+def _populate(name: str, wanted: request.Request, obj: roles.Process, port: int) -> None:
     with (
         progress.Lines(sys.stderr) as lines,
         metrics.exposed(name, wanted.room.owner, port) as meter,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cdi_worker.images.engine import sockets
+from cdi_worker.sources import sockets
 from tests.support import processes, tls
 
 MIB = 1 << 20

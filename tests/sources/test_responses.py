@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cdi_worker.images.engine import responses
+from cdi_worker.sources import responses
 from tests.support import processes
 
 #: More than one part.

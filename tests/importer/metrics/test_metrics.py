@@ -19,7 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cdi_worker import errors
-from cdi_worker.importer import metrics, metrics_server, progress
+from cdi_worker.importer import metrics, progress
+from cdi_worker.importer.metrics import server as metrics_server
 from tests.support import meters, misbehave, processes, repository, worker
 
 MiB = 1 << 20

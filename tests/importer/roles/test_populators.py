@@ -13,6 +13,7 @@ import pytest
 from tests.support import (
     devices,
     disks,
+    forked,
     meters,
     misbehave,
     openstack,
@@ -65,14 +66,8 @@ def engine_url(setup: ovirt_disks.Setup) -> str:
 
 
 def populate(name: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [worker.COMMAND[0], name, *arguments],
-        env={**worker.ENVIRONMENT, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    argv = [worker.COMMAND[0], name, *arguments]
+    return forked.run(argv, env={**worker.ENVIRONMENT, **env}, timeout=120)
 
 
 def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path, size: int = 64 << 20) -> list[str]:

@@ -143,8 +143,8 @@ def _serve(meter: Metrics, port: int, over: threading.Event) -> None:
         return
     try:
         with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
-            from cdi_worker.importer import metrics_server
-        metrics_server.serve(meter.families, port, over)
+            from cdi_worker.importer.metrics import server
+        server.serve(meter.families, port, over)
     except errors.MissingExtra as err:
         log.warning("metrics not served: %s", err)
     except OSError as err:
