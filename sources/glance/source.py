@@ -145,7 +145,7 @@ class _Image(pinned.Resource):
         return found
 
     def authorization(self) -> requests.auth.AuthBase:
-        return _Token(self._token)
+        return pinned.Header("X-Auth-Token", self._token)
 
     def failure(self, response: requests.Response) -> errors.Error:
         """Release a failed response; return the error for it. A token that has expired is renewed."""
@@ -182,15 +182,6 @@ class _Image(pinned.Resource):
             self._renewals += 1
             self._token = self._keystone.token()
             return True
-
-
-class _Token(requests.auth.AuthBase):
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["X-Auth-Token"] = self._token
-        return request
 
 
 def _without_login(access: base.Access) -> base.Access:

@@ -68,7 +68,7 @@ class Resource(pinned.Resource):
         self._token = token
 
     def authorization(self) -> requests.auth.AuthBase:
-        return _Header(self._token.value) if self._token.value else pinned.NO_AUTH
+        return pinned.Header(locations.TOKEN, self._token.value)
 
     def failure(self, response: requests.Response) -> errors.Error:
         """Release a failed response; return the error for it. A token that was replaced is tried again."""
@@ -114,15 +114,6 @@ class Data(Resource):
             response.status_code = 206
             response.headers["Content-Range"] = f"bytes {offset}-{end - 1}/{self.size}"
         return response
-
-
-class _Header(requests.auth.AuthBase):
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers[locations.TOKEN] = self._token
-        return request
 
 
 def with_query(url: str, **values: int) -> str:

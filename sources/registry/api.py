@@ -50,17 +50,7 @@ class Resource(pinned.Resource):
         return super().send(method, url, headers)
 
     def authorization(self) -> requests.auth.AuthBase:
-        return _Header(self._authorizer.header)
-
-
-class _Header(requests.auth.AuthBase):
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._value:
-            request.headers["Authorization"] = self._value
-        return request
+        return pinned.Header("Authorization", self._authorizer.header)
 
 
 class Blob(http.HttpSource):

@@ -195,14 +195,21 @@ class Resource:
             self._session.close()
 
 
-class _NoAuth(requests.auth.AuthBase):
-    """No credentials. Without it requests would search .netrc."""
+class Header(requests.auth.AuthBase):
+    """Credentials in a header; empty: none."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self._name = name
+        self._value = value
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value:
+            request.headers[self._name] = self._value
         return request
 
 
-NO_AUTH = _NoAuth()
+#: No credentials. Without it requests would search .netrc.
+NO_AUTH = Header("", "")
 
 
 #: A port is a number from 0 to 65535.
