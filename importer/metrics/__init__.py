@@ -6,12 +6,15 @@ import collections
 import contextlib
 import logging
 import os
+import select
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds before metrics are served: a shorter import is not scraped, and starts faster without.
-DELAY = 0.25
 #: The contract's counters, by role.
 COUNTERS = {
     "importer": "kubevirt_cdi_import_progress",
@@ -125,8 +126,7 @@ def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]
         yield progress.NullProgress()
         return
     meter = Metrics(COUNTERS[role], owner_uid)
-    over = threading.Event()
-    # Loading libraries and making a certificate take time; the import does not wait for it.
+    over = cancelling.Cancel()
     serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
     serving.start()
     try:
@@ -138,17 +138,28 @@ def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]
         serving.join()
 
 
-def _serve(meter: Metrics, port: int, over: threading.Event) -> None:
-    if over.wait(DELAY):
-        return
+def _serve(meter: Metrics, port: int, over: cancelling.Cancel) -> None:
     try:
-        with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
-            from cdi_worker.importer.metrics import server
-        server.serve(meter.families, port, over)
+        with _listener(port) as listener, cancelling.woken(over) as wake:
+            # Loading libraries and making a certificate take longer than many an import.
+            waiting = select.poll()
+            for fd in (listener.fileno(), wake.fd):
+                waiting.register(fd, select.POLLIN)
+            if listener.fileno() not in dict(waiting.poll()):
+                return
+            with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
+                from cdi_worker.importer.metrics import server
+            server.serve(meter.families, listener, wake.fd)
     except errors.MissingExtra as err:
         log.warning("metrics not served: %s", err)
     except OSError as err:
         log.warning("metrics not served port=%d error=%s", port, err.strerror)
+
+
+def _listener(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def _children() -> Iterator[str]:

@@ -6,6 +6,7 @@ import datetime as dt
 import http.server
 import logging
 import os
+import select
 import socket
 import ssl
 import threading
@@ -19,8 +20,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import core, registry
-
-from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +36,19 @@ VALIDITY = dt.timedelta(days=365)
 Families = Callable[[], Iterable[core.Metric]]
 
 
-def serve(families: Families, port: int, over: threading.Event) -> None:
-    """Serve what ``families`` returns until ``over`` is set, and to clients that are connected then.
+def serve(families: Families, listener: socket.socket, over: int) -> None:
+    """Serve what ``families`` returns until ``over``, a descriptor, is readable; then end.
 
-    Raises ``OSError`` if the port is taken.
+    Clients that are connected then are still answered. Takes over ``listener``.
     """
-    with _Server(families, port) as server:
-        # socketserver can only wait for connections; its own ``serve_forever`` polls as well.
-        server.timeout = cancelling.TURN
+    port = listener.getsockname()[1]
+    with _Server(families, listener) as server:
         log.info("metrics port=%d path=%r", port, PATH)
-        while not over.is_set():
+        # socketserver's own ``serve_forever`` polls, and its end waits for a turn.
+        waiting = select.poll()
+        for fd in (server.fileno(), over):
+            waiting.register(fd, select.POLLIN)
+        while over not in dict(waiting.poll()):
             server.handle_request()
         server.finish()
 
@@ -62,23 +64,25 @@ class _Collector(registry.Collector):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    def __init__(self, families: Families, port: int) -> None:
+    def __init__(self, families: Families, listener: socket.socket) -> None:
         page = registry.CollectorRegistry()
         page.register(_Collector(families))
-        super().__init__(("", port), _Handler.factory(page), bind_and_activate=False)
+        super().__init__(("", 0), _Handler.factory(page), bind_and_activate=False)
         self.socket.close()
         self._is_idle = False
+        #: ``handle_request`` is called when a client waits, and returns if it has gone meanwhile.
+        self.timeout = 0
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         # The TLS handshake runs in each connection's thread, so that a silent client blocks no other.
         # prometheus_client's own server runs it in the thread that accepts.
-        self.socket = _context().wrap_socket(_listen(port), server_side=True, do_handshake_on_connect=False)
+        self.socket = _context().wrap_socket(listener, server_side=True, do_handshake_on_connect=False)
 
     def finish(self) -> None:
         """Answer the clients that are connected, for ``GRACE`` seconds; refuse others.
 
         The process ends next: the kernel would close their connections without an answer.
         """
-        self.timeout = 0
+        self._is_idle = False
         while not self._is_idle:
             self.handle_request()
         self.socket.close()
@@ -87,7 +91,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self._free.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def handle_timeout(self) -> None:
-        self._is_idle = self.timeout == 0
+        self._is_idle = True
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -116,12 +120,6 @@ class _Handler(prometheus_client.MetricsHandler):
             super().do_GET()
         else:
             self.send_error(404)
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _context() -> ssl.SSLContext:

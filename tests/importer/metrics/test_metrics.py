@@ -94,9 +94,37 @@ def test_missing_library_is_a_warning(pod: worker.Pod, server: misbehave.Server,
     (tmp_path / "prometheus_client.py").write_text("raise ImportError")
     page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
     url = server.serve("/disk.img", page)
-    done = pod.run(IMPORTER_ENDPOINT=url, PYTHONPATH=f"{tmp_path}:{repository.ROOT}")
-    assert done.status == 0
-    assert "[metrics]'" in done.errors
+    env = {**pod.env, "IMPORTER_ENDPOINT": url, "PYTHONPATH": f"{tmp_path}:{repository.ROOT}"}
+    with worker.started(*pod.arguments, env=env) as process:
+        # The port is open before the library is needed.
+        processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
+        messages = "".join(filter(None, process.communicate(timeout=60)))
+    assert process.returncode == 0
+    assert "[metrics]'" in messages
+
+
+def test_import_that_is_not_scraped_does_not_wait_for_its_page(tmp_path: Path) -> None:
+    """It is woken at its end, and has loaded no library."""
+    script = (
+        "import sys, time; from cdi_worker.importer import metrics\n"
+        f"with metrics.exposed('importer', 'x', {processes.free_port()}):\n"
+        "    time.sleep(0.3); began = time.monotonic()\n"
+        "assert time.monotonic() - began < 0.1; assert 'prometheus_client' not in sys.modules"
+    )
+    done = processes.script(script)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_page_that_was_scraped_ends_at_once(exposed_page: tuple[metrics.Metrics, int]) -> None:
+    port = processes.free_port()
+    ends = []
+    for _ in range(5):
+        with metrics.exposed("cloner", UID, port):
+            processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
+            assert UID in meters.scrape(port)
+            began = time.monotonic()
+        ends.append(time.monotonic() - began)
+    assert min(ends) < 0.1
 
 
 def test_port_0_disables_the_page() -> None:
