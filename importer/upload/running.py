@@ -82,7 +82,7 @@ def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool
     ours = bool(kind) and _is_ours(fields)
     content = None
     if ours and kind == headers.BLOCK and (content := Content.parsed(fields.get(headers.CONTENT, ""))):
-        # No other user of the volume knows it: see ``routes.job.Job``.
+        # No other user of the volume knows it: see ``routes.delivery``.
         wanted = dataclasses.replace(wanted, room=dataclasses.replace(wanted.room, owner=content.token))
     return Order(wanted, kind, ours, fields.get("content-encoding", ""), content)
 
