@@ -66,7 +66,7 @@ def each(
     """
     if not _is_ova(whole.served, wanted):
         raise errors.RequestError(f"{whole.served.name}: not an OVA; import its disk without --all")
-    from cdi_worker.sources.ova import every
+    from cdi_worker.sources.packages import every
 
     def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
         paths = [targets.followed(pathlib.Path(wanted.target, every.image_name(disk))) for disk in disks]
@@ -95,13 +95,13 @@ def _found(whole: base.Image, wanted: request.Request, cancel: cancelling.Cancel
     from cdi_worker.formats.ova import package
 
     if package.is_ova(source.head):
-        from cdi_worker.sources.ova import source as ova
+        from cdi_worker.sources.packages import ova
 
         return ova.OvaSource(whole, wanted.disk, _expected(wanted), cancel)
-    from cdi_worker.sources.registry import packed
+    from cdi_worker.sources.packages import oci
 
-    if packed.is_archive(source.head):
-        return packed.PackedSource(whole, wanted.disk, _expected(wanted), cancel)
+    if oci.is_archive(source.head):
+        return oci.PackedSource(whole, wanted.disk, _expected(wanted), cancel)
     return None
 
 

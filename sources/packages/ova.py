@@ -15,8 +15,8 @@ from typing import Final
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.ova import descriptor, package
-from cdi_worker.sources import base, part
-from cdi_worker.sources.ova import passing
+from cdi_worker.sources import base
+from cdi_worker.sources.packages import part, passing
 
 log = logging.getLogger(__name__)
 

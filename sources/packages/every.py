@@ -11,7 +11,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
 from cdi_worker.formats.ova import descriptor
 from cdi_worker.sources import base
-from cdi_worker.sources.ova import passing, source
+from cdi_worker.sources.packages import ova, passing
 
 #: Disks that are imported together: each keeps some files open until all are complete.
 MOST: Final = 100
@@ -51,10 +51,10 @@ def each(
     When it returns, the whole is verified: none may be usable before.
     """
     if expected is None and whole.at_random(cancel) is not None:
-        found = source.disks(whole, cancel)
+        found = ova.disks(whole, cancel)
         _check_count(whole, found)
         for disk, run in zip(found, begin(found), strict=True):
-            run(source.OvaSource(whole, disk.file, None, cancel))
+            run(ova.OvaSource(whole, disk.file, None, cancel))
     else:
         with contextlib.closing(passing.Pass(whole, cancel, expected)) as stream:
             _each_passing(whole, stream, begin)
@@ -70,7 +70,7 @@ def _each_passing(
     while (file := stream.next_disk()) is not None:
         if not imports:
             found = stream.package.disks
-            source.check(whole, *found)
+            ova.check(whole, *found)
             _check_count(whole, found)
             stream.package.check_listed()
             imports.extend(begin(found))

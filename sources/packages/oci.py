@@ -16,8 +16,9 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum, readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
-from cdi_worker.sources import base, part
+from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
+from cdi_worker.sources.packages import part
 from cdi_worker.sources.registry import archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import source as registry
 
