@@ -15,9 +15,11 @@ from cdi_worker.formats import checksum
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import package, plan, request
+from cdi_worker.importer import package, plan
 from cdi_worker.importer import progress as progress_module
+from cdi_worker.importer import request as request_module
 from cdi_worker.importer import survey as survey_module
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.sources import base, trust
@@ -63,7 +65,7 @@ class Inspection:
 
 
 def run(
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> Result:
@@ -73,17 +75,17 @@ def run(
     cleaning up. Only a disk that cannot be read back, or whose report cannot be written, stays.
     """
     progress = progress or progress_module.NullProgress()
-    audit = _Audit(wanted)
-    request.check(wanted)
-    kind = sources.find(wanted.source)
+    audit = _Audit(request)
+    request_module.check(request)
+    kind = sources.find(request.source)
     with (
         errors.masked_causes(),
         cancelling.adapted(cancel) as stop,
         cancelling.Reads(stop) as reads,
         sources.foreign(kind),
     ):
-        wanted, _, signatures = _listed(wanted, reads, progress)
-        done = _run_source(_source(kind, wanted, reads), wanted, progress, reads)
+        request, _, signatures = _listed(request, reads, progress)
+        done = _run_source(_source(kind, request, reads), request, progress, reads)
     return audit.finish([dataclasses.replace(done, signatures=(*done.signatures, *signatures))])[0]
 
 
@@ -93,14 +95,14 @@ class _Audit:
     Raises ``errors.RequestError`` if the report cannot be written, before anything is imported.
     """
 
-    def __init__(self, wanted: request.Request) -> None:
-        self._read_back = wanted.read_back
+    def __init__(self, request: Request) -> None:
+        self._read_back = request.read_back
         self._report: provenance.Report | None = None
-        if wanted.report:
+        if request.report:
             # Imported when used (start-up time).
             from cdi_worker.importer.report import provenance
 
-            self._report = provenance.Report(wanted.report, wanted)
+            self._report = provenance.Report(request.report, request)
 
     def finish(self, results: list[Result]) -> list[Result]:
         """Return the results, with the SHA-256 of each disk that is read back."""
@@ -120,25 +122,25 @@ def _with_sha256(done: Result) -> Result:
     return dataclasses.replace(done, sha256=digest)
 
 
-def check_report(wanted: request.Request) -> None:
+def check_report(request: Request) -> None:
     """Raise ``errors.RequestError`` if the report of an import cannot be written."""
-    _Audit(wanted)
+    _Audit(request)
 
 
-def _source(kind: sources.kind.Kind, wanted: request.Request, cancel: cancelling.Cancel) -> base.Source:
+def _source(kind: sources.kind.Kind, request: Request, cancel: cancelling.Cancel) -> base.Source:
     """Return the source of a request, which may consist of several files."""
-    first = kind.open(wanted.location, cancel)
-    if not wanted.layers and not (wanted.is_delta and wanted.location.of_files):
+    first = kind.open(request.location, cancel)
+    if not request.layers and not (request.is_delta and request.location.of_files):
         return first
     # Imported when used: few imports need it (start-up time).
     from cdi_worker.sources import chained
 
-    return chained.Files([first, *(kind.open(layer, cancel) for layer in wanted.layers)])
+    return chained.Files([first, *(kind.open(layer, cancel) for layer in request.layers)])
 
 
 def run_source(
     unopened: base.Source,
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress,
     reads: cancelling.Reads,
     *,
@@ -148,13 +150,13 @@ def run_source(
 
     ``accepted``: see ``routes.attempt.Attempt``.
     """
-    audit = _Audit(wanted)
-    return audit.finish([_run_source(unopened, wanted, progress, reads, accepted=accepted)])[0]
+    audit = _Audit(request)
+    return audit.finish([_run_source(unopened, request, progress, reads, accepted=accepted)])[0]
 
 
 def _run_source(
     unopened: base.Source,
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress,
     reads: cancelling.Reads,
     *,
@@ -163,25 +165,25 @@ def _run_source(
 ) -> Result:
     """Import a disk. ``accepted``, ``group``: see ``routes.attempt.Attempt``. The group holds the claim."""
     started = time.monotonic()
-    if not (wanted.room.mount or wanted.existing == "remove"):
+    if not (request.room.mount or request.existing == "remove"):
         # On a volume, an earlier pod may have created a link that leads to other mounts.
-        wanted = dataclasses.replace(wanted, target=targets.followed(wanted.target))
-    log.info("request source=%r target=%r size=%r", wanted.source, wanted.target, wanted.size)
-    engine = image.Engine(wanted.fetch, progress.retry)
+        request = dataclasses.replace(request, target=targets.followed(request.target))
+    log.info("request source=%r target=%r size=%r", request.source, request.target, request.size)
+    engine = image.Engine(request.fetch, progress.retry)
     with (
-        contextlib.nullcontext(group.claim(wanted.target)) if group else _claimed(wanted, reads) as held,
-        opened(unopened, engine, wanted, progress, reads) as served,
+        contextlib.nullcontext(group.claim(request.target)) if group else _claimed(request, reads) as held,
+        opened(unopened, engine, request, progress, reads) as served,
         _reached(),
     ):
-        folder = wanted.room.mount or wanted.target
-        if (wanted.room.mount or wanted.is_archive) and pathlib.Path(folder).is_dir():
+        folder = request.room.mount or request.target
+        if (request.room.mount or request.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        done = _attempts(served, engine, wanted, _Run(held, progress, reads, accepted, group))
+        done = _attempts(served, engine, request, _Run(held, progress, reads, accepted, group))
         labels, info = done.source.labels(), done.source.info()
     progress.done()
     result = _result(done, time.monotonic() - started, labels=labels, vddk_info=info)
-    return _attested(result, done, served, wanted)
+    return _attested(result, done, served, request)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class _Run:
     group: target_group.Group | None
 
 
-def _attempts(served: base.Source, engine: image.Engine, wanted: request.Request, run: _Run) -> Attempt:
+def _attempts(served: base.Source, engine: image.Engine, request: Request, run: _Run) -> Attempt:
     """Find the disk in what is served, plan, and run the route; return the attempt that succeeded.
 
     What an attempt has found out is a fact for the next one: that byte ranges are not served, or that the
@@ -205,7 +207,7 @@ def _attempts(served: base.Source, engine: image.Engine, wanted: request.Request
     while True:
         chosen: plan.Plan | None = None
         try:
-            unpacked = package.unpacked(_images(served, engine), served, wanted, run.reads)
+            unpacked = package.unpacked(_images(served, engine), served, request, run.reads)
             with unpacked as (source, images, asked):
                 facts = survey_module.survey(source, images, asked, run.reads, two_passes)
                 chosen = facts.plan(asked)
@@ -258,7 +260,7 @@ def _do_without_ranges(
     progress.retry(failure)
 
 
-def _attested(result: Result, done: Attempt, served: base.Source, wanted: request.Request) -> Result:
+def _attested(result: Result, done: Attempt, served: base.Source, request: Request) -> Result:
     """Complete the result with the source's name, size, identity and verified digests.
 
     ``served``: the source, which may be a package with the disk.
@@ -266,14 +268,14 @@ def _attested(result: Result, done: Attempt, served: base.Source, wanted: reques
     verified = {**done.source.verified, **served.verified}
     # The checksum of a request for a package is that of the whole.
     expected = ",".join(filter(None, (done.request.checksum, done.source.checksum)))
-    stated = _stated(expected if done.source is served else wanted.checksum or expected)
+    stated = _stated(expected if done.source is served else request.checksum or expected)
     verified |= stated
     # In this route alone, the bytes that were hashed are those that were written, all of them.
     is_same = (
         done.plan.route is plan.Route.STREAM
         and done.source is served
-        and wanted.checksum is not None
-        and not (done.content.compressions or result.resumed or wanted.is_archive or wanted.is_delta)
+        and request.checksum is not None
+        and not (done.content.compressions or result.resumed or request.is_archive or request.is_delta)
         and result.size == served.size
     )
     digests = dict(each.split(":") for each in stated.get("file", "").split(",") if each)
@@ -294,36 +296,36 @@ def _stated(text: str | None) -> dict[str, str]:
 
 
 def run_all(
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> list[Result]:
-    """Import all disks of an OVA, as ``run`` does, to files in the folder ``wanted.target``.
+    """Import all disks of an OVA, as ``run`` does, to files in the folder ``request.target``.
 
     From a stream they are imported in one pass. None is usable before all are verified.
     """
     progress = progress or progress_module.NullProgress()
-    audit = _Audit(wanted)
-    request.check(wanted)
-    kind = sources.find(wanted.source)
+    audit = _Audit(request)
+    request_module.check(request)
+    kind = sources.find(request.source)
     with (
         errors.masked_causes(),
         cancelling.adapted(cancel) as stop,
         cancelling.Reads(stop) as reads,
         sources.foreign(kind),
     ):
-        wanted, _, signatures = _listed(wanted, reads, progress)
-        engine = image.Engine(wanted.fetch, progress.retry)
-        with opened(kind.open(wanted.location, reads), engine, wanted, progress, reads) as served:
+        request, _, signatures = _listed(request, reads, progress)
+        engine = image.Engine(request.fetch, progress.retry)
+        with opened(kind.open(request.location, reads), engine, request, progress, reads) as served:
             # What they are in was verified when it was opened.
-            each = dataclasses.replace(wanted, demand=trust.NOTHING)
+            each = dataclasses.replace(request, demand=trust.NOTHING)
             try:
                 done = _together(image.Image(served, engine), each, progress, reads)
             except errors.NoRanges as err:
                 _do_without_ranges(engine, err, progress)
                 done = _together(image.Image(served, engine), each, progress, reads)
     progress.done()
-    verified = _stated(wanted.checksum)
+    verified = _stated(request.checksum)
     return audit.finish(
         [
             dataclasses.replace(
@@ -341,7 +343,7 @@ def run_all(
 
 def _together(
     whole: base.Image,
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress,
     reads: cancelling.Reads,
 ) -> dict[str, Result]:
@@ -351,18 +353,18 @@ def _together(
     from cdi_worker.sources import selection
 
     done: dict[str, Result] = {}
-    key = selection.digest(wanted.location)[:16]
+    key = selection.digest(request.location)[:16]
     with target_group.Group() as group:
 
-        def claim(asked: request.Request) -> None:
+        def claim(asked: Request) -> None:
             group.hold(asked.target, _claimed(asked, reads, key))
 
-        def run_disk(disk: base.Source, wanted: request.Request) -> None:
-            done[wanted.target] = _run_source(
-                disk, wanted, progress_module.Part(progress), reads, group=group
+        def run_disk(disk: base.Source, request: Request) -> None:
+            done[request.target] = _run_source(
+                disk, request, progress_module.Part(progress), reads, group=group
             )
 
-        package.each(whole, wanted, reads, claim, run_disk)
+        package.each(whole, request, reads, claim, run_disk)
         reads.check()
         group.publish()
     return done
@@ -405,70 +407,69 @@ def _result(
     )
 
 
-def inspect(
-    wanted: request.Request, cancel: cancelling.Cancel | cancelling.Event | None = None
-) -> Inspection:
+def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | None = None) -> Inspection:
     """Examine a source and plan its import; an error of the plan becomes ``obstacle``."""
-    request.check(wanted)
-    kind = sources.find(wanted.source)
+    request_module.check(request)
+    kind = sources.find(request.source)
     with errors.masked_causes(), cancelling.adapted(cancel) as stop, sources.foreign(kind):
-        asked, listed, _ = _listed(wanted, stop, progress_module.NullProgress())
+        asked, listed, _ = _listed(request, stop, progress_module.NullProgress())
         found = _inspect(_source(kind, asked, stop), asked, stop)
         return dataclasses.replace(found, details={**found.details, **listed})
 
 
 def _listed(
-    wanted: request.Request, cancel: cancelling.Cancel, progress: progress_module.Progress
-) -> tuple[request.Request, Mapping[str, object], tuple[signature.Signature, ...]]:
+    request: Request, cancel: cancelling.Cancel, progress: progress_module.Progress
+) -> tuple[Request, Mapping[str, object], tuple[signature.Signature, ...]]:
     """Look up the checksum file: return the request with its checksum, details for inspect, signatures."""
-    if not wanted.demand.checksum_file:
-        return wanted, {}, ()
+    if not request.demand.checksum_file:
+        return request, {}, ()
     # Imported when used: few imports need it (start-up time).
     from cdi_worker.sources.trust import checksums
 
-    reading = checksums.Reading(cancel, wanted.connect_patience, progress.retry)
-    listed = checksums.look_up(wanted.demand, sources.find(wanted.source), wanted.location, reading)
-    wanted = dataclasses.replace(wanted, checksum=listed.checksum, demand=wanted.demand.rest)
-    return wanted, listed.details, listed.signatures
+    reading = checksums.Reading(cancel, request.connect_patience, progress.retry)
+    listed = checksums.look_up(request.demand, sources.find(request.source), request.location, reading)
+    request = dataclasses.replace(request, checksum=listed.checksum, demand=request.demand.rest)
+    return request, listed.details, listed.signatures
 
 
-def _inspect(unopened: base.Source, wanted: request.Request, cancel: cancelling.Cancel) -> Inspection:
+def _inspect(unopened: base.Source, request: Request, cancel: cancelling.Cancel) -> Inspection:
     silent = progress_module.NullProgress()
-    engine = image.Engine(wanted.fetch)
-    with opened(unopened, engine, wanted, silent, cancel) as served:
+    engine = image.Engine(request.fetch)
+    with opened(unopened, engine, request, silent, cancel) as served:
         try:
-            return _inspected(served, engine, wanted, cancel)
+            return _inspected(served, engine, request, cancel)
         except errors.NoRanges as err:
             _do_without_ranges(engine, err, silent)
-            return _inspected(served, engine, wanted, cancel)
+            return _inspected(served, engine, request, cancel)
 
 
 def _inspected(
-    served: base.Source, engine: image.Engine, wanted: request.Request, cancel: cancelling.Cancel
+    served: base.Source, engine: image.Engine, request: Request, cancel: cancelling.Cancel
 ) -> Inspection:
-    with package.unpacked(_images(served, engine), served, wanted, cancel) as (source, images, asked):
+    with package.unpacked(_images(served, engine), served, request, cancel) as (source, images, asked):
         facts = survey_module.survey(source, images, asked, cancel)
         chosen, obstacle = None, None
         try:
             chosen = facts.plan(asked)
         except errors.Error as err:
             obstacle = err
-        volume = survey_module.volume_size(facts.content, wanted.room.overhead)
+        volume = survey_module.volume_size(facts.content, request.room.overhead)
         details = dict(source.describe())
         if facts.content.chain and facts.offer.ranges:
-            details["chain"] = survey_module.shares(images, facts.content, wanted, cancel)
+            details["chain"] = survey_module.shares(images, facts.content, request, cancel)
         return Inspection(source.name, facts, chosen, obstacle, volume, details)
 
 
 @contextlib.contextmanager
-def _claimed(wanted: request.Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
+def _claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
-    terms = targets.Terms(wanted.wait, cancel, wanted.permissions, key)
-    folder = wanted.is_archive and not targets.is_block(wanted.target)
-    with targets.take_folder(wanted.target, terms) if folder else targets.take(wanted.target, terms) as held:
-        if not (folder or wanted.is_delta or wanted.existing == "remove"):
-            targets.check_replaceable(held, force=wanted.existing in {"replace", "update"})
-            if wanted.existing in {"refuse", "update"} and targets.is_foreign(held):
+    terms = targets.Terms(request.wait, cancel, request.permissions, key)
+    folder = request.is_archive and not targets.is_block(request.target)
+    take = targets.take_folder if folder else targets.take
+    with take(request.target, terms) as held:
+        if not (folder or request.is_delta or request.existing == "remove"):
+            targets.check_replaceable(held, force=request.existing in {"replace", "update"})
+            if request.existing in {"refuse", "update"} and targets.is_foreign(held):
                 _check_signatures(held.path)
         yield held
 
@@ -486,14 +487,14 @@ def _check_signatures(path: str) -> None:
 def opened(
     source: base.Source,
     engine: image.Engine,
-    wanted: request.Request,
+    request: Request,
     progress: progress_module.Progress,
     cancel: cancelling.Cancel,
 ) -> Iterator[base.Source]:
     """Yield the source, opened and reached; close it after the block."""
     progress.phase("connect", None)
     try:
-        survey_module.contact(source, engine, wanted, cancel)
+        survey_module.contact(source, engine, request, cancel)
         yield source
     finally:
         source.close()

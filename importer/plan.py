@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
 from cdi_worker.formats import detect
-from cdi_worker.importer import request
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.request import Request
 
 if TYPE_CHECKING:
     from cdi_worker.formats.mapped import layout as mapped
@@ -117,7 +118,7 @@ class Plan:
         return f"{self.route}: {self.reason} (virtual size {size})"
 
 
-def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, scratch: int | None) -> Plan:
+def plan(request: Request, offer: Offer, content: Content, space: Space, scratch: int | None) -> Plan:
     """Return the plan with the best possible route. ``scratch``: free bytes of scratch, None without scratch.
 
     Raises ``TooLarge``, ``ScratchRequired``, ``ScratchTooSmall`` and ``Unsupported`` if there is none, and
@@ -126,30 +127,30 @@ def plan(wanted: request.Request, offer: Offer, content: Content, space: Space, 
     if offer.obstacle is not None:
         raise offer.obstacle
     if offer.blank:
-        return _blank(wanted, space)
+        return _blank(request, space)
     detect.refuse_stranger(content.format)
-    if wanted.is_archive:
-        return _unpack(wanted, offer, content, space)
+    if request.is_archive:
+        return _unpack(request, offer, content, space)
     if content.format == "tar":
         raise _not_a_disk(content)
     size = content.virtual_size
     if size is not None and size - content.footer > space.available and not space.thin:
         raise errors.TooLarge(virtual_size=size, available=space.available)
-    asked = 0 if wanted.is_delta else wanted.disk_size or 0
-    if wanted.is_exact and asked > space.usable:
+    asked = 0 if request.is_delta else request.disk_size or 0
+    if request.is_exact and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
-    choose = _delta if wanted.is_delta else _in_order if space.ordered else _choose
-    chosen = choose(wanted, offer, content, scratch)
+    choose = _delta if request.is_delta else _in_order if space.ordered else _choose
+    chosen = choose(request, offer, content, scratch)
     crowded = content.layout is not None and content.layout.crowded
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # A source that can be read again is spooled only when an attempt has shown that it must be.
         why = "may have too many pieces to write in one pass, and the source can be read only once"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
-    if wanted.existing == "update" and space.present and not wanted.is_delta:
+    if request.existing == "update" and space.present and not request.is_delta:
         chosen = _compared(chosen)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
-    grow_to = 0 if space.block or wanted.is_delta else min(asked, space.usable)
+    grow_to = 0 if space.block or request.is_delta else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
@@ -171,19 +172,19 @@ def _compared(chosen: Plan) -> Plan:
     return dataclasses.replace(chosen, reason=reason, compared=True, scratch=True)
 
 
-def _in_order(wanted: request.Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
+def _in_order(request: Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
     """Return the plan for a target that is written in order. Raises ``Unsupported`` for any other format."""
     if content.format in {"raw", "iso"} or content.raw is not None:
-        forward = _why_forward(wanted, offer, content) or "the target is written in order"
+        forward = _why_forward(request, offer, content) or "the target is written in order"
         return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
     reason = f"{content.format} is not in the order of the disk, and standard output is written in order"
     raise errors.Unsupported(reason=f"{reason}; name a file or a device as the target")
 
 
-def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
+def _choose(request: Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
     seekable = offer.ranges and not content.compressions
-    at_random = seekable and wanted.checksum is None and not offer.checksum
-    forward = _why_forward(wanted, offer, content)
+    at_random = seekable and request.checksum is None and not offer.checksum
+    forward = _why_forward(request, offer, content)
     if content.chain:
         return _chain(offer, content)
     if content.format in {"raw", "iso"} or content.raw is not None:
@@ -193,12 +194,12 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
         if at_random:
             return Plan(Route.PLACE, f"{parts} fetched by range and written to their offsets", random=True)
         if offer.two_passes:
-            return _two_passes(wanted, offer, content, scratch)
+            return _two_passes(request, offer, content, scratch)
         return Plan(
             Route.PLACE, f"{parts} written to their offsets from an ordered stream: {forward}", spill=True
         )
     why = f"{content.format}{': ' + content.unplaceable if content.unplaceable else ''}"
-    if at_random or (seekable and wanted.checksum is None and scratch is None):
+    if at_random or (seekable and request.checksum is None and scratch is None):
         again = "" if at_random else ", then read again for the checksum"
         return Plan(
             Route.CONVERT, f"{why}, converted by qemu-img with random reads, no scratch{again}", random=True
@@ -208,7 +209,7 @@ def _choose(wanted: request.Request, offer: Offer, content: Content, scratch: in
     )
 
 
-def _two_passes(wanted: request.Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
+def _two_passes(request: Request, offer: Offer, content: Content, scratch: int | None) -> Plan:
     """Return the plan for an image that must be read twice, from scratch or from the source.
 
     From the source only for the checksum that the server itself states: one that lies about its bytes can lie
@@ -220,7 +221,7 @@ def _two_passes(wanted: request.Request, offer: Offer, content: Content, scratch
             advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
             raise errors.Unsupported(reason=f"it must be read twice ({offer.two_passes}), but {advice}")
         return Plan(Route.SPOOL, f"{why}, downloaded before conversion", scratch=True)
-    if offer.ranges and wanted.checksum is None and not content.compressions:
+    if offer.ranges and request.checksum is None and not content.compressions:
         reason = f"{why}, fetched by range, then read again for the checksum"
         return Plan(Route.PLACE, reason, random=True)
     raise errors.ScratchRequired(reason=offer.two_passes)
@@ -242,10 +243,10 @@ def _chain(offer: Offer, content: Content) -> Plan:
     return Plan(Route.PLACE, f"qcow2 {what}", random=True)
 
 
-def _delta(wanted: request.Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
+def _delta(request: Request, offer: Offer, content: Content, _scratch: int | None) -> Plan:
     """Return the plan of a delta stage; no other route may touch the disk of an earlier stage."""
-    at_random = offer.ranges and wanted.checksum is None
-    why = f"changes since checkpoint {wanted.stage.previous}"
+    at_random = offer.ranges and request.checksum is None
+    why = f"changes since checkpoint {request.stage.previous}"
     if content.chain:
         _check_random(offer)
         return Plan(Route.UPDATE, f"{why}: qcow2 clusters fetched by range, written in place", random=True)
@@ -258,7 +259,7 @@ def _delta(wanted: request.Request, offer: Offer, content: Content, _scratch: in
         )
     if content.format == "raw" and offer.extents and at_random:
         return Plan(Route.UPDATE, f"{why}, written to the disk in place", random=True)
-    raise errors.Unsupported(reason=f"source {wanted.source!r}: does not support checkpoints")
+    raise errors.Unsupported(reason=f"source {request.source!r}: does not support checkpoints")
 
 
 def _check_random(offer: Offer) -> None:
@@ -267,30 +268,30 @@ def _check_random(offer: Offer) -> None:
         raise errors.Unsupported(reason=reason)
 
 
-def _why_forward(wanted: request.Request, offer: Offer, content: Content) -> str:
+def _why_forward(request: Request, offer: Offer, content: Content) -> str:
     if content.compressions:
         return f"compressed with {', then '.join(content.compressions)}"
     if not offer.ranges:
         return "the source offers no byte ranges"
-    if wanted.checksum is not None or offer.checksum:
+    if request.checksum is not None or offer.checksum:
         return "the checksum needs every byte in order"
     return ""
 
 
-def _blank(wanted: request.Request, space: Space) -> Plan:
-    asked = wanted.disk_size
-    if asked is not None and (space.block or wanted.is_exact) and asked > space.usable:
+def _blank(request: Request, space: Space) -> Plan:
+    asked = request.disk_size
+    if asked is not None and (space.block or request.is_exact) and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
     # A pod creates the largest disk that fits.
     size = asked if space.block and asked is not None else space.usable
-    how = "every byte written" if wanted.preallocation else "nothing to write" if space.block else "sparse"
+    how = "every byte written" if request.preallocation else "nothing to write" if space.block else "sparse"
     return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
 
 
-def _unpack(wanted: request.Request, offer: Offer, content: Content, space: Space) -> Plan:
+def _unpack(request: Request, offer: Offer, content: Content, space: Space) -> Plan:
     if content.format != "tar":
         raise errors.Unsupported(reason=f"content type archive needs a tar archive, this is {content.format}")
-    if space.block and wanted.content_type == request.CLONE:
+    if space.block and request.content_type == request_module.CLONE:
         where = "cloned file system" if offer.runs else "tar archive of a cloned file system"
         return Plan(Route.EXTRACT, f"disk in the {where}, written to the device")
     if space.block:

@@ -14,7 +14,8 @@ from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.importer import plan, request
+from cdi_worker.importer import plan
+from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
 from cdi_worker.sources import base, trust
 
@@ -38,9 +39,9 @@ class Survey(NamedTuple):
     space: plan.Space
     scratch: int | None
 
-    def plan(self, wanted: request.Request) -> plan.Plan:
+    def plan(self, request: Request) -> plan.Plan:
         """Return the plan."""
-        return plan.plan(wanted, self.offer, self.content, self.space, self.scratch)
+        return plan.plan(request, self.offer, self.content, self.space, self.scratch)
 
     def with_two_passes(self, reason: str) -> Survey:
         """Return these facts, and that the image must be read twice."""
@@ -50,18 +51,18 @@ class Survey(NamedTuple):
 def contact(
     source: base.Source,
     engine: image.Engine,
-    wanted: request.Request,
+    request: Request,
     cancel: cancelling.Cancel,
 ) -> None:
-    """Open ``source``; retry transient failures for ``wanted.connect_patience`` seconds.
+    """Open ``source``; retry transient failures for ``request.connect_patience`` seconds.
 
     Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
     """
     try:
-        with trust.opening(source, wanted.demand, wanted.source) as judging:
+        with trust.opening(source, request.demand, request.source) as judging:
             opening = functools.partial(source.open, base.Opening(engine, judging))
             begin = functools.partial(
-                retry.patiently, opening, wanted.connect_patience, cancel, engine.retried
+                retry.patiently, opening, request.connect_patience, cancel, engine.retried
             )
             try:
                 begin()
@@ -80,7 +81,7 @@ def contact(
 def survey(
     source: base.Source,
     images: Sequence[base.Image],
-    wanted: request.Request,
+    request: Request,
     cancel: cancelling.Cancel,
     two_passes: str = "",
 ) -> Survey:
@@ -91,7 +92,7 @@ def survey(
     """
     content = plan.Content(format="raw", virtual_size=0)
     if not source.blank:
-        content = _sized(source, examine(images, wanted, cancel))
+        content = _sized(source, examine(images, request, cancel))
     ranges = all(each.seeks for each in images)
     offer = plan.Offer(
         size=source.size,
@@ -105,7 +106,7 @@ def survey(
         obstacle=source.obstacle,
         two_passes=two_passes,
     )
-    return Survey(offer, content, room(wanted, thin=source.thin), spare(wanted))
+    return Survey(offer, content, room(request, thin=source.thin), spare(request))
 
 
 def _sized(source: base.Source, content: plan.Content) -> plan.Content:
@@ -128,22 +129,22 @@ def check_stated(source: base.Source, size: int) -> None:
         raise errors.Refused(format="disk", rule="size", reason=reason)
 
 
-def examine(images: Sequence[base.Image], wanted: request.Request, cancel: cancelling.Cancel) -> plan.Content:
+def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> plan.Content:
     """Detect the format and run the safety checks that the first bytes (or ranges) allow."""
-    if is_chain(images, wanted):
-        return _chain(images, wanted, cancel)
+    if is_chain(images, request):
+        return _chain(images, request, cancel)
     (served,) = images
     source = served.served
     # The routes read these bytes again from memory: they cannot change after the check.
     read = served.checked(cancel)
     if source.format is not None:
-        return _declared(source, source.format, read, wanted)
-    detected = _look(served, read, wanted, cancel)
+        return _declared(source, source.format, read, request)
+    detected = _look(served, read, request, cancel)
     found = plan.Content(detected.format, detected.compressions, head=detected.head)
-    if wanted.is_archive or detected.format not in detect.DISKS:
+    if request.is_archive or detected.format not in detect.DISKS:
         return found
     form = detected.format
-    if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE and wanted.checksum is None:
+    if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE and request.checksum is None:
         # The whole content: ``_look`` reads more of a longer one. A wrong checksum, which the route finds, is
         # reported first.
         facts.check_size(form, len(detected.head))
@@ -170,12 +171,12 @@ def examine(images: Sequence[base.Image], wanted: request.Request, cancel: cance
     )
 
 
-def is_chain(images: Sequence[base.Image], wanted: request.Request) -> bool:
+def is_chain(images: Sequence[base.Image], request: Request) -> bool:
     """Return whether they are the files of a chain, perhaps only the one with what has changed."""
-    return len(images) > 1 or (wanted.is_delta and wanted.location.of_files)
+    return len(images) > 1 or (request.is_delta and request.location.of_files)
 
 
-def _chain(images: Sequence[base.Image], wanted: request.Request, cancel: cancelling.Cancel) -> plan.Content:
+def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> plan.Content:
     """Check each file of a chain, and whether they are one."""
     # Imported when used: few imports need it (start-up time).
     from cdi_worker.formats.qcow2 import chain
@@ -186,7 +187,7 @@ def _chain(images: Sequence[base.Image], wanted: request.Request, cancel: cancel
         source, read = each.served, each.checked(cancel)
         if read is None or not source.size:
             return plan.Content("qcow2", chain=(chain.File(source.name, "", 0, facts.Facts("qcow2", 0)),))
-        found = _look(each, read, wanted, cancel)
+        found = _look(each, read, request, cancel)
         if found.compressions:
             reason = f"{source.name}: is compressed with {found.compressions[0]}; decompress it first"
             raise errors.Unsupported(reason=f"{reason}, layers are read by range")
@@ -194,14 +195,14 @@ def _chain(images: Sequence[base.Image], wanted: request.Request, cancel: cancel
         if found.format in {"raw", "iso"}:
             checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(source.size))
         files.append(chain.File(source.name, chained.base_name(source), source.size, checked))
-    chain.check(files, wanted.stage.previous or None)
+    chain.check(files, request.stage.previous or None)
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 
 
 def shares(
     images: Sequence[base.Image],
     content: plan.Content,
-    wanted: request.Request,
+    request: Request,
     cancel: cancelling.Cancel,
 ) -> list[dict[str, object]]:
     """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
@@ -211,7 +212,7 @@ def shares(
 
     fetchers = [each.fetcher(cancel) for each in images]
     reads = [fetcher.read for fetcher in fetchers]
-    disk = qcow2_layers.Tables(content.chain, reads, is_base=not wanted.is_delta)
+    disk = qcow2_layers.Tables(content.chain, reads, is_base=not request.is_delta)
     for window in disk.windows():
         tables.load(window, fetchers)
         for fetcher in fetchers:
@@ -228,15 +229,13 @@ def shares(
     ]
 
 
-def _declared(
-    source: base.Source, form: str, read: views.Read | None, wanted: request.Request
-) -> plan.Content:
+def _declared(source: base.Source, form: str, read: views.Read | None, request: Request) -> plan.Content:
     """Return the content in the format that the protocol declares: a disk, a delta, or an archive."""
     if form not in detect.DISKS:
         return plan.Content(form, head=source.head)
-    previous = wanted.stage.previous or None
+    previous = request.stage.previous or None
     checked = safety.check(form, source.head, read=read, size=source.size, allow_backing=previous)
-    if form == "qcow2" and wanted.is_delta and checked.backing is None:
+    if form == "qcow2" and request.is_delta and checked.backing is None:
         # Then it is a full disk, and committing it would leave old data where it has holes.
         reason = f"it has no backing file; a delta must have the backing file {previous!r}"
         raise errors.Refused(format=form, rule="backing_file", reason=reason)
@@ -252,49 +251,49 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     return vhd.is_fixed_vhd(read(size - length, length))
 
 
-def room(wanted: request.Request, *, thin: bool = False) -> plan.Space:
+def room(request: Request, *, thin: bool = False) -> plan.Space:
     """Return the space on the target (contract, Sizes), unlimited if no target is named.
 
     ``thin``: the source may be larger than a file system with space for its data.
     """
-    space = _room(wanted)
+    space = _room(request)
     return dataclasses.replace(space, thin=thin and not space.block)
 
 
-def _room(wanted: request.Request) -> plan.Space:
-    if not wanted.target:
+def _room(request: Request) -> plan.Space:
+    if not request.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     # An update uses the space of the disk again.
-    is_removed = wanted.existing in {"remove", "update"}
-    found = targets.facts(wanted.target, removed=is_removed)
-    if wanted.is_archive and found.kind != "block":
-        found = targets.facts(f"{wanted.target}/disk.img", removed=is_removed)
+    is_removed = request.existing in {"remove", "update"}
+    found = targets.facts(request.target, removed=is_removed)
+    if request.is_archive and found.kind != "block":
+        found = targets.facts(f"{request.target}/disk.img", removed=is_removed)
     if found.kind == "missing":
-        raise errors.TargetError(path=wanted.target, reason="no such directory or device")
+        raise errors.TargetError(path=request.target, reason="no such directory or device")
     if found.kind == "stream":
-        limit = ANYTHING if wanted.disk_size is None else wanted.disk_size
+        limit = ANYTHING if request.disk_size is None else request.disk_size
         return plan.Space(block=False, available=limit, usable=limit, ordered=True)
     if found.kind == "block":
         return plan.Space(block=True, available=found.available, usable=found.available, present=True)
-    available, size = found.available, wanted.disk_size
-    if wanted.room.limit is not None:
-        available = min(available, wanted.room.limit)
-    if wanted.is_exact and size is not None:
-        usable = units.usable_space(available, wanted.room.overhead)
+    available, size = found.available, request.disk_size
+    if request.room.limit is not None:
+        available = min(available, request.room.limit)
+    if request.is_exact and size is not None:
+        usable = units.usable_space(available, request.room.overhead)
         return plan.Space(
             block=False, available=min(available, size), usable=min(usable, size), present=bool(found.size)
         )
     if size is not None:
         available = min(available, size)
-    usable = units.usable_space(available, wanted.room.overhead)
+    usable = units.usable_space(available, request.room.overhead)
     return plan.Space(block=False, available=available, usable=usable, present=bool(found.size))
 
 
-def spare(wanted: request.Request) -> int | None:
+def spare(request: Request) -> int | None:
     """Return the free bytes of scratch, None without scratch; unlimited if no target is named."""
-    if not wanted.target:
+    if not request.target:
         return ANYTHING
-    found = space.facts(wanted.scratch, wanted.target)
+    found = space.facts(request.scratch, request.target)
     return None if found is None else found.available
 
 
@@ -304,7 +303,7 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
 
 
 def _look(
-    image: base.Image, read: views.Read | None, wanted: request.Request, cancel: cancelling.Cancel
+    image: base.Image, read: views.Read | None, request: Request, cancel: cancelling.Cancel
 ) -> layers.Content:
     """Detect the content; read more of the image until its first bytes show enough."""
     head, size = image.served.head, image.served.size
@@ -314,7 +313,7 @@ def _look(
         if is_whole or len(found.head) >= layers.ENOUGH:
             break
         longer = functools.partial(image.head, length, cancel, read)
-        head = retry.patiently(longer, wanted.connect_patience, cancel)
+        head = retry.patiently(longer, request.connect_patience, cancel)
         is_whole = len(head) < length or len(head) == size
         found = layers.look(head, whole=is_whole)
     if found.format == layers.UNKNOWN:

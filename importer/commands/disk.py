@@ -13,8 +13,10 @@ import click
 from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
-from cdi_worker.importer import contract, execute, request
+from cdi_worker.importer import contract, execute
+from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import command, options, output, parameters
+from cdi_worker.importer.request import Request
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
@@ -56,42 +58,42 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
         raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
     if given["read_back"] and given["content_type"] == "archive":
         raise errors.RequestError("--sha256 reads the disk back, and an archive is not a disk")
-    wanted = options.make_request(source, target, given, contract.environment())
+    request = options.make_request(source, target, given, contract.environment())
     if given["every"]:
-        return _import_all(obj, dataclasses.replace(wanted, target=target), given)
+        return _import_all(obj, dataclasses.replace(request, target=target), given)
     if given["dry_run"]:
         if given["report"]:
             log.warning(options.NO_REPORT)
-        return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
+        return output.inspection(execute.inspect(request, obj.cancel), request, obj)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
-    _prepare(obj, wanted)
+    _prepare(obj, request)
     with output.progress(given["style"], obj) as reporter:
-        result = execute.run(wanted, reporter, obj.cancel)
-    output.result(result, wanted, obj)
+        result = execute.run(request, reporter, obj.cancel)
+    output.result(result, request, obj)
     return 0
 
 
-def _prepare(obj: parameters.Context, wanted: request.Request) -> None:
+def _prepare(obj: parameters.Context, request: Request) -> None:
     """Print the summary on standard error, if standard output gets the report."""
-    if wanted.report == targets.STDOUT:
+    if request.report == targets.STDOUT:
         obj.to_stdout = True
 
 
-def _import_all(obj: parameters.Context, wanted: request.Request, given: Mapping[str, Any]) -> int:
+def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, Any]) -> int:
     """Import all disks of an OVA to a folder, and print the result of each."""
-    others = {"--disk": wanted.disk, "--size": wanted.image_size, "--content-type": wanted.is_archive}
+    others = {"--disk": request.disk, "--size": request.image_size, "--content-type": request.is_archive}
     others["--dry-run"] = given["dry_run"]
     faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
-    if not targets.is_folder(wanted.target):
-        faults.append(f"{wanted.target}: --all needs a folder")
+    if not targets.is_folder(request.target):
+        faults.append(f"{request.target}: --all needs a folder")
     if faults:
         raise errors.RequestError(*faults)
-    _prepare(obj, wanted)
+    _prepare(obj, request)
     with output.progress(given["style"], obj) as reporter:
-        results = execute.run_all(wanted, reporter, obj.cancel)
+        results = execute.run_all(request, reporter, obj.cancel)
     for result in results:
-        output.result(result, wanted, obj)
+        output.result(result, request, obj)
     return 0
 
 
@@ -107,8 +109,8 @@ def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     """Show format, sizes and planned route of SOURCE (a URL or path), reading less than 1 MiB of it."""
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
-    wanted = options.make_request(source, "", given, contract.environment())
-    return output.inspection(execute.inspect(wanted, obj.cancel), wanted, obj)
+    request = options.make_request(source, "", given, contract.environment())
+    return output.inspection(execute.inspect(request, obj.cancel), request, obj)
 
 
 @click.command(
@@ -132,7 +134,7 @@ def digest(obj: parameters.Context, /, source: str, **given: Any) -> int:
     location = options.make_location(kind, source, given, contract.environment())
     sums = given["checksum_file"] or ""
     found = retry.patiently(
-        lambda: watched.digest(kind, location, sums, obj.cancel), request.CONNECT_PATIENCE, obj.cancel
+        lambda: watched.digest(kind, location, sums, obj.cancel), request_module.CONNECT_PATIENCE, obj.cancel
     )
     output.value(obj, "digest", found, source=location.endpoint)
     return 0
@@ -153,9 +155,9 @@ def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> i
     SIZE is rounded up to whole sectors of 512 bytes.
     """
     chosen = parameters.settings({**given, "size": size})
-    wanted = request.make("none", base.Location(""), target, chosen)
-    _prepare(obj, wanted)
-    output.result(execute.run(wanted, cancel=obj.cancel), wanted, obj)
+    request = request_module.make("none", base.Location(""), target, chosen)
+    _prepare(obj, request)
+    output.result(execute.run(request, cancel=obj.cancel), request, obj)
     return 0
 
 

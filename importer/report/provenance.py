@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from cdi_worker import errors, masking, version
 from cdi_worker.images import kernel, targets
-from cdi_worker.importer import plan, request
+from cdi_worker.importer import plan
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.sources import wire
 
@@ -39,12 +40,12 @@ class Report:
     Raises ``errors.RequestError`` if the file cannot be written, before anything is imported.
     """
 
-    def __init__(self, path: str, wanted: request.Request) -> None:
+    def __init__(self, path: str, request: Request) -> None:
         self._path = path
-        self._wanted = wanted
+        self._wanted = request
         self._started = _now()
         if path == targets.STDOUT:
-            if wanted.target == targets.STDOUT:
+            if request.target == targets.STDOUT:
                 raise errors.RequestError("--report -: standard output gets the disk; name a file")
             return
         try:
@@ -107,7 +108,7 @@ def _sync(folder: Path) -> None:
         os.close(fd)
 
 
-def statement(wanted: request.Request, results: Sequence[Result], started: str = "") -> dict[str, Any]:
+def statement(request: Request, results: Sequence[Result], started: str = "") -> dict[str, Any]:
     """Return the statement about finished imports of one request. ``started``: when, as RFC 3339 has it.
 
     Its subject is empty if the SHA-256 of the disk is not known: then it is not to be signed.
@@ -122,9 +123,9 @@ def statement(wanted: request.Request, results: Sequence[Result], started: str =
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": _asked(wanted),
+                "externalParameters": _asked(request),
                 "internalParameters": {},
-                "resolvedDependencies": _dependencies(wanted, results),
+                "resolvedDependencies": _dependencies(request, results),
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {version.NAME: version.VERSION}},
@@ -135,28 +136,28 @@ def statement(wanted: request.Request, results: Sequence[Result], started: str =
     }
 
 
-def _asked(wanted: request.Request) -> dict[str, object]:
+def _asked(request: Request) -> dict[str, object]:
     """Return what was asked, without what only the server of the source may see."""
     fields = {
-        "source": wanted.source,
-        "address": "" if wanted.source == UPLOAD else _safe(wanted.location.endpoint),
-        "layers": [_safe(each.endpoint) for each in wanted.layers],
-        "target": wanted.target,
-        "contentType": wanted.content_type,
-        "size": wanted.size,
-        "checksum": wanted.checksum,
-        "disk": wanted.disk,
-        "existing": wanted.existing,
-        "preallocation": wanted.preallocation,
-        "insecure": wanted.location.access.insecure,
-        "stage": wanted.stage._asdict() if wanted.stage.current else None,
-        "demand": {name: value for name, value in _demanded(wanted) if value},
+        "source": request.source,
+        "address": "" if request.source == UPLOAD else _safe(request.location.endpoint),
+        "layers": [_safe(each.endpoint) for each in request.layers],
+        "target": request.target,
+        "contentType": request.content_type,
+        "size": request.size,
+        "checksum": request.checksum,
+        "disk": request.disk,
+        "existing": request.existing,
+        "preallocation": request.preallocation,
+        "insecure": request.location.access.insecure,
+        "stage": request.stage._asdict() if request.stage.current else None,
+        "demand": {name: value for name, value in _demanded(request) if value},
     }
     return {name: value for name, value in fields.items() if value not in (None, "", [], {})}
 
 
-def _demanded(wanted: request.Request) -> Iterator[tuple[str, object]]:
-    for name, value in dataclasses.asdict(wanted.demand).items():
+def _demanded(request: Request) -> Iterator[tuple[str, object]]:
+    for name, value in dataclasses.asdict(request.demand).items():
         yield name, _safe(value) if isinstance(value, str) else value
 
 
@@ -165,11 +166,11 @@ def _safe(address: str) -> str:
     return wire.safe_url(address) if "://" in address else address
 
 
-def _dependencies(wanted: request.Request, results: Sequence[Result]) -> list[dict[str, object]]:
+def _dependencies(request: Request, results: Sequence[Result]) -> list[dict[str, object]]:
     """Return the sources, with the digests that their bytes were verified against."""
     found: list[dict[str, object]] = []
     for each in results:
-        origin = f"{BUILDER}:{UPLOAD}" if wanted.source == UPLOAD else each.origin
+        origin = f"{BUILDER}:{UPLOAD}" if request.source == UPLOAD else each.origin
         if each.plan.route is plan.Route.BLANK:
             # Made of nothing.
             continue

@@ -13,7 +13,9 @@ from concurrent import futures
 from cdi_worker import errors
 from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import execute, progress, request
+from cdi_worker.importer import execute, progress
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.upload import headers
 from cdi_worker.sources import clone, upload
@@ -30,7 +32,7 @@ class Order:
     ``encoding``: the Content-Encoding of the body. ``content``: what a clone states to send.
     """
 
-    wanted: request.Request
+    request: Request
     clone: str
     ours: bool
     encoding: str = ""
@@ -39,7 +41,7 @@ class Order:
     @property
     def fills_folder(self) -> bool:
         """Whether files are cloned into a folder, which CDI always reports as preallocated."""
-        return self.clone == headers.FILESYSTEM and pathlib.Path(self.wanted.target).is_dir()
+        return self.clone == headers.FILESYSTEM and pathlib.Path(self.request.target).is_dir()
 
     def source(
         self,
@@ -60,31 +62,31 @@ class Order:
         return upload.UploadSource(body, size, cancel, encoding=self.encoding)
 
 
-def order(settings: request.Request, fields: Mapping[str, str], *, archive: bool) -> Order:
+def order(settings: Request, fields: Mapping[str, str], *, archive: bool) -> Order:
     """Return the import for the header ``fields`` of a request. A clone header overrides the path, as in CDI.
 
     Raises ``RequestError``.
     """
-    wanted = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM))
-    if wanted.checksum is not None:
-        checksum.parse(wanted.checksum)
+    request = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM))
+    if request.checksum is not None:
+        checksum.parse(request.checksum)
     content_type = fields.get(headers.CONTENT_TYPE, "")
     kind = content_type if content_type in headers.CLONES else ""
-    on_device = pathlib.Path(wanted.target).is_block_device()
+    on_device = pathlib.Path(request.target).is_block_device()
     if kind == headers.FILESYSTEM:
-        wanted = dataclasses.replace(wanted, content_type=request.CLONE)
+        request = dataclasses.replace(request, content_type=request_module.CLONE)
     elif archive and not kind:
         if on_device:
             raise errors.RequestError("an archive needs a volume with a file system, not a block device")
-        wanted = dataclasses.replace(wanted, content_type="archive")
-    if wanted.is_archive and not on_device:
-        wanted = dataclasses.replace(wanted, target=str(pathlib.Path(wanted.target).parent))
+        request = dataclasses.replace(request, content_type="archive")
+    if request.is_archive and not on_device:
+        request = dataclasses.replace(request, target=str(pathlib.Path(request.target).parent))
     ours = bool(kind) and _is_ours(fields)
     content = None
     if ours and kind == headers.BLOCK and (content := Content.parsed(fields.get(headers.CONTENT, ""))):
         # No other user of the volume knows it: see ``routes.delivery``.
-        wanted = dataclasses.replace(wanted, room=dataclasses.replace(wanted.room, owner=content.token))
-    return Order(wanted, kind, ours, fields.get("content-encoding", ""), content)
+        request = dataclasses.replace(request, room=dataclasses.replace(request.room, owner=content.token))
+    return Order(request, kind, ours, fields.get("content-encoding", ""), content)
 
 
 def _is_ours(fields: Mapping[str, str]) -> bool:
@@ -122,8 +124,9 @@ class Running:
             self._failing,
             cancelling.Reads(self._failing) as reads,
         ):
+            request = self.order.request
             source = self.order.source(self.body, size, reads, self.kept.set_result)
-            return execute.run_source(source, self.order.wanted, reporter, reads, accepted=self._accepted.set)
+            return execute.run_source(source, request, reporter, reads, accepted=self._accepted.set)
 
     def _ended(self, _work: futures.Future[Result]) -> None:
         self.body.end()

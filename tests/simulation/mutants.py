@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         "refused-disk-replaced",
         "replaces a disk that it was to refuse",
-        {"importer/execute.py": {'force=wanted.existing in {"replace", "update"}': "force=True"}},
+        {"importer/execute.py": {'force=request.existing in {"replace", "update"}': "force=True"}},
         is_rare=True,
     ),
 )

@@ -69,7 +69,7 @@ class Case:
             reads = cancelling.Reads(cancelling.Cancel())
             return execute.run_source(
                 self.order.source(body, len(self.data), reads, lambda _kept: None),
-                self.order.wanted,
+                self.order.request,
                 progress.NullProgress(),
                 reads,
                 accepted=lambda: self.accepted(body),
@@ -157,8 +157,8 @@ def test_never_accepted_when_cut_short(make: Make, kind: str) -> None:
 def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
     for kind in ("raw", "vhdx", "block", "block, ours", "filesystem, ours"):
         case = make(kind)
-        wanted = dataclasses.replace(case.order.wanted, room=Room(size=MIB))
-        case.order = dataclasses.replace(case.order, wanted=wanted)
+        request = dataclasses.replace(case.order.request, room=Room(size=MIB))
+        case.order = dataclasses.replace(case.order, request=request)
         with pytest.raises(errors.TooLarge):
             case.run()
         assert not case.states
@@ -187,4 +187,4 @@ def test_empty_checksum_of_a_client_is_refused(tmp_path: Path, text: str) -> Non
     settings = request.Request(source="upload", location=base.Location("upload"), target=str(tmp_path / "d"))
     with pytest.raises(errors.RequestError, match="invalid checksum"):
         running.order(settings, {headers.CHECKSUM: text}, archive=False)
-    assert running.order(settings, {}, archive=False).wanted.checksum is None
+    assert running.order(settings, {}, archive=False).request.checksum is None

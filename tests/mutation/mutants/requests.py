@@ -57,7 +57,7 @@ MUTANTS = (
     mutant(
         "importer/plan.py",
         "begins with a requested size that does not fit",
-        "    if wanted.is_exact and asked > space.usable:\n",
+        "    if request.is_exact and asked > space.usable:\n",
         "    if False:\n",
         "tests/importer/test_exact_sizes.py::test_device_of_the_size_is_accepted_and_a_smaller_one_refused",
     ),
