@@ -80,6 +80,7 @@ COMMON = (
     "vdi",
     "vhd",
     "vhdx",
+    "vhdx-log",
     "iso",
 )
 
@@ -97,10 +98,10 @@ BY_RANGES: list[tuple[str, str | None]] = [
     ("qcow2", None),
     ("qcow2-zlib", None),
     ("vmdk", None),
-    ("vhdx", None),
+    ("vhdx-log", None),
     ("raw", "gz"),
     ("qcow2", "zst"),
-    ("vdi", "xz"),
+    ("vhdx-log", "xz"),
 ]
 
 
