@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test test-lowest check format docs share bench fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
+.PHONY: help import boot setup test quick test-lowest check format docs share bench fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -12,7 +12,7 @@ import: ## import a disk: URL=... TARGET=...; default: a real disk served on loo
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
 boot: setup ## import the real disk and boot it in qemu to its menu
-	@.venv/bin/python -m pytest tests/end_to_end/test_boot.py
+	@.venv/bin/python -m pytest tests/end_to_end/test_boot.py --whole
 
 try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 	@tools/try-debian $(or $(RELEASE),trixie)
@@ -22,6 +22,9 @@ setup: ## install everything that the tests need
 
 test: setup ## run all tests, three at a time
 	@.venv/bin/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+
+quick: setup ## run the tests that start no server and need no root, in less than a minute
+	@.venv/bin/python -m pytest -n auto --dist worksteal --quick $(PYTEST_ARGS)
 
 test-lowest: setup ## run all tests with the lowest version of every dependency
 	@tools/lowest $(PYTEST_ARGS)

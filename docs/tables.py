@@ -183,14 +183,17 @@ LAYOUTS: dict[str, Any] = {
     "qcow2": Layout("clusters"),
     "vmdk": Layout("grains"),
     "vdi": Layout("blocks"),
+    "vhdx": Layout("blocks"),
 }
+#: In place of a format: the images that the built-in readers do not support.
+OTHERS = "left to qemu-img"
 SPACE = plan.Space(block=False, available=GIB, usable=GIB)
 
 
 def matrix(_argument: str = "") -> list[str]:
     """Return the table of routes: formats and compressions by sources."""
     rows = []
-    for form in ("raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
+    for form in ("raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx", OTHERS):
         for compressions in ((), ("gz",)):
             how = ", ".join(sorted(detect.COMPRESSIONS)) if compressions else "none"
             cells = (cell(form, compressions, column) for column in COLUMNS)

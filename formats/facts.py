@@ -25,7 +25,8 @@ class Facts:
 
     ``virtual_size``: bytes of the disk; None: not known yet (a raw stream of unknown length, metadata
     beyond the head). ``complete``: all checks were made; if not, they must be repeated with random access
-    before another program opens the image. ``backing``: the name of the backing file that was allowed, and
+    before another program opens the image. ``needs``: bytes of a longer head by which they can be made.
+    ``backing``: the name of the backing file that was allowed, and
     ``backing_format`` its format, if the image names it. ``bitmaps``: names of the dirty bitmaps of a layer.
     ``raw``: how many bytes of the file are the disk, for a format that is a raw disk and a footer.
     ``geometry``: of two sizes in the image, the disk has that of the geometry (VHD).
@@ -36,6 +37,7 @@ class Facts:
     format: str
     virtual_size: int | None
     complete: bool = True
+    needs: int = 0
     backing: str | None = None
     backing_format: str = ""
     bitmaps: tuple[str, ...] = ()

@@ -176,8 +176,8 @@ class Peek:
         self.extend(size)
 
     def extend(self, size: int) -> None:
-        """Read ``head`` up to ``size`` bytes, before the stream is read."""
-        more = memoryview(bytearray(size - len(self.head)))
+        """Read ``head`` up to ``size`` bytes, before the stream is read; it may have more already."""
+        more = memoryview(bytearray(max(0, size - len(self.head))))
         self.head += bytes(more[: fill(self._reader, more)])
         self._replay = Bytes(self.head)
 

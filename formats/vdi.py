@@ -69,8 +69,8 @@ class Layout(blocks.Layout):
         self.fixed = ((0, _SECTOR),)
         self._data = header.data_offset
 
-    def claims(self, size: int, /) -> blocks.Claims:
-        return blocks.Claims("vdi", size, self.fixed, _BLOCK)
+    def allocation(self, size: int, /) -> blocks.Allocation:
+        return blocks.Allocation("vdi", size, self.fixed, _BLOCK)
 
     def runs(self, data: bytes) -> Iterator[tuple[int, int, int]]:
         table = views.entries(data.translate(_INVERTED), self.entry)

@@ -14,6 +14,16 @@ Read = Callable[[int, int], bytes]
 
 #: Tables are read in windows of this many bytes, which bounds memory.
 _WINDOW = 1 << 20
+#: Bytes of one read in a header: a VHDX has its metadata within 128 KiB.
+_NEAR = 128 << 10
+
+
+class Beyond(errors.Truncated):
+    """The bytes up to ``end`` are needed, and the head of a stream is shorter."""
+
+    def __init__(self, end: int, **fields: object) -> None:
+        super().__init__(**fields)
+        self.end = end
 
 
 class View:
@@ -38,6 +48,7 @@ class View:
         self.layer = layer
         self.size = size
         self._read = read
+        self._near = (0, b"")
 
     @property
     def random(self) -> bool:
@@ -45,14 +56,25 @@ class View:
         return self._read is not None and self.size is not None
 
     def at(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes. Raises ``errors.Truncated`` at the end of the file or of the head."""
+        """Return exactly these bytes. Raises ``errors.Truncated`` at the end of the file, or ``Beyond``."""
         data = self.head[offset : offset + length]
         if len(data) < length and self._read is not None:
-            data = self._read(offset, length)
+            data = self._read_near(offset, length)
         if len(data) < length:
             reason = f"the bytes from {offset} to {offset + length} are missing; transfer the image again"
+            if self._read is None:
+                raise Beyond(offset + length, format="image", reason=reason)
             raise errors.Truncated(format="image", reason=reason)
         return data
+
+    def _read_near(self, offset: int, length: int) -> bytes:
+        """Read these bytes. The fields of a header are close together: one request returns several."""
+        assert self._read is not None  # noqa: S101  (the caller has checked)
+        start, data = self._near
+        if offset < start or offset + length > start + len(data):
+            longest = max(length, min(_NEAR, (self.size or 0) - offset))
+            start, data = self._near = offset, self._read(offset, longest)
+        return data[offset - start :][:length]
 
     def tail(self, length: int) -> bytes:
         """Return the last ``length`` bytes of the file, or all of a shorter one."""

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadBack:
-    """Compare the claims of a journal with storage, past the page cache, in a thread.
+    """Compare the records of a journal with storage, past the page cache, in a thread.
 
     The thread runs from the start of the ``with`` block; its failure sets ``scope``. Ranges that differ are
     missing in the journal from then on; ``missing`` is called with their length. What the block writes may be
@@ -37,14 +37,14 @@ class ReadBack:
         self._noted = noted
         self._scope = scope
         self._missing = missing
-        self._claims = collections.deque(noted.claims())
+        self._records = collections.deque(noted.records())
         self._tags = bytearray()
         self._crew = crew.Crew(scope)
         #: Number of bytes that differ.
         self.differing = 0
 
     def __enter__(self) -> Self:
-        if self._claims:
+        if self._records:
             self._crew.start(self._run, 1)
         return self
 
@@ -59,26 +59,26 @@ class ReadBack:
     def _run(self) -> None:
         self._target.drop_cache()
         with _reading(self._target) as stored:
-            for start, end in _spans(self._claims, volume.CHUNK):
+            for start, end in _spans(self._records, volume.CHUNK):
                 for part in stored.pieces(start, end):
                     self._scope.check()
                     self._compare(part)
         # A file that was cut off has no bytes to compare.
-        for claim in self._claims:
-            self._differs(self._noted.compare(claim, b""))
+        for record in self._records:
+            self._differs(self._noted.compare(record, b""))
 
     def _compare(self, part: volume.Part) -> None:
         after = part.offset + part.length
-        while self._claims and self._claims[0].start < after:
-            claim = self._claims[0]
-            start, end = max(claim.start, part.offset), min(claim.end, after)
+        while self._records and self._records[0].start < after:
+            record = self._records[0]
+            start, end = max(record.start, part.offset), min(record.end, after)
             data = (
                 part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Piece) else None
             )
             self._tags += self._noted.tags(start, end, data)
-            if end < claim.end:
+            if end < record.end:
                 return
-            self._differs(self._noted.compare(self._claims.popleft(), bytes(self._tags)))
+            self._differs(self._noted.compare(self._records.popleft(), bytes(self._tags)))
             self._tags.clear()
 
     def _differs(self, found: list[journal.Range]) -> None:
@@ -88,11 +88,11 @@ class ReadBack:
             self._missing(end - start)
 
 
-def _spans(claims: Iterable[digests.Claim], unit: int) -> list[journal.Range]:
-    """Return the ranges to read for ``claims``, in whole ``unit``s."""
+def _spans(records: Iterable[digests.Record], unit: int) -> list[journal.Range]:
+    """Return the ranges to read for ``records``, in whole ``unit``s."""
     found = journal.Ranges()
-    for claim in claims:
-        found.add(claim.start // unit * unit, -(-claim.end // unit) * unit)
+    for record in records:
+        found.add(record.start // unit * unit, -(-record.end // unit) * unit)
     return list(found)
 
 

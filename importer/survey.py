@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ from cdi_worker.sources import base, trust
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
 HEADS = (1 << 20, 8 << 20, 72 << 20)
+MIB = 1 << 20
+#: Maximum bytes of content that are read in advance to find the tables of an image in a stream.
+LONGEST = 8 << 20
 #: Bytes of the footer of a VHD.
 FOOTER = 512
 #: The space assumed when no target is named, in bytes.
@@ -140,9 +143,9 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
     if source.format is not None:
         return _declared(source, source.format, read, request)
     detected = _look(served, read, request, cancel)
-    found = plan.Content(detected.format, detected.compressions, head=detected.head)
+    content = plan.Content(detected.format, detected.compressions, head=detected.head)
     if request.is_archive or detected.format not in detect.DISKS:
-        return found
+        return content
     form = detected.format
     if form == "raw" and len(detected.head) < facts.MIN_VIRTUAL_SIZE and request.checksum is None:
         # The whole content: ``_look`` reads more of a longer one. A wrong checksum, which the route finds, is
@@ -150,25 +153,44 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
         facts.check_size(form, len(detected.head))
     if detect.is_luks(detected.head):
         log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
-    if detected.compressions:
-        read = None
-    elif form in {"raw", "iso"} and read is not None and _is_fixed_vhd(read, source.size or 0):
-        form = "vhd"
-    checked = safety.check(form, detected.head, read=read, size=source.size if read else None)
+    if read is None or detected.compressions:
+        head, checked = _check_head(
+            form, detected.head, functools.partial(_look, served, read, request, cancel)
+        )
+    else:
+        if form in {"raw", "iso"} and _is_fixed_vhd(read, source.size or 0):
+            form = "vhd"
+        head, checked = detected.head, safety.check(form, detected.head, read=read, size=source.size)
     size = checked.virtual_size
     footer = 0
     if form in {"raw", "iso"}:
         size = None if detected.compressions or source.size is None else units.whole_sectors(source.size)
-        footer = 0 if read is not None else FOOTER
+        footer = 0 if read is not None and not detected.compressions else FOOTER
     return dataclasses.replace(
-        found,
+        content,
         format=form,
+        head=head,
         virtual_size=size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
         raw=checked.raw,
         footer=footer,
     )
+
+
+def _check_head(form: str, head: bytes, look: Callable[[int], layers.Content]) -> tuple[bytes, facts.Facts]:
+    """Check an image that is read in order; return its first bytes and its facts.
+
+    ``look(length)`` reads in advance as much of the content as the check needs, at most ``LONGEST``.
+    """
+    checked = safety.check(form, head)
+    while len(head) < checked.needs <= LONGEST:
+        longer = look(-(-checked.needs // MIB) * MIB).head
+        if len(longer) <= len(head):
+            break  # the content ends there
+        head = longer
+        checked = safety.check(form, head)
+    return head, checked
 
 
 def is_chain(images: Sequence[base.Image], request: Request) -> bool:
@@ -303,19 +325,24 @@ def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
 
 
 def _look(
-    image: base.Image, read: views.Read | None, request: Request, cancel: cancelling.Cancel
+    image: base.Image,
+    read: views.Read | None,
+    request: Request,
+    cancel: cancelling.Cancel,
+    enough: int = layers.ENOUGH,
 ) -> layers.Content:
-    """Detect the content; read more of the image until its first bytes show enough."""
+    """Detect the content; read more of the image until ``enough`` of its first bytes are known."""
     head, size = image.served.head, image.served.size
     is_whole = size is not None and len(head) >= size
-    found = layers.look(head, whole=is_whole)
+    most = max(detect.HEAD, enough)
+    found = layers.look(head, whole=is_whole, size=most)
     for length in HEADS:
-        if is_whole or len(found.head) >= layers.ENOUGH:
+        if is_whole or len(found.head) >= enough:
             break
         longer = functools.partial(image.head, length, cancel, read)
         head = retry.patiently(longer, request.connect_patience, cancel)
         is_whole = len(head) < length or len(head) == size
-        found = layers.look(head, whole=is_whole)
+        found = layers.look(head, whole=is_whole, size=most)
     if found.format == layers.UNKNOWN:
         reason = f"its first {len(head) >> 20} MiB decompress to nothing"
         raise errors.Refused(format=found.compressions[-1], rule="head", reason=reason)

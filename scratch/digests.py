@@ -30,11 +30,11 @@ _ZEROS: Final = bytes(UNIT)
 _OPEN_UNITS: Final = 2 << 20
 _BUFFERS: Final = 256
 _EDGES: Final = 16 << 10
-# Units of open granules in ``claims``: they fit into a journal.
+# Units of open granules in ``records``: they fit into a journal.
 _LOOSE: Final = 8 << 10
 
 
-class Claim(NamedTuple):
+class Record(NamedTuple):
     """Finished bytes. ``tags``: one for each unit, or for a ``whole`` granule the digest of all of them."""
 
     start: int
@@ -158,33 +158,33 @@ class Digests:
         found.sort()
         return [span for span, _ in found], b"".join(tags for _, tags in found)
 
-    def claims(self) -> list[Claim]:
+    def records(self) -> list[Record]:
         """Return what is finished, in order."""
-        found = [Claim(*self._span(number), tags, whole=True) for number, tags in self._whole.items()]
+        found = [Record(*self._span(number), tags, whole=True) for number, tags in self._whole.items()]
         spans, tags = self.units()
         for start, end in spans:
             count = length([(start, end)])
-            found.append(Claim(start, end, tags[:count], whole=False))
+            found.append(Record(start, end, tags[:count], whole=False))
             tags = tags[count:]
         return sorted(found)
 
-    def load(self, claims: Iterable[Claim]) -> None:
-        """Add the claims of an earlier attempt."""
-        for claim in claims:
-            if claim.whole:
-                self._whole[(claim.start - self.start) // self.granule] = claim.tags
+    def load(self, records: Iterable[Record]) -> None:
+        """Add the records of an earlier attempt."""
+        for record in records:
+            if record.whole:
+                self._whole[(record.start - self.start) // self.granule] = record.tags
             else:
-                self.add(claim.start, claim.tags)
+                self.add(record.start, record.tags)
 
-    def holds(self, claim: Claim, tags: bytes) -> list[ranges.Range]:
-        """Return the parts of a claim that differ from ``tags``, those of the bytes on storage."""
-        if claim.whole:
-            is_complete = len(tags) // TAG == -(-(claim.end - claim.start) // UNIT)
-            return [] if is_complete and self._digest(tags) == claim.tags else [(claim.start, claim.end)]
+    def holds(self, record: Record, tags: bytes) -> list[ranges.Range]:
+        """Return the parts of a record that differ from ``tags``, those of the bytes on storage."""
+        if record.whole:
+            is_complete = len(tags) // TAG == -(-(record.end - record.start) // UNIT)
+            return [] if is_complete and self._digest(tags) == record.tags else [(record.start, record.end)]
         return [
-            (claim.start + index * UNIT, min(claim.end, claim.start + (index + 1) * UNIT))
-            for index in range(len(claim.tags) // TAG)
-            if claim.tags[index * TAG : (index + 1) * TAG] != tags[index * TAG : (index + 1) * TAG]
+            (record.start + index * UNIT, min(record.end, record.start + (index + 1) * UNIT))
+            for index in range(len(record.tags) // TAG)
+            if record.tags[index * TAG : (index + 1) * TAG] != tags[index * TAG : (index + 1) * TAG]
         ]
 
     def discard(self, start: int, end: int) -> None:

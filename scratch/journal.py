@@ -113,7 +113,7 @@ class Journal:
         """Read the journal of an earlier attempt; empty if it is damaged or has another identity.
 
         Call it before the target is opened, because the result decides whether to resume. Nothing is known
-        about the bytes on storage until they have been compared with ``claims``. Call ``forget`` if the
+        about the bytes on storage until they have been compared with ``records``. Call ``forget`` if the
         target was not ``resumed``. Slots None: keep no journal.
         """
         journal = cls(slots, identity, total, seconds=seconds, clock=clock)
@@ -198,19 +198,19 @@ class Journal:
         with self._lock:
             return [part for start, end in spans for part in self._done.missing(start, end)]
 
-    def claims(self) -> list[digests.Claim]:
-        """Return what the journal claims to be on storage, in order."""
+    def records(self) -> list[digests.Record]:
+        """Return what should be on storage, in order, as the journal records it."""
         with self._lock:
-            return self._digests.claims()
+            return self._digests.records()
 
     def tags(self, start: int, end: int, data: memoryview | None) -> bytes:
         """Return the tags of whole units, read from storage; ``data`` None: zeros."""
         return self._digests.zero_tags(start, end) if data is None else self._digests.tags(start, data)
 
-    def compare(self, claim: digests.Claim, tags: bytes) -> list[Range]:
-        """Return the ranges of ``claim`` that storage does not hold, which are missing from now on."""
+    def compare(self, record: digests.Record, tags: bytes) -> list[Range]:
+        """Return the ranges of ``record`` that storage does not hold, which are missing from now on."""
         with self._lock:
-            differing = self._digests.holds(claim, tags)
+            differing = self._digests.holds(record, tags)
             for start, end in differing:
                 self._discard(start, end)
         return differing
@@ -225,9 +225,9 @@ class Journal:
 
         The sample: the first and the last MiB, and ``PLACES`` units at random, of data if there are enough.
         """
-        found = self.claims()
+        found = self.records()
         wanted = Ranges([(0, min(_ENDS, self._total)), (max(0, self._total - _ENDS), self._total)])
-        for start, end in _places([claim for claim in found if not claim.is_zero] or found):
+        for start, end in _places([record for record in found if not record.is_zero] or found):
             wanted.add(start, end)
         made = Journal(None, "", self._total)
         for start, end in wanted.missing(0, self._total):
@@ -281,8 +281,8 @@ class Journal:
         flush()
         self._sequence += 1
         try:
-            record = {**about, "sequence": self._sequence}
-            self._write(self._slots, _encode(self._key, record, granules, units))
+            document = {**about, "sequence": self._sequence}
+            self._write(self._slots, _encode(self._key, document, granules, units))
         except OSError as err:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
@@ -299,19 +299,19 @@ class Journal:
             os.close(fd)
 
     def _load(self, slots: Slots) -> None:
-        claims: list[digests.Claim] = []
+        records: list[digests.Record] = []
         for slot in _read(slots):
             try:
-                record, found = _decode(slot, self._key, self._total, self._digests)
-                sequence, (moved, skipped) = int(record["sequence"]), record["counted"]
+                document, found = _decode(slot, self._key, self._total, self._digests)
+                sequence, (moved, skipped) = int(document["sequence"]), document["counted"]
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:
-                self._sequence, claims, self.counted = sequence, found, (int(moved), int(skipped))
-        self._digests.load(claims)
-        for claim in claims:
-            self._done.add(claim.start, claim.end)
+                self._sequence, records, self.counted = sequence, found, (int(moved), int(skipped))
+        self._digests.load(records)
+        for record in records:
+            self._done.add(record.start, record.end)
 
 
 def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
@@ -326,12 +326,12 @@ def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
         yield last, end
 
 
-def _places(claims: list[digests.Claim]) -> Iterator[Range]:
-    """Yield ``PLACES`` random units of the claims."""
-    weights = [claim.end - claim.start for claim in claims]
-    for claim in random.choices(claims, weights, k=PLACES) if claims else ():  # noqa: S311  (no secret)
-        start = claim.start + random.randrange(0, claim.end - claim.start, digests.UNIT)  # noqa: S311  (no secret)
-        yield start, min(claim.end, start + digests.UNIT)
+def _places(records: list[digests.Record]) -> Iterator[Range]:
+    """Yield ``PLACES`` random units of the records."""
+    weights = [record.end - record.start for record in records]
+    for record in random.choices(records, weights, k=PLACES) if records else ():  # noqa: S311  (no secret)
+        start = record.start + random.randrange(0, record.end - record.start, digests.UNIT)  # noqa: S311  (no secret)
+        yield start, min(record.end, start + digests.UNIT)
 
 
 def _read(slots: Slots) -> list[bytes]:
@@ -349,11 +349,11 @@ def _read(slots: Slots) -> list[bytes]:
 
 
 def _encode(key: bytes, about: Mapping[str, object], granules: _Tagged, units: _Tagged) -> bytes:
-    record = dict(about)
+    document = dict(about)
     for name, (spans, tags) in (("granules", granules), ("units", units)):
-        record[name] = spans
-        record[f"{name} tags"] = base64.b64encode(tags).decode()
-    body = json.dumps(record, separators=(",", ":")).encode("ascii")
+        document[name] = spans
+        document[f"{name} tags"] = base64.b64encode(tags).decode()
+    body = json.dumps(document, separators=(",", ":")).encode("ascii")
     if _HEADER + len(body) > SLOT:
         # The granules fit, if every second one is finished. A resumed transfer fetches the other units again.
         spans = units[0][: len(units[0]) // 2]
@@ -372,27 +372,27 @@ def _longest_half(done: list[Range]) -> list[Range]:
 
 def _decode(
     slot: bytes, key: bytes, total: int, layout: digests.Digests
-) -> tuple[dict[str, Any], list[digests.Claim]]:
+) -> tuple[dict[str, Any], list[digests.Record]]:
     if not slot.startswith(_MAGIC):
         raise ValueError("not a journal")
     mac, length = slot[len(_MAGIC) : _HEADER].split()
     body = slot[_HEADER : _HEADER + int(length)]
     if not hmac.compare_digest(mac, _mac(key, body)):
         raise ValueError("damaged, or of another source or job")
-    record: dict[str, Any] = json.loads(body)
-    if record["total"] != total:
+    document: dict[str, Any] = json.loads(body)
+    if document["total"] != total:
         raise ValueError("other size")
-    claims: list[digests.Claim] = []
+    records: list[digests.Record] = []
     for name, step in (("granules", layout.granule), ("units", digests.UNIT)):
-        tags = base64.b64decode(record[f"{name} tags"], validate=True)
-        for start, end in record[name]:
-            claims += _claims((int(start), int(end)), step, tags, layout)
+        tags = base64.b64decode(document[f"{name} tags"], validate=True)
+        for start, end in document[name]:
+            records += _records((int(start), int(end)), step, tags, layout)
             tags = tags[-(-(end - start) // step) * digests.TAG :]
-    return record, claims
+    return document, records
 
 
-def _claims(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Iterator[digests.Claim]:
-    """Yield the claims of one range: for each granule, or for all units."""
+def _records(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Iterator[digests.Record]:
+    """Yield the records of one range: for each granule, or for all units."""
     start, end = span
     if not layout.start <= start < end <= layout.end or (start - layout.start) % step:
         raise ValueError("ranges beyond the disk")
@@ -402,9 +402,9 @@ def _claims(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Ite
     if len(tags) < count * digests.TAG:
         raise ValueError("digests are missing")
     if step == digests.UNIT != layout.granule:
-        yield digests.Claim(start, end, tags[: count * digests.TAG], whole=False)
+        yield digests.Record(start, end, tags[: count * digests.TAG], whole=False)
         return
     for index in range(count):
         first = start + index * step
         part = tags[index * digests.TAG : (index + 1) * digests.TAG]
-        yield digests.Claim(first, min(end, first + step), part, whole=True)
+        yield digests.Record(first, min(end, first + step), part, whole=True)

@@ -28,6 +28,7 @@ from tests.support import (
     ovirt_disks,
     ovirt_stages,
     pods,
+    quick,
     registries,
     repository,
     servers,
@@ -50,7 +51,10 @@ LOGINS = ("NETRC", "CURL_HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of our own."""
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
-    parser.addoption("--whole", action="store_true", help="check all power cuts, not a sample (make crash)")
+    parser.addoption("--quick", action="store_true", help="only tests that start nothing (make quick)")
+    parser.addoption(
+        "--whole", action="store_true", help="all power cuts, and a boot to the menu (make prove)"
+    )
     parser.addoption("--first-seed", type=int, help="the first simulated world")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
@@ -97,9 +101,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect the tests of the container image only with ``--image``."""
+    """Collect the tests of the container image with ``--image`` only; with ``--quick`` only quick tests."""
     is_of_image = collection_path == repository.ROOT / "tests/image"
-    return True if is_of_image and not config.getoption("--image") else None
+    is_slow = config.getoption("--quick") and collection_path.suffix == ".py" and _is_slow(collection_path)
+    return True if is_slow or (is_of_image and not config.getoption("--image")) else None
+
+
+def _is_slow(path: Path) -> bool:
+    return path.name.startswith("test_") and not quick.has_quick_tests(path)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the quick tests, with ``--quick``."""
+    if config.getoption("--quick"):
+        slow = [item for item in items if not quick.is_quick(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -29,9 +29,10 @@ class Content(NamedTuple):
     head: bytes
 
 
-def look(head: bytes, *, whole: bool = False) -> Content:
+def look(head: bytes, *, whole: bool = False, size: int = detect.HEAD) -> Content:
     """Detect the content of a file from its first bytes alone; ``whole``: ``head`` is all of it.
 
+    ``size``: maximum bytes of each layer to decompress.
     ``format`` is UNKNOWN when ``head`` is too short to decompress the start of a layer. Raises
     ``errors.Refused`` for contradicting signatures and too many layers, ``errors.Corrupt``, and for a whole
     file ``errors.Truncated``.
@@ -41,9 +42,9 @@ def look(head: bytes, *, whole: bool = False) -> Content:
     while kind in detect.COMPRESSIONS:
         compressions = _deeper(compressions, kind)
         plain = decompressed(kind, readers.Bytes(head))
-        head = readers.Peek(plain, detect.HEAD).head if whole else readers.sample(plain, detect.HEAD)
+        head = readers.Peek(plain, size).head if whole else readers.sample(plain, size)
         # Only the first bytes of an outer layer were decompressed.
-        whole = whole and len(head) < detect.HEAD
+        whole = whole and len(head) < size
         kind = detect.detect(head) if head or whole else UNKNOWN
     return Content(compressions, kind, head)
 

@@ -1,7 +1,7 @@
-"""Data in blocks of one length: their claims, and images with one table of all blocks (VDI, VHD, VHDX).
+"""Data in blocks of one length: their allocation, and images with one table of all blocks (VDI, VHD, VHDX).
 
 Slices of such a table take the place of second-level tables, so that memory is bounded for any image: by
-``Claims`` and the size of a window.
+``Allocation`` and the size of a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTOR = 512
 _SLICE = 8 << 10
 
 
-class Claims(mapped.Claims):
+class Allocation(mapped.Allocation):
     """The bytes of the file in use by header and tables, as spans, and by blocks of one length.
 
     ``fixed``: spans (start, end) of header and directory. ``block``: length of a block; blocks begin at
@@ -47,7 +47,7 @@ class Claims(mapped.Claims):
         self._join_spans()
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim the tables."""
+        """Take the tables."""
         for table in tables:
             self.reach(table.host + table.length)
             self._spans.append((table.host, table.host + table.length))
@@ -66,12 +66,12 @@ class Claims(mapped.Claims):
         self._spans = joined
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim data, given in file order."""
+        """Take data, given in file order."""
         for piece in found:
             self.take(piece.host, piece.length)
 
     def take(self, host: int, length: int) -> None:
-        """Claim adjacent blocks. The last one may be shorter, but no other block may begin in its rest."""
+        """Take adjacent blocks. The last one may be shorter, but no other block may begin in its rest."""
         self.avoid_spans(host, length)
         first, within = divmod(host, self._block)
         begin = within // self._step + 1

@@ -1,7 +1,7 @@
 """Disk images with a two-level mapping table: which bytes of the file belong where on the disk.
 
 Nothing is fetched here: callers fetch the batches of a ``Window``, in any order and in parallel. Memory is
-bounded for any image: by the limits of its ``layout.Layout`` for the directory and ``Claims``, and by the
+bounded for any image: by the limits of its ``layout.Layout`` for the directory and ``Allocation``, and by the
 size of a window.
 """
 
@@ -36,8 +36,8 @@ class Image:
         The windows and batches of a file are the same each time.
         """
         layout = self.layout
-        claims = layout.claims(self._size)
-        claims.take_tables(layout.tables(self._directory))
+        allocation = layout.allocation(self._size)
+        allocation.take_tables(layout.tables(self._directory))
         remaining = layout.tables(self._directory)
         count = max(1, WINDOW // layout.table_entries)
         start = 0
@@ -45,7 +45,7 @@ class Image:
             tables = tuple(islice(remaining, count))
             last = len(tables) < count
             end = layout.virtual_size if last else tables[-1].guest + tables[-1].size
-            yield Window(layout, claims, tables, (start, end))
+            yield Window(layout, allocation, tables, (start, end))
             if last:
                 return
             start = end
@@ -55,10 +55,14 @@ class Window:
     """A part of the disk. Load its tables, call ``check``, then use ``holes`` and ``data``."""
 
     def __init__(
-        self, layout: mapped.Layout, claims: mapped.Claims, tables: tuple[Piece, ...], span: tuple[int, int]
+        self,
+        layout: mapped.Layout,
+        allocation: mapped.Allocation,
+        tables: tuple[Piece, ...],
+        span: tuple[int, int],
     ) -> None:
         self._layout = layout
-        self._claims = claims
+        self._allocation = allocation
         self._tables = tables
         self._span = span
         self._loaded: dict[int, list[Piece]] = {}
@@ -76,7 +80,7 @@ class Window:
 
     def tables(self) -> Iterator[Batch]:
         """Yield the batches to fetch; each piece in them is a table to ``load``."""
-        return pieces.whole(sorted(self._tables), self._claims.size)
+        return pieces.whole(sorted(self._tables), self._allocation.size)
 
     def load(self, table: Piece, data: bytes | memoryview) -> None:
         """Decode one table. Thread-safe for different tables."""
@@ -87,8 +91,8 @@ class Window:
 
         Call it once, before ``holes`` and ``data``.
         """
-        self._claims.take_pieces(sorted(chain.from_iterable(self._loaded.values())))
-        return self._claims.required
+        self._allocation.take_pieces(sorted(chain.from_iterable(self._loaded.values())))
+        return self._allocation.required
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, length) of the parts of the disk that read as zeros, in order."""
@@ -97,7 +101,7 @@ class Window:
 
     def data(self) -> Iterator[Batch]:
         """Yield the batches of data to fetch and place, in file order."""
-        return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._claims.size)
+        return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._allocation.size)
 
 
 def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
@@ -105,7 +109,7 @@ def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
 
     ``read(offset, length)`` returns all of the bytes or raises.
     """
-    layout.claims(size)  # raises if the directory is not within the file
+    layout.allocation(size)  # raises if the directory is not within the file
     offset, length = layout.directory
     directory = views.entries(b"", layout.entry)
     for start in range(0, length, _PART):

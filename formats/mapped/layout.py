@@ -50,7 +50,7 @@ class Follower(abc.ABC):
         """
 
 
-class Claims(abc.ABC):
+class Allocation(abc.ABC):
     """The bytes of a file that are in use, to detect overlaps: no byte may be used twice.
 
     ``size``: bytes of the file, ``passing.UNKNOWN`` for a stream. Bytes already in use raise
@@ -59,7 +59,7 @@ class Claims(abc.ABC):
 
     def __init__(self, name: str, size: int) -> None:
         self.size = size
-        #: Minimum length of a file with these claims.
+        #: Minimum length of a file with this allocation.
         self.required = 0
         self._name = name
 
@@ -72,11 +72,11 @@ class Claims(abc.ABC):
 
     @abc.abstractmethod
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim all second-level tables. Call it once, before ``take_pieces``."""
+        """Take all second-level tables. Call it once, before ``take_pieces``."""
 
     @abc.abstractmethod
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim data, given in file order."""
+        """Take data, given in file order."""
 
 
 class Layout(abc.ABC):
@@ -99,8 +99,8 @@ class Layout(abc.ABC):
     inflate: Inflate
 
     @abc.abstractmethod
-    def claims(self, size: int, /) -> Claims:
-        """Return the claims of header and directory in a file of ``size`` bytes."""
+    def allocation(self, size: int, /) -> Allocation:
+        """Return the allocation of header and directory in a file of ``size`` bytes."""
 
     @abc.abstractmethod
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:

@@ -33,7 +33,7 @@ class Passing(Follower):
         self.virtual_size = layout.virtual_size
         self.inflate = layout.inflate
         self._layout = layout
-        self._claims = layout.claims(UNKNOWN)
+        self._allocation = layout.allocation(UNKNOWN)
         self._tables: list[Piece] | None = None  # not arrived yet, the last one first
         self._expected: list[Piece] = []  # in file order
         self._end = 0
@@ -44,7 +44,7 @@ class Passing(Follower):
 
     @property
     def complete(self) -> bool:
-        return self.mapped and not self._expected and self._claims.required <= self._end
+        return self.mapped and not self._expected and self._allocation.required <= self._end
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``."""
@@ -75,7 +75,7 @@ class Passing(Follower):
             return
         directory = views.entries(read(offset, length) if length else b"", self._layout.entry)
         tables = _limited(self._layout.tables(directory))
-        self._claims.take_tables(tables)
+        self._allocation.take_tables(tables)
         holes.extend(pieces.holes(tables, 0, self._layout.virtual_size))
         self._tables = sorted(tables, reverse=True)
 
@@ -90,7 +90,7 @@ class Passing(Follower):
             found = self._layout.decode(read(table.host, table.length), table.guest)
             holes.extend(pieces.holes(found, table.guest, table.guest + table.size))
             found.sort()
-            self._claims.take_pieces(found)
+            self._allocation.take_pieces(found)
             for piece in found:
                 passed, coming = _cut(piece, start)
                 late.extend(passed)
@@ -116,7 +116,7 @@ class Passing(Follower):
         return ready, waiting
 
     def _check_end(self, size: int) -> None:
-        required = sum(self._layout.directory) if self._tables is None else self._claims.required
+        required = sum(self._layout.directory) if self._tables is None else self._allocation.required
         if required > size or not self.mapped or self._expected:
             reason = f"the tables need {required} bytes, the file has {size} bytes"
             raise errors.Truncated(format=self._layout.format, reason=reason)

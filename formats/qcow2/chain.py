@@ -82,10 +82,9 @@ def check(files: Sequence[File], previous: str | None = None) -> None:
             )
             raise _refused("chain_size", reason)
     clusters = sum(file.size >> _bits(file) for file in files)
-    if len(files) > MOST or clusters > qcow2_layout.Claims.LIMIT:
-        reason = (
-            f"{len(files)} files with {clusters} clusters; at most {MOST} with {qcow2_layout.Claims.LIMIT}"
-        )
+    if len(files) > MOST or clusters > qcow2_layout.Allocation.LIMIT:
+        most = f"at most {MOST} with {qcow2_layout.Allocation.LIMIT}"
+        reason = f"{len(files)} files with {clusters} clusters; {most}"
         raise errors.Unsupported(reason=f"chain of {reason}; commit some of them: qemu-img commit")
 
 

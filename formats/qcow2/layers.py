@@ -136,10 +136,10 @@ class _Layer:
         layout = file.facts.layout
         if isinstance(layout, qcow2_layout.Layout):
             self._layout = layout
-            self._claims = layout.claims(file.size)
+            self._allocation = layout.allocation(file.size)
             at, length = layout.directory
             directory = views.entries(read(at, length) if length else b"", layout.entry)
-            self._claims.take_tables(layout.tables(directory))
+            self._allocation.take_tables(layout.tables(directory))
             self._coming = layout.tables(directory)
             self._next = next(self._coming, None)
             several = _SUBCLUSTERS if layout.header.extended_l2 else 1
@@ -166,7 +166,7 @@ class _Layer:
         return self._layout.inflate(data, piece) if self._layout is not None else bytes(data)
 
     def decode(self, start: int, end: int) -> tuple[list[Piece], list[_Span]]:
-        """Return the pieces and the zeros from ``start`` to ``end``, in disk order; claim the pieces.
+        """Return the pieces and the zeros from ``start`` to ``end``, in disk order; take the pieces.
 
         Beyond its end a backing file reads as zeros, whatever is below it.
         """
@@ -177,7 +177,7 @@ class _Layer:
             found, zeros = [], []
             for table in self._used:
                 self._decode_table(table, (start, min(end, size)), found, zeros)
-            self._claims.take_pieces(sorted(found))
+            self._allocation.take_pieces(sorted(found))
         if size < end:
             zeros.append((max(start, size), end))
         return found, zeros

@@ -1,7 +1,7 @@
 """The layout of a qcow2 image: which bytes of the file belong where on the disk.
 
 Memory is bounded for any image: at most 32 MiB of L1 table, and one byte for each cluster of the file, at
-most ``Claims.LIMIT``.
+most ``Allocation.LIMIT``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Layout(mapped.Layout):
         )
         self._inflate = inflater(header.compression, header.cluster_size)
 
-    def claims(self, size: int, /) -> Claims:
-        return Claims(self.header, size)
+    def allocation(self, size: int, /) -> Allocation:
+        return Allocation(self.header, size)
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         return qcow2_tables.tables(self.header, directory)
@@ -73,7 +73,7 @@ def required_length(read: views.Read, size: int) -> int:
 _SECTOR = 512
 
 
-class Claims(mapped.Claims):
+class Allocation(mapped.Allocation):
     """The clusters of the file in use: one byte for each, at most ``LIMIT`` (4 TiB of 64 KiB clusters)."""
 
     LIMIT = 64 << 20
@@ -89,7 +89,7 @@ class Claims(mapped.Claims):
             self.take(header.l1_offset, header.l1_entries * 8)
 
     def take(self, host: int, length: int) -> None:
-        """Claim every cluster that these bytes touch, exclusively."""
+        """Take every cluster that these bytes touch, exclusively."""
         self.reach(host + length)
         first, end = self._span(host, length)
         if self._taken.count(0, first, end) != end - first:
@@ -97,7 +97,7 @@ class Claims(mapped.Claims):
         self._taken[first:end] = bytes([self._WHOLE]) * (end - first)
 
     def share(self, host: int, length: int) -> None:
-        """Claim a compressed cluster: it may share host clusters with other compressed clusters only.
+        """Take a compressed cluster: it may share host clusters with other compressed clusters only.
 
         One byte of its last sector must exist: programs do not pad the end of the file.
         """
@@ -116,12 +116,12 @@ class Claims(mapped.Claims):
         return first, end
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Claim the L2 tables."""
+        """Take the L2 tables."""
         for table in tables:
             self.take(table.host, table.length)
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim data, given in file order.
+        """Take data, given in file order.
 
         Subclusters of one cluster may be several pieces: the distance between their offsets in the file and
         on the disk is the same. A compressed cluster may begin in the last sector of the one before it, not

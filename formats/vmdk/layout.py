@@ -1,6 +1,6 @@
 """The layout of a sparse VMDK extent: which bytes of the file belong where on the disk.
 
-Memory is bounded for any image: at most 1 MiB of directory, and the memory of ``Claims``.
+Memory is bounded for any image: at most 1 MiB of directory, and the memory of ``Allocation``.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Layout(mapped.Layout):
         # All tables are at the start of the file.
         self.crowded = self._is_long and not self.compressed
 
-    def claims(self, size: int, /) -> Claims:
-        return Claims(self.header, self.fixed, size)
+    def allocation(self, size: int, /) -> Allocation:
+        return Allocation(self.header, self.fixed, size)
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         length = self.table_entries * 4
@@ -105,7 +105,7 @@ class Layout(mapped.Layout):
         return passing.Passing(self)
 
 
-class Claims(blocks.Claims):
+class Allocation(blocks.Allocation):
     """The bytes of the file in use by the header, the tables and the grains.
 
     Compressed grains may be anywhere: their markers say which part of the disk they hold.
@@ -118,7 +118,7 @@ class Claims(blocks.Claims):
             self.reach(end)
 
     def take_pieces(self, found: Iterable[Piece], /) -> None:
-        """Claim data, given in file order."""
+        """Take data, given in file order."""
         for piece in found:
             if piece.compressed:
                 # The length of a compressed grain is in its marker; at least one byte follows that.

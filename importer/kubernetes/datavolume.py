@@ -87,7 +87,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
+class VolumeClaim:
     """The requested volume. ``size``: in bytes, None if it is that of the source.
 
     ``section``: ``pvc`` is used as it is; for ``storage`` the overhead of the file system is added.
@@ -129,7 +129,7 @@ class DataVolume:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     source: Source
-    claim: Claim
+    claim: VolumeClaim
     content_type: str
     preallocation: bool
     checkpoints: tuple[Checkpoint, ...]
@@ -413,7 +413,7 @@ def _check_access(source: Source, where: str, found: dict[str, str]) -> None:
         found.setdefault(f"{where}.secretRef", "missing: the Secret with the token of the export")
 
 
-def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Claim:
+def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> VolumeClaim:
     sections = [name for name in ("pvc", "storage") if name in spec]
     if len(sections) != 1:
         count = len(sections) or "neither"
@@ -435,4 +435,4 @@ def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Cl
         found.setdefault(path, str(err))
     if quantity is None and sections and not (section == "storage" and source.kind in CLONES):
         found.setdefault(path, "missing: the size of the disk")
-    return Claim(section, size, given)
+    return VolumeClaim(section, size, given)

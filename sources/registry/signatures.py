@@ -30,7 +30,6 @@ TYPES: Final = frozenset(
     }
 )
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
-EMPTY_LIST: Final = b'{"schemaVersion":2,"manifests":[]}'
 
 
 class Store(Protocol):

@@ -106,7 +106,7 @@ class Log:
         return [message for at, message in self._errors if time.monotonic() - at < RECENT]
 
 
-class Disk(client.Client):
+class VddkDisk(client.Client):
     """The disk that nbdkit serves on ``socket``. ``longest``: largest read in bytes."""
 
     def __init__(

@@ -23,7 +23,7 @@ FREE_REQUESTS, COVERED = 1024, 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Disk:
+class VirtualDisk:
     """A disk, now or at a snapshot. ``snapshot``: its reference, empty for the current state.
 
     ``file``: path of the disk. ``size`` in bytes. ``change_id``: start of a later delta; empty without
@@ -53,19 +53,19 @@ class Machine:
         )
         log.info("machine name=%r moref=%r power=%s host=%r", self.name, self.reference, power, self.host)
 
-    def disk(self, file: str) -> Disk:
+    def disk(self, file: str) -> VirtualDisk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
         return self._session.call("find the disk", lambda: self._disk(file))
 
-    def at(self, snapshot: str, disk: Disk) -> Disk:
+    def at(self, snapshot: str, disk: VirtualDisk) -> VirtualDisk:
         """Return the disk at a snapshot, given by its reference or unique name."""
         return self._session.call("find the snapshot", lambda: self._at(snapshot, disk))
 
-    def since(self, change_id: str, disk: Disk) -> Disk | None:
+    def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
         return self._session.call("find the snapshot of the change id", lambda: self._since(change_id, disk))
 
-    def changed(self, disk: Disk, change_id: str) -> extents.Kept:
+    def changed(self, disk: VirtualDisk, change_id: str) -> extents.Kept:
         """Return the areas changed between ``change_id`` and ``disk``, extended to whole sectors.
 
         Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
@@ -104,7 +104,7 @@ class Machine:
             start = end
         return areas
 
-    def allocated(self, disk: Disk) -> extents.Kept | None:
+    def allocated(self, disk: VirtualDisk) -> extents.Kept | None:
         """Return the allocated areas of a disk at a snapshot; None if vSphere does not know them.
 
         vSphere answers from what it tracks, in milliseconds; VDDK asks the host for each GiB.
@@ -126,7 +126,7 @@ class Machine:
             reason=f"{self._session.name}: the list of changed areas {why}; start again with a full copy"
         )
 
-    def _disk(self, file: str) -> Disk:
+    def _disk(self, file: str) -> VirtualDisk:
         now = _disks(self._machine.config)
         earlier = [each for _, snapshot in self._snapshots() for each in _disks(snapshot.config)]
         for matches in (
@@ -145,7 +145,7 @@ class Machine:
             reason=f"virtual machine {self.name!r} has no disk {file!r}; it has {names}",
         )
 
-    def _at(self, wanted: str, disk: Disk) -> Disk:
+    def _at(self, wanted: str, disk: VirtualDisk) -> VirtualDisk:
         found = list(self._snapshots())
         matching = [each for _, each in found if each._moId == wanted]  # noqa: SLF001  (pyvmomi has no public name for it)
         matching = matching or [each for name, each in found if name == wanted]
@@ -165,7 +165,7 @@ class Machine:
             url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
 
-    def _since(self, change_id: str, disk: Disk) -> Disk | None:
+    def _since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         for _, snapshot in self._snapshots():
             for each in map(_described, _disks(snapshot.config)):
                 # The id of a disk is part of its change ids.
@@ -216,8 +216,8 @@ def _parents(backing: Any) -> Iterator[str]:
         yield backing.fileName
 
 
-def _described(disk: Any) -> Disk:
-    return Disk(
+def _described(disk: Any) -> VirtualDisk:
+    return VirtualDisk(
         file=disk.backing.fileName,
         key=disk.key,
         object_id=disk.diskObjectId or "",

@@ -76,7 +76,7 @@ class VddkSource(base.Source):
             except errors.ToolFailed as err:
                 raise self._vddk.explained(err) from err
             self.longest_read = longest
-            self._disk = vddk_disk.Disk(
+            self._disk = vddk_disk.VddkDisk(
                 socket, self.name, self._vddk, self._cancel, longest=longest, connections=connections
             )
             stack.callback(self._disk.close)
@@ -135,7 +135,7 @@ class VddkSource(base.Source):
         except OSError as err:
             raise errors.RequestError(f"{self._location.vddk_config}: {errors.words(err)}") from err
 
-    def _look(self) -> tuple[vsphere_machine.Machine, vsphere_machine.Disk, session.Server, int]:
+    def _look(self) -> tuple[vsphere_machine.Machine, vsphere_machine.VirtualDisk, session.Server, int]:
         """Query vSphere for nbdkit's parameters, the changed areas and the allocated ones."""
         wanted = self._location
         with session.Session(wanted) as opened:
@@ -149,7 +149,7 @@ class VddkSource(base.Source):
             self._allocated = machine.allocated(disk)
             return machine, disk, opened.server, LONGEST[opened.is_vcenter]
 
-    def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.Disk) -> _Areas:
+    def _changed(self, machine: vsphere_machine.Machine, disk: vsphere_machine.VirtualDisk) -> _Areas:
         """Return the areas changed since the previous checkpoint."""
         since = self._location.previous
         # A change id ends in "/" and a number. It outlives a removed snapshot.
@@ -168,7 +168,9 @@ class VddkSource(base.Source):
         log.info("changed since=%r areas=%d bytes=%d", since, len(areas), changed)
         return areas
 
-    def _plugin(self, machine: str, disk: vsphere_machine.Disk, server: session.Server) -> nbdkit.Plugin:
+    def _plugin(
+        self, machine: str, disk: vsphere_machine.VirtualDisk, server: session.Server
+    ) -> nbdkit.Plugin:
         parameters = {
             "libdir": str(Path(self._location.vddk_libdir).absolute()),
             "server": server.host,
@@ -201,6 +203,6 @@ class VddkSource(base.Source):
         )
 
 
-def _names(disk: vsphere_machine.Disk | None) -> list[str]:
+def _names(disk: vsphere_machine.VirtualDisk | None) -> list[str]:
     """Return the names of the checkpoint of a disk at a snapshot: the snapshot's reference, the change id."""
     return [name for name in (disk.snapshot, disk.change_id) if name] if disk else []

@@ -22,7 +22,7 @@ MiB = 1 << 20
 # -- success ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_disk_is_imported_to_file_system_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
@@ -32,7 +32,7 @@ def test_disk_is_imported_to_file_system_volume(
     assert stat.filemode(pod.disk.stat().st_mode) == "-rw-rw----"
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_disk_is_imported_to_block_volume(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, variant: str
 ) -> None:
@@ -128,7 +128,7 @@ def test_archive_is_not_preallocated(pod: worker.Pod, web: servers.Web, disks: d
 def test_scratch_is_requested_and_used(
     pod: worker.Pod, disks: disks_module.Disks, server: misbehave.Server
 ) -> None:
-    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False)
+    page = misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False)
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", page)
     done = pod.run()
     assert (done.status, pod.message) == (0, contract.NEEDS_SCRATCH)
@@ -136,7 +136,7 @@ def test_scratch_is_requested_and_used(
     pod.has_scratch = True
     done = pod.run()
     assert (done.status, pod.message) == (0, contract.COMPLETE)
-    contract.check_disk(pod, disks.expected("vhdx"))
+    contract.check_disk(pod, disks.expected("vhdx-log"))
     assert not [*pod.scratch.iterdir()]
 
 
@@ -144,7 +144,7 @@ def test_scratch_is_not_requested_with_ranges(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path
 ) -> None:
     pod.block = device
-    assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx"))).status == 0
+    assert pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx-log"))).status == 0
     assert pod.message == contract.COMPLETE
 
 
@@ -152,7 +152,7 @@ def test_scratch_is_not_requested_with_ranges(
 
 
 @pytest.mark.parametrize("volume", ["file", "block"])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_checksum_mismatch_is_final(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks, device: Path, volume: str, variant: str
 ) -> None:

@@ -17,7 +17,7 @@ MiB = 1 << 20
 
 @pytest.mark.parametrize("volume", ["file", "block"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_killed_worker_can_be_restarted(
     pod: worker.Pod,
     server: misbehave.Server,
@@ -108,8 +108,8 @@ def test_unprivileged_user_can_import(pod: worker.Pod, web: servers.Web, disks: 
         processes.run("chown", "107:107", path)
     for path in [*pod.directory.parents][:-1]:
         path.chmod(path.stat().st_mode | 0o055)
-    pod.env["IMPORTER_ENDPOINT"] = web.url(disks.image("vhdx"))
+    pod.env["IMPORTER_ENDPOINT"] = web.url(disks.image("vhdx-log"))
     done = pod.run(prefix=limits.unprivileged())
     assert (done.status, pod.message) == (0, contract.COMPLETE), done.errors
-    contract.check_disk(pod, disks.expected("vhdx"))
+    contract.check_disk(pod, disks.expected("vhdx-log"))
     assert pod.disk.stat().st_uid == 107

@@ -192,7 +192,7 @@ def test_volume_filled_by_others_is_reported(
 def test_too_small_scratch_is_reported(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, disks: disks.Disks
 ) -> None:
-    body = disks.image("vhdx").read_bytes()
+    body = disks.image("vhdx-log").read_bytes()
     with (
         devices.filesystem("tmpfs", tmp_path, MIB) as point,
         uploads.Server(certificates, {}, dataclasses.replace(paths, scratch=str(point))) as server,

@@ -207,7 +207,7 @@ def test_changed_source_is_reported(
     check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vdi", "vhd", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vdi", "vhd", "vhdx-log"])
 def test_too_large_disk_is_refused_before_the_transfer(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, variant: str
 ) -> None:
@@ -264,7 +264,7 @@ def test_hostile_image_leaves_device_unusable(
 def test_missing_scratch_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, target: Path
 ) -> None:
-    url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
+    url = server.serve("/disk", misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False))
     check_failure(worker.run("import", url, target), SCRATCH, "scratch space required", target)
 
 
@@ -272,14 +272,14 @@ def test_missing_scratch_is_reported(
 def test_too_small_scratch_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path, framing: str
 ) -> None:
-    page = misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False, framing=framing)
+    page = misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False, framing=framing)
     with devices.filesystem("tmpfs", tmp_path, MiB) as small:
         done = worker.run("import", server.serve("/disk", page), target, f"--scratch={small}")
         check_failure(done, SCRATCH, "scratch", target)
         assert not [*small.iterdir()]
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 @pytest.mark.parametrize("compression", [None, "gz"])
 def test_full_target_is_reported(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, scratch: Path, variant: str, compression: str
@@ -308,7 +308,7 @@ def test_read_only_file_system_is_reported(
         check_failure(done, TARGET, "read-only file system", point / "disk.img")
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_failing_device_is_reported(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
 ) -> None:

@@ -105,7 +105,7 @@ FRUITLESS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", list(FRUITLESS))
-@pytest.mark.parametrize(("variant", "compression"), [("raw", None), ("qcow2", None), ("vhdx", None)])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", None), ("qcow2", None), ("vhdx-log", None)])
 def test_ranges_with_hardly_a_byte_are_replaced_by_the_stream(
     server: misbehave.Server,
     disks: disks_module.Disks,

@@ -20,7 +20,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from tests.support import devices, forked, misbehave, processes
+from tests.support import devices, forked, misbehave, processes, vhdx_images
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -173,8 +173,7 @@ def test_read_back_passes_the_page_cache(server: misbehave.Server, tmp_path: Pat
 def test_spool_is_read_back(server: misbehave.Server, tmp_path: Path) -> None:
     """The download into scratch follows the same rule."""
     (tmp_path / "raw").write_bytes(DATA)
-    processes.run("qemu-img", "convert", "-O", "vhdx", tmp_path / "raw", tmp_path / "vhdx")
-    page = misbehave.Page((tmp_path / "vhdx").read_bytes())
+    page = misbehave.Page(vhdx_images.logged(DATA))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))

@@ -15,7 +15,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from tests.support import devices, forked, misbehave, processes
+from tests.support import devices, disks, forked, misbehave, processes
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -41,7 +41,7 @@ def image(tmp_path: Path, form: str) -> bytes:
     if form == "raw":
         return DATA
     (tmp_path / "disk.raw").write_bytes(DATA)
-    processes.run("qemu-img", "convert", "-O", form, tmp_path / "disk.raw", tmp_path / "image")
+    disks.convert(tmp_path / "disk.raw", tmp_path / "image", disks.FORMATS[form])
     return (tmp_path / "image").read_bytes()
 
 
@@ -91,7 +91,7 @@ def start(target: Path) -> bytes:
 SLOW = {"drip": (256 << 10, 0.03)}
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk", "vdi"])
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk", "vdi", "vhdx"])
 def test_killed_worker_resumes(server: misbehave.Server, target: Path, tmp_path: Path, form: str) -> None:
     page = misbehave.Page(image(tmp_path, form))
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
@@ -111,7 +111,7 @@ def test_killed_worker_resumes(server: misbehave.Server, target: Path, tmp_path:
 
 
 def test_killed_worker_resumes_in_scratch(server: misbehave.Server, tmp_path: Path) -> None:
-    page = misbehave.Page(image(tmp_path, "vhdx"))
+    page = misbehave.Page(image(tmp_path, "vhdx-log"))
     checksum = f"sha256:{hashlib.sha256(page.body).hexdigest()}"
     scratch = tmp_path / "scratch"
     scratch.mkdir()

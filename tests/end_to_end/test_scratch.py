@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import contract, devices, misbehave, processes, qcow2_images, vmdk_stream, worker
+from tests.support import (
+    contract,
+    devices,
+    misbehave,
+    processes,
+    qcow2_images,
+    vhdx_images,
+    vmdk_stream,
+    worker,
+)
 
 MIB = 1 << 20
 
@@ -62,8 +71,7 @@ def test_killed_conversion_leaves_room_for_the_next_run(
 ) -> None:
     """Scratch has no space for the image of the killed run and another one."""
     (tmp_path / "raw").write_bytes(random.Random(6).randbytes(40 * MIB))
-    processes.run("qemu-img", "convert", "-O", "vhdx", tmp_path / "raw", tmp_path / "vhdx")
-    body = (tmp_path / "vhdx").read_bytes()
+    body = vhdx_images.logged((tmp_path / "raw").read_bytes())
     url = server.serve("/disk", misbehave.Page(body, ranges=ranges))
     checksum = f"--checksum=sha256:{hashlib.sha256(body).hexdigest()}"
     with devices.filesystem("tmpfs", tmp_path, 64 * MIB) as scratch:

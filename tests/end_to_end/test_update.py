@@ -17,7 +17,7 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, manifests, misbehave, oracle, processes, uploads, worker
+from tests.support import devices, disks, manifests, misbehave, oracle, processes, uploads, worker
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -48,7 +48,7 @@ def image(content: bytes | bytearray, form: str, tmp_path: Path) -> bytes:
         return gzip.compress(content, 1)
     raw, made = tmp_path / "made.raw", tmp_path / "made"
     raw.write_bytes(content)
-    processes.run("qemu-img", "convert", "-f", "raw", "-O", form, raw, made)
+    disks.convert(raw, made, disks.FORMATS[form])
     return made.read_bytes()
 
 
@@ -77,7 +77,7 @@ def same(target: Path, content: bytes | bytearray, tmp_path: Path) -> None:
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
 
 
-@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhdx"])
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhdx", "vhdx-log"])
 def test_only_what_differs_is_written(
     server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path, form: str
 ) -> None:
@@ -91,7 +91,7 @@ def test_only_what_differs_is_written(
     assert not [*scratch.iterdir()]
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vdi"])
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vdi", "vhdx"])
 def test_unchanged_disk_is_not_touched(
     server: misbehave.Server, target: Path, tmp_path: Path, form: str
 ) -> None:

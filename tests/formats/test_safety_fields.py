@@ -9,7 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, safety
-from tests.support import inspected, processes
+from tests.support import inspected, processes, vhdx_images
 
 
 def patched(data, *fields):
@@ -55,9 +55,14 @@ PATCHES = {
     "vhdx-bat": ("vhdx", "table", ((192 << 10) + 16 + 24, "<I", 1 << 30)),
     "vhdx-log": ("vhdx", "table", ((64 << 10) + 68, "<I", 1 << 31)),
     "vhdx-second-log": ("vhdx", "table", ((128 << 10) + 68, "<I", 1 << 31)),
+    "vhdx-log-version": ("vhdx", "header", *((at + 64, "<H", 1) for at in vhdx_images.HEADERS)),
+    "vhdx-log-at": ("vhdx", "header", *((at + 72, "<Q", 4096) for at in vhdx_images.HEADERS)),
+    "vhdx-version": ("vhdx", "header", *((at + 66, "<H", 2) for at in vhdx_images.HEADERS)),
+    "vhdx-sequence": ("vhdx", "header", *((at + 8, "<Q", 5) for at in vhdx_images.HEADERS), (65552, "<Q", 7)),
     "vhdx-region": ("vhdx", "header", (192 << 10, "4s", b"none")),
+    "vhdx-missing": ("vhdx", "metadata", ((3 << 20) + 10, "<H", 4)),
     "vhdx-regions": ("vhdx", "header", ((192 << 10) + 8, "<I", 2048)),
-    "vhdx-one-region": ("vhdx", "check_failed", ((192 << 10) + 8, "<I", 1)),
+    "vhdx-one-region": ("vhdx", "header", ((192 << 10) + 8, "<I", 1)),
 }
 
 #: Format, rule, the bytes to replace, and their replacement. The ids of VHDX are from [MS-VHDX] 2.6.2.
@@ -90,6 +95,8 @@ REPLACEMENTS = {
         bytes.fromhex("2442a52f1bcd7648b2115dbed83bf4b8"),
     ),
     "vhdx-metadata": ("vhdx", "header", b"metadata", b"METADATA"),
+    "vhdx-header-sums": ("vhdx", "header", b"head", b"HEAD"),
+    "vhdx-region-sum": ("vhdx", "header", bytes.fromhex("6677c22d23f600429d64115e9bfd4a08"), bytes(16)),
 }
 
 
@@ -102,12 +109,19 @@ def with_vhd_sums(data):
     return bytes(data)
 
 
+def with_sums(variant, data):
+    """Recompute the checksums of a VHD or VHDX."""
+    if variant == "vhdx":
+        return vhdx_images.with_sums(data)
+    return with_vhd_sums(data) if variant == "vhd" else data
+
+
 @pytest.mark.parametrize("name", PATCHES)
 def test_patched_field_is_refused(disks, name):
     variant, rule, *fields = PATCHES[name]
     data = patched(inspected.image(disks, variant), *fields)
     with pytest.raises(errors.Refused) as caught:
-        inspected.check(with_vhd_sums(data) if variant == "vhd" else data)
+        inspected.check(with_sums(variant, data))
     assert caught.value.fields["rule"] == rule
 
 

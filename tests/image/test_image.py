@@ -29,7 +29,9 @@ LARGEST = 300
 
 
 # ranges, our reader, qemu-img
-@pytest.mark.parametrize("variant", ["raw", pytest.param("qcow2", marks=pytest.mark.every_platform), "vhdx"])
+@pytest.mark.parametrize(
+    "variant", ["raw", pytest.param("qcow2", marks=pytest.mark.every_platform), "vhdx-log"]
+)
 def test_import_writes_file(
     container: pods.Pod, web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
@@ -37,7 +39,7 @@ def test_import_writes_file(
     pods.check(container, done, COMPLETE, disks.expected(variant))
 
 
-@pytest.mark.parametrize("variant", ["qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["qcow2", "vhdx-log"])
 def test_import_writes_device(
     container: pods.Pod, web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
 ) -> None:
@@ -48,8 +50,8 @@ def test_import_writes_device(
 
 def test_import_uses_scratch_and_xz(container: pods.Pod, web: servers.Web, disks: disks_module.Disks) -> None:
     container.has_scratch = True
-    done = container.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vhdx", "xz")))
-    pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+    done = container.run(IMPORTER_ENDPOINT=web.url(disks.wrapped("vhdx-log", "xz")))
+    pods.check(container, done, COMPLETE, disks.expected("vhdx-log"))
     assert not [*container.scratch.iterdir()]
 
 
@@ -58,9 +60,9 @@ def test_import_runs_as_any_user(
     image: str, tmp_path: Path, web: servers.Web, disks: disks_module.Disks, user: str
 ) -> None:
     pod = pods.Pod(tmp_path / "pod", image, user=user, env={"IMPORTER_SOURCE": "http"})
-    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
-    pods.check(pod, done, COMPLETE, disks.expected("vhdx"))
-    assert disks.expected("vhdx").stat().st_size == pod.disk.stat().st_size
+    done = pod.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx-log")))
+    pods.check(pod, done, COMPLETE, disks.expected("vhdx-log"))
+    assert disks.expected("vhdx-log").stat().st_size == pod.disk.stat().st_size
 
 
 def test_import_works_with_volume_mounted_at_opt(
@@ -69,8 +71,8 @@ def test_import_works_with_volume_mounted_at_opt(
     """CDI's controllers mount the volume with VMware's library at /opt."""
     (tmp_path / "opt").mkdir()
     container.files = {tmp_path / "opt": "/opt"}
-    done = container.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx")))
-    pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+    done = container.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx-log")))
+    pods.check(container, done, COMPLETE, disks.expected("vhdx-log"))
 
 
 def test_upstream_commands_run_without_shell(
@@ -78,10 +80,10 @@ def test_upstream_commands_run_without_shell(
 ) -> None:
     container.files = {Path("/dev/null"): "/usr/bin/dash"}
     assert container.run("-c", "true", entrypoint="/bin/sh").returncode != 0
-    url = web.url(disks.image("vhdx"))
+    url = web.url(disks.image("vhdx-log"))
     for name in ("cdi-importer", "cdi-uploadserver", "cloner_startup.sh"):
         done = container.run("-v=2", entrypoint=f"/usr/bin/{name}", IMPORTER_ENDPOINT=url)
-        pods.check(container, done, COMPLETE, disks.expected("vhdx"))
+        pods.check(container, done, COMPLETE, disks.expected("vhdx-log"))
 
 
 def test_helper_programs_of_controllers_exist(container: pods.Pod) -> None:

@@ -69,7 +69,7 @@ def served(disk: Path, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
-    with served(disks.image("vhdx"), tmp_path) as env:
+    with served(disks.image("vhdx-log"), tmp_path) as env:
         check(worker.Pod(tmp_path / "pod"), env, "qemu-img")
 
 

@@ -61,20 +61,25 @@ def test_traceback_shows_no_secret_of_a_url(tmp_path: Path, url: str) -> None:
     assert "hunter2" not in done.errors
 
 
-@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx", None)])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx-log", None)])
 def test_import_prints_json(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str, compression: str | None
 ) -> None:
     target = tmp_path / "disk.img"
     url = web.url(disks.wrapped(variant, compression))
     result = run_json("import", url, target, "--sha256")
-    assert (result["source"], result["target"], result["format"]) == (url, str(target), variant)
+    assert (result["source"], result["target"], result["format"]) == (
+        url,
+        str(target),
+        variant.partition("-")[0],
+    )
     assert result["compression"] == ([compression] if compression else [])
     assert result["size"] == target.stat().st_size == disks.expected(variant).stat().st_size
     assert result["sha256"] == disks_module.digest(disks.expected(variant), "sha256")
     assert result["route"] in {"stream", "place", "convert"}
     assert result["reason"]
-    assert 0 < result["read"] < 12 * MiB
+    # qemu-img reads the log of a VHDX several times.
+    assert 0 < result["read"] < 20 * MiB
 
 
 def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_progress_is_printed_as_json_lines(
 def test_dry_run_changes_nothing(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, device: Path
 ) -> None:
-    data = disks.image("vhdx").read_bytes()
+    data = disks.image("vhdx-log").read_bytes()
     url = server.serve("/disk", misbehave.Page(data))
     (tmp_path / "volume").mkdir()
     for target in (tmp_path / "volume", device):

@@ -74,7 +74,7 @@ def image_of(sparse: Path, form: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["qcow2", "qcow2-zstd", "vmdk", "vhdx"])
+@pytest.mark.parametrize("form", ["qcow2", "qcow2-zstd", "vmdk", "vhdx", "vhdx-log"])
 def test_progress_of_a_sparse_image_follows_the_data(
     form: str, sparse: Path, slow: servers.Web, pod: worker.Pod, tmp_path: Path
 ) -> None:

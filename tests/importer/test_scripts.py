@@ -64,7 +64,7 @@ def test_error_is_an_object(
 
 
 def test_error_has_its_fields(server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path) -> None:
-    url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
+    url = server.serve("/disk", misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False))
     status, answer = run_json("import", url, tmp_path)
     assert (status, answer["error"]["kind"]) == (SCRATCH, "ScratchRequired")
     status, answer = run_json("inspect", url)

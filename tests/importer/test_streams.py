@@ -61,13 +61,13 @@ def test_import_reads_a_redirected_file_from_where_it_is(disks: disks_module.Dis
 
 
 def test_format_that_cannot_pass_names_scratch(disks: disks_module.Disks, tmp_path: Path) -> None:
-    data = disks.image("vhdx").read_bytes()
+    data = disks.image("vhdx-log").read_bytes()
     status, _, messages = run("import", "-", tmp_path / "disk.img", stdin=data)
     assert (status, "scratch" in messages) == (SCRATCH, True)
     (tmp_path / "scratch").mkdir()
     status, _, messages = run("import", "-", tmp_path / "disk.img", "--scratch", tmp_path, stdin=data)
     assert status == 0, messages
-    oracle.same(tmp_path / "disk.img", disks.expected("vhdx"))
+    oracle.same(tmp_path / "disk.img", disks.expected("vhdx-log"))
 
 
 def test_checksum_of_standard_input_is_verified(disks: disks_module.Disks, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_disk_that_is_too_large(
 
 
 def test_scratch(server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path) -> None:
-    url = server.serve("/disk", misbehave.Page(disks.image("vhdx").read_bytes(), ranges=False))
+    url = server.serve("/disk", misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False))
     done = worker.run("import", url, tmp_path)
     assert done.status == SCRATCH
     assert done.error_message.startswith("scratch space required: ")

@@ -54,12 +54,12 @@ def add(made: digests.Digests, first: int, after: int) -> None:
             made.add_part(*part, None if is_zero else memoryview(DISK)[slice(*part)])
 
 
-def covered(claims: list[digests.Claim]) -> list[ranges.Range]:
-    return list(ranges.Ranges((claim.start, claim.end) for claim in claims))
+def covered(records: list[digests.Record]) -> list[ranges.Range]:
+    return list(ranges.Ranges((record.start, record.end) for record in records))
 
 
-def stored_tags(made: digests.Digests, claim: digests.Claim, stored: bytes) -> bytes:
-    return made.tags(claim.start, memoryview(stored)[claim.start : claim.end])
+def stored_tags(made: digests.Digests, record: digests.Record, stored: bytes) -> bytes:
+    return made.tags(record.start, memoryview(stored)[record.start : record.end])
 
 
 CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index: index * UNIT), max_size=30)
@@ -69,41 +69,41 @@ CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index:
 @given(CUTS, st.integers(0, 99), st.integers(0, len(DISK) - 1), st.sampled_from([16 << 10, 4]))
 def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: int) -> None:
     made = recorded(cuts, seed, most)
-    claims = made.claims()
-    assert covered(claims) == [(0, len(DISK))]
+    records = made.records()
+    assert covered(records) == [(0, len(DISK))]
     changed = bytearray(DISK)
     changed[at] ^= 1
-    for claim in claims:
-        assert made.holds(claim, stored_tags(made, claim, DISK)) == []
-        differing = made.holds(claim, stored_tags(made, claim, bytes(changed)))
-        assert bool(differing) is (claim.start <= at < claim.end)
+    for record in records:
+        assert made.holds(record, stored_tags(made, record, DISK)) == []
+        differing = made.holds(record, stored_tags(made, record, bytes(changed)))
+        assert bool(differing) is (record.start <= at < record.end)
 
 
 def test_exchanged_units_are_found(granules: int) -> None:
     """A write to the wrong place has the right bytes."""
     made = recorded([], 0, granules)
     swapped = DISK[UNIT : 2 * UNIT] + DISK[:UNIT] + DISK[2 * UNIT :]
-    (first, *_) = made.claims()
+    (first, *_) = made.records()
     assert made.holds(first, stored_tags(made, first, swapped))
 
 
 def test_bytes_beyond_the_end_of_storage_differ(granules: int) -> None:
     made = recorded([], 0, granules)
-    for claim in made.claims():
-        assert made.holds(claim, b"") == [(claim.start, claim.end)]
+    for record in made.records():
+        assert made.holds(record, b"") == [(record.start, record.end)]
 
 
 def test_discarded_ranges_are_claimed_again_when_written(granules: int) -> None:
     made = recorded([], 0, granules)
-    claim = made.claims()[1]
-    made.discard(claim.start, claim.end)
-    assert covered(made.claims()) == [(0, claim.start), (claim.end, len(DISK))]
-    add(made, claim.start, claim.end)
-    assert covered(made.claims()) == [(0, len(DISK))]
+    record = made.records()[1]
+    made.discard(record.start, record.end)
+    assert covered(made.records()) == [(0, record.start), (record.end, len(DISK))]
+    add(made, record.start, record.end)
+    assert covered(made.records()) == [(0, len(DISK))]
 
 
 def test_start_is_not_recorded(granules: int) -> None:
-    assert covered(recorded([1000, UNIT + 5], 0, granules, start=UNIT).claims()) == [(UNIT, len(DISK))]
+    assert covered(recorded([1000, UNIT + 5], 0, granules, start=UNIT).records()) == [(UNIT, len(DISK))]
 
 
 def test_loaded_claims_are_those_saved() -> None:
@@ -111,9 +111,9 @@ def test_loaded_claims_are_those_saved() -> None:
     for first in (0, UNIT, 2 * UNIT, 3 * UNIT, 5 * UNIT):
         add(made, first, first + UNIT)
     again = digests.Digests(KEY, 0, len(DISK), granules=4)
-    again.load(made.claims())
-    assert again.claims() == made.claims()
-    assert [claim.whole for claim in made.claims()] == [True, False]
+    again.load(made.records())
+    assert again.records() == made.records()
+    assert [record.whole for record in made.records()] == [True, False]
 
 
 def test_other_key_has_other_tags() -> None:
@@ -142,14 +142,14 @@ def test_units_that_were_moved_with_their_tags_are_found(granules: int) -> None:
     disk = b"".join(random.Random(index).randbytes(UNIT) for index in range(8))
     made = digests.Digests(KEY, 0, size, granules=granules)
     made.add(0, made.tags(0, memoryview(disk)))
-    claims = made.claims()
+    records = made.records()
     half = size // 2
     moved = disk[half:] + disk[:half]
-    tags = b"".join(claim.tags for claim in claims)
+    tags = b"".join(record.tags for record in records)
     middle = len(tags) // 2
     tags = tags[middle:] + tags[:middle]
-    for claim in claims:
-        length = len(claim.tags)
-        forged, tags = claim._replace(tags=tags[:length]), tags[length:]
-        found = made.tags(claim.start, memoryview(moved)[claim.start : claim.end])
-        assert made.holds(forged, found) == [(claim.start, claim.end)]
+    for record in records:
+        length = len(record.tags)
+        forged, tags = record._replace(tags=tags[:length]), tags[length:]
+        found = made.tags(record.start, memoryview(moved)[record.start : record.end])
+        assert made.holds(forged, found) == [(record.start, record.end)]

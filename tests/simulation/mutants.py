@@ -71,7 +71,7 @@ MUTANTS = (
         "resumes on a device that somebody else has used",
         {
             "scratch/journal.py": {
-                "differing = self._digests.holds(claim, tags)": "differing: list[Range] = []"
+                "differing = self._digests.holds(record, tags)": "differing: list[Range] = []"
             }
         },
         is_rare=True,
@@ -127,7 +127,7 @@ MUTANTS = (
         {
             "scratch/journal.py": {
                 "        flush()\n": "",
-                "differing = self._digests.holds(claim, tags)": "differing = []",
+                "differing = self._digests.holds(record, tags)": "differing = []",
             }
         },
         is_rare=True,
@@ -216,7 +216,7 @@ MUTANTS = (
         "trusts what storage holds of a granule that is not complete",
         {
             "scratch/digests.py": {
-                "if claim.tags[index * TAG : (index + 1) * TAG] != tags[index * TAG : (index + 1) * TAG]": (
+                "if record.tags[index * TAG : (index + 1) * TAG] != tags[index * TAG : (index + 1) * TAG]": (
                     "if False"
                 )
             }

@@ -91,10 +91,10 @@ def test_imports_leave_nothing_behind(
     vcsim = vmware_stages.migration(tmp_path / "vcsim")
     with devices.loop(tmp_path, 24 << 20, sector=4096) as device, vcsim.running():
         made = [
-            *(http(variant) for variant in ("raw", "qcow2", "qcow2-zlib", "vmdk-stream", "vhdx", "vdi")),
+            *(http(variant) for variant in ("raw", "qcow2", "qcow2-zlib", "vmdk-stream", "vhdx-log", "vdi")),
             *(http("raw", compression) for compression in ("gz", "xz", "zst")),
             http("qcow2", "bz2"),
-            http("vhdx", "gz"),
+            http("vhdx-log", "gz"),
             step("http to a device", raw, url, device=device),
             step("http missing", None, cdi_worker.Location(web.url("none"))),
             step("http cancelled", None, url, cancel_after=1 << 20),
@@ -124,7 +124,7 @@ def test_upload_servers_leave_nothing_behind(
         made = [
             steps.Step("raw", raw, body=raw),
             steps.Step("qcow2", disks.expected("qcow2"), body=disks.image("qcow2")),
-            steps.Step("vhdx", disks.expected("vhdx"), body=disks.image("vhdx")),
+            steps.Step("vhdx-log", disks.expected("vhdx-log"), body=disks.image("vhdx-log")),
             steps.Step("gz", raw, body=disks.wrapped("raw", "gz")),
             steps.Step("to a device", raw, body=raw, device=device),
             steps.Step("clone", raw),

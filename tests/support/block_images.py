@@ -12,12 +12,20 @@ from pathlib import Path
 
 from hypothesis import strategies
 
-from tests.support import disks, processes, qcow2_images
+from tests.support import disks, processes, qcow2_images, vhdx_images
 
 MiB = 1 << 20
 
 #: By qemu-img's name of the format: the options of the images.
-OPTIONS = {"vdi": ("static=off", "static=on")}
+OPTIONS = {
+    "vdi": ("static=off", "static=on"),
+    "vhdx": (
+        "block_size=1M",
+        "block_size=2M,log_size=2M",
+        "block_size=8M,block_state_zero=off",
+        "block_size=1M,subformat=fixed",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +99,17 @@ def _vdi_words(data: bytes) -> Iterator[tuple[int, str]]:
     yield from ((at, "<I") for at in range(table, min(len(data) - 3, table + 4 * count), 4))
 
 
-FORMS = {"vdi": Form(_vdi_words)}
+def _vhdx_words(data: bytes) -> Iterator[tuple[int, str]]:
+    for header in vhdx_images.HEADERS:
+        yield from ((header + at, layout) for at, layout in ((8, "<Q"), (64, "<I"), (68, "<I"), (72, "<Q")))
+    yield from ((vhdx_images.REGIONS + at, "<I") for at in range(8, 80, 4))
+    bat, metadata = vhdx_images.regions(data)
+    yield from ((metadata + at, "<I") for at in range(8, 32 + 5 * 32, 4))
+    yield from ((metadata + (64 << 10) + at, "<I") for at in range(0, 40, 4))
+    yield from ((at, "<Q") for at in range(bat, bat + 64 * 8, 8))
+
+
+FORMS = {"vdi": Form(_vdi_words), "vhdx": Form(_vhdx_words, vhdx_images.with_sums)}
 
 
 def damaged(data: bytes, form: str, dice: random.Random) -> bytes:

@@ -16,6 +16,7 @@ import random
 import shutil
 import struct
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,17 @@ class Format:
     flags: tuple[str, ...] = ()
     #: Makes the image from the bytes of the raw disk, instead of qemu-img.
     write: Callable[[bytes], bytes] | None = None
+
+
+def _odd_vmdk(disk: bytes) -> bytes:
+    """Return a VMDK with an unknown flag, which QEMU ignores: only qemu-img reads it."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw, image = Path(folder, "raw"), Path(folder, "image")
+        raw.write_bytes(disk)
+        convert(raw, image, Format("vmdk", "subformat=monolithicSparse"))
+        data = bytearray(image.read_bytes())
+    data[8] |= 1 << 6
+    return bytes(data)
 
 
 #: Every variant of every disk format that is made from a raw disk.
@@ -56,6 +68,7 @@ FORMATS = {
     "vmdk-stream": Format("vmdk", "subformat=streamOptimized"),
     "vmdk-zeros": Format("vmdk", "subformat=monolithicSparse,zeroed_grain=on"),
     "vmdk-compat6": Format("vmdk", "subformat=monolithicSparse,compat6=on"),
+    "vmdk-odd": Format("vmdk", write=_odd_vmdk),
     "vmdk-tables-last": Format("vmdk", write=vmdk_stream.streamed),
     "vmdk-tables-last-zeros": Format("vmdk", write=functools.partial(vmdk_stream.streamed, zeros=True)),
     "vdi": Format("vdi"),
@@ -80,6 +93,7 @@ COMMON = (
     "vdi",
     "vhd",
     "vhdx",
+    "vhdx-log",
     "iso",
 )
 
@@ -97,10 +111,10 @@ BY_RANGES: list[tuple[str, str | None]] = [
     ("qcow2", None),
     ("qcow2-zlib", None),
     ("vmdk", None),
-    ("vhdx", None),
+    ("vmdk-odd", None),
     ("raw", "gz"),
     ("qcow2", "zst"),
-    ("vdi", "xz"),
+    ("vhdx-log", "xz"),
 ]
 
 

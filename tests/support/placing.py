@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from cdi_worker import errors
-from cdi_worker.formats import facts, vdi, views
+from cdi_worker.formats import facts, vdi, vhdx, views
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.qcow2 import layout as qcow2
@@ -21,10 +21,18 @@ from cdi_worker.scratch import journal, space
 from tests.support import disks
 
 #: The variants of ``disks`` that the PLACE route can read.
-VARIANTS = [name for name in disks.FORMATS if name.startswith(("qcow2", "vmdk", "vdi"))]
+VARIANTS = [
+    name
+    for name in disks.FORMATS
+    if name.startswith(("qcow2", "vmdk", "vdi", "vhdx")) and name not in {"vmdk-odd", "vhdx-log"}
+]
 
 #: The checks by qemu-img's name of the format.
-_CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {"vmdk": vmdk.check, "vdi": vdi.check}
+_CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {
+    "vmdk": vmdk.check,
+    "vdi": vdi.check,
+    "vhdx": vhdx.check,
+}
 
 
 class Dirty:
@@ -105,9 +113,9 @@ def unjournalled() -> journal.Journal:
     return journal.Journal(None, "", 0)
 
 
-def view(data: bytes, *, ordered: bool = False) -> views.View:
-    """Return a file as the checks see it: ``ordered``, no more than its first 64 KiB."""
-    head = data[: 64 << 10]
+def view(data: bytes, *, ordered: bool = False, length: int = 64 << 10) -> views.View:
+    """Return a file as the checks see it: ``ordered``, no more than its first ``length`` bytes."""
+    head = data[:length]
     if ordered:
         return views.View(head)
     return views.View(head, lambda offset, length: data[offset : offset + length], len(data))
@@ -118,6 +126,8 @@ def layout(file_view: views.View, form: str) -> mapped.Layout:
     if form == "qcow2":
         return qcow2.read_layout(file_view.head)
     found = _CHECKS[form](file_view)
+    if found.needs:
+        raise errors.Truncated(format=form, reason=f"{found.needs} bytes are needed")
     if found.layout is None:
         raise errors.Unsupported(reason=found.unplaceable)
     return found.layout
@@ -143,7 +153,10 @@ def image_of(data: bytes, form: str = "qcow2") -> image.Image:
 
 def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:
     """Return what follows the image in ``data`` when it comes in order."""
-    return layout(view(data, ordered=True), form).follow()
+    found = view(data, ordered=True)
+    while form in _CHECKS and len(found.head) < len(data) and (needs := _CHECKS[form](found).needs):
+        found = view(data, ordered=True, length=needs)
+    return layout(found, form).follow()
 
 
 def tables_of(data: bytes, source: fetch.Fetcher, form: str = "qcow2", *, direct: bool = False) -> base.Disk:

@@ -26,6 +26,12 @@ def with_sums(data: bytes) -> bytes:
     return bytes(changed)
 
 
+def regions(data: bytes) -> tuple[int, int]:
+    """Return the offsets of the block allocation table and of the metadata region, as QEMU writes them."""
+    first, second = (struct.unpack_from("<Q", data, REGIONS + 16 + 32 * row + 16)[0] for row in (0, 1))
+    return first, second
+
+
 def with_log(data: bytes, headers: tuple[int, ...] = HEADERS) -> bytes:
     """Return an image whose headers announce a log. It is empty, so that QEMU reads the same disk."""
     changed = bytearray(data)

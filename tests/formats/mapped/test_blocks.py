@@ -48,46 +48,46 @@ class TestClaims:
     """Blocks of 8 sectors in a file with a header of 2."""
 
     @staticmethod
-    def claims(size: int = 1 << 40) -> blocks.Claims:
-        return blocks.Claims("vdi", size, [(0, 1024)], 4096)
+    def allocation(size: int = 1 << 40) -> blocks.Allocation:
+        return blocks.Allocation("vdi", size, [(0, 1024)], 4096)
 
     @staticmethod
-    def take(claims: blocks.Claims, *spans: tuple[int, int]) -> None:
-        claims.take_pieces([Piece(host, length, 0, length, compressed=False) for host, length in spans])
+    def take(allocation: blocks.Allocation, *spans: tuple[int, int]) -> None:
+        allocation.take_pieces([Piece(host, length, 0, length, compressed=False) for host, length in spans])
 
     def test_adjacent_blocks_at_any_sector(self) -> None:
-        claims = self.claims()
-        self.take(claims, (1024, 4096), (1024 + 4096, 3 * 4096), (1536 + 4 * 4096, 4096))
-        self.take(claims, (1536 + 5 * 4096, 512))
-        assert claims.required == 1536 + 5 * 4096 + 512
+        allocation = self.allocation()
+        self.take(allocation, (1024, 4096), (1024 + 4096, 3 * 4096), (1536 + 4 * 4096, 4096))
+        self.take(allocation, (1536 + 5 * 4096, 512))
+        assert allocation.required == 1536 + 5 * 4096 + 512
 
     @pytest.mark.parametrize("host", [512, 1024, 1536, 4608, 5120, 12800, 13312 - 512])
     def test_overlap_is_corrupt(self, host: int) -> None:
-        claims = self.claims()
-        self.take(claims, (1024, 3 * 4096))
+        allocation = self.allocation()
+        self.take(allocation, (1024, 3 * 4096))
         with pytest.raises(errors.Corrupt, match="used twice"):
-            self.take(claims, (host, 4096))
+            self.take(allocation, (host, 4096))
 
     def test_overlap_with_a_later_block_is_corrupt(self) -> None:
-        claims = self.claims()
-        self.take(claims, (2 * 4096 + 512, 4096))
-        self.take(claims, (4096 + 512, 4096))
+        allocation = self.allocation()
+        self.take(allocation, (2 * 4096 + 512, 4096))
+        self.take(allocation, (4096 + 512, 4096))
         with pytest.raises(errors.Corrupt, match="used twice"):
-            self.take(self.claims_with(8192 + 512), (4096 + 1024, 4096))
+            self.take(self.allocation_with(8192 + 512), (4096 + 1024, 4096))
 
-    def claims_with(self, host: int) -> blocks.Claims:
-        claims = self.claims()
-        self.take(claims, (host, 4096))
-        return claims
+    def allocation_with(self, host: int) -> blocks.Allocation:
+        allocation = self.allocation()
+        self.take(allocation, (host, 4096))
+        return allocation
 
     def test_block_behind_the_end_is_truncated(self) -> None:
-        claims = self.claims(8192)
-        self.take(claims, (4096, 4096))
+        allocation = self.allocation(8192)
+        self.take(allocation, (4096, 4096))
         with pytest.raises(errors.Truncated):
-            self.take(claims, (8192, 512))
+            self.take(allocation, (8192, 512))
 
     def test_memory_is_bounded(self) -> None:
         with pytest.raises(errors.Unsupported, match="file of more than"):
-            self.take(self.claims(1 << 62), (1 << 61, 4096))
+            self.take(self.allocation(1 << 62), (1 << 61, 4096))
         with pytest.raises(errors.Unsupported, match="file of more than 33554432 blocks"):
-            self.take(blocks.Claims("vdi", 1 << 62, [], MiB), (1 << 61, MiB))
+            self.take(blocks.Allocation("vdi", 1 << 62, [], MiB), (1 << 61, MiB))

@@ -207,10 +207,10 @@ def test_tables_of_a_large_disk_are_loaded_in_windows() -> None:
     assert guests == [n * reach + reach - 512 for n in range(count)]
 
 
-def test_too_many_claims_are_unsupported() -> None:
-    claims = layout.Claims(header.parse(qcow2_parts.header()), 1 << 60)
+def test_too_large_an_allocation_is_unsupported() -> None:
+    allocation = layout.Allocation(header.parse(qcow2_parts.header()), 1 << 60)
     with pytest.raises(errors.Unsupported):
-        claims.take(1 << 55, 512)
+        allocation.take(1 << 55, 512)
 
 
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])

@@ -12,7 +12,6 @@ from cdi_worker import errors
 from cdi_worker.formats.mapped import image as mapped
 from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.vmdk import check, header
-from cdi_worker.formats.vmdk import layout as vmdk_claims
 from cdi_worker.formats.vmdk import layout as vmdk_layout
 from tests.support import placing, vmdk_stream
 
@@ -233,12 +232,12 @@ def test_large_empty_disk_needs_no_memory() -> None:
     assert list(window.holes()) == [(0, 8 << 40)]
 
 
-def test_too_many_claims_are_unsupported() -> None:
+def test_too_large_an_allocation_is_unsupported() -> None:
     layout = vmdk_layout.Layout(header.parse(image(grain=8, capacity=1 << 30)))
-    claims = layout.claims(passing.UNKNOWN)
+    allocation = layout.allocation(passing.UNKNOWN)
     with pytest.raises(errors.Unsupported):
-        claims.take_pieces(layout.decode(struct.pack("<512I", 1 << 31, *[0] * 511), 0))
-    assert vmdk_claims.Claims.LIMIT >= 1 << 26
+        allocation.take_pieces(layout.decode(struct.pack("<512I", 1 << 31, *[0] * 511), 0))
+    assert vmdk_layout.Allocation.LIMIT >= 1 << 26
 
 
 def test_windows_are_deterministic() -> None:

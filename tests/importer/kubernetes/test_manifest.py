@@ -314,14 +314,14 @@ def test_command_prints_manifest() -> None:
     assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
 
 
-@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", False), ("vhdx", True)])
+@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", False), ("vhdx-log", True)])
 def test_contacting_the_source_decides_about_scratch(
     tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
 ) -> None:
     """The server has no ranges, so qemu-img must wait for the whole image."""
     example = (repository.DATAVOLUMES / "http.yaml").read_text()
     path = tmp_path / "dv.yaml"
-    with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx")) as web:
+    with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx-log")) as web:
         path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
         done = worker.run("manifest", path, "--contact", "--image=x")
     assert done.status == 0, done.errors

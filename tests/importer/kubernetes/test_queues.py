@@ -248,7 +248,7 @@ def test_each_source_is_contacted(tmp_path: Path, disks: disks_module.Disks) -> 
     """Only the Job whose image qemu-img must read from scratch gets scratch space."""
     given = []
     with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=False)) as web:
-        for name, image in (("a", disks.raw()), ("b", disks.image("vhdx"))):
+        for name, image in (("a", disks.raw()), ("b", disks.image("vhdx-log"))):
             given.append(data_volume(name))
             given[-1]["spec"]["source"] = {"http": {"url": web.url(image)}}
         objects = printed(tmp_path / "x.yaml", given, "--contact")

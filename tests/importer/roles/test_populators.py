@@ -82,12 +82,12 @@ def openstack_arguments(cloud: openstack.Cloud, image: str, target: Path, size: 
     ]
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
 def test_openstack_image_fills_a_device(
     cloud: openstack.Cloud, disks: disks.Disks, block: Path, program: Path, variant: str
 ) -> None:
     """The device may be larger than the claim."""
-    image = cloud.upload(disks.image(variant), variant)
+    image = cloud.upload(disks.image(variant), variant.partition("-")[0])
     arguments = openstack_arguments(cloud, image, block, size=1 << 20)
     done = populate(program / "openstack-populator", secret(cloud), *arguments)
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_disk_larger_than_the_claim_is_refused(
 ) -> None:
     """The file system may have more free space than the claim asked for. Nothing is written."""
     (tmp_path / "mnt").mkdir()
-    image = cloud.upload(disks.image(variant), variant)
+    image = cloud.upload(disks.image(variant), variant.partition("-")[0])
     size = disks.expected(variant).stat().st_size
     arguments = openstack_arguments(cloud, image, tmp_path / "mnt" / "disk.img", size=size - 512)
     failed = populate(program / "openstack-populator", secret(cloud), *arguments)

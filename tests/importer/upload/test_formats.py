@@ -61,7 +61,7 @@ def test_other_formats_need_scratch(
 ) -> None:
     Path(paths.scratch).rmdir()
     with uploads.Server(certificates, {}, paths) as server:
-        answer = server.ask("POST", SYNC, disks.image("vhdx").read_bytes())
+        answer = server.ask("POST", SYNC, disks.image("vhdx-log").read_bytes())
         assert (answer.status, "scratch space required" in answer.text) == (500, True)
 
 

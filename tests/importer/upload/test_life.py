@@ -135,7 +135,7 @@ def test_no_upload_starts_while_the_server_ends(
     assert not disk.exists()
 
 
-@pytest.mark.parametrize("variant", ["raw", "vhdx", "qcow2"])
+@pytest.mark.parametrize("variant", ["raw", "vhdx-log", "qcow2"])
 def test_stop_during_processing_leaves_nothing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -160,7 +160,7 @@ def test_stop_during_processing_leaves_nothing(
         oracle.unusable(target)
 
 
-@pytest.mark.parametrize("variant", ["raw", "vhdx"])
+@pytest.mark.parametrize("variant", ["raw", "vhdx-log"])
 def test_async_upload_is_answered_before_processing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -173,7 +173,7 @@ def test_async_upload_is_answered_before_processing(
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
             body = disks.image(variant, "dense").read_bytes()
             assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
-            if variant == "vhdx":
+            if variant == "vhdx-log":
                 assert server.ask("POST", SYNC, b"x").status == 503
             assert server.result().message == DONE
         oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)

@@ -25,7 +25,7 @@ ROUTES = {
     "raw": plan.Route.STREAM,
     "raw.gz": plan.Route.STREAM,
     "qcow2": plan.Route.PLACE,
-    "vhdx": plan.Route.SPOOL,
+    "vhdx-log": plan.Route.SPOOL,
     "archive": plan.Route.UNPACK,
     "block": plan.Route.STREAM,
     "block, ours": plan.Route.EXTENTS,
@@ -155,7 +155,7 @@ def test_never_accepted_when_cut_short(make: Make, kind: str) -> None:
 
 
 def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
-    for kind in ("raw", "vhdx", "block", "block, ours", "filesystem, ours"):
+    for kind in ("raw", "vhdx-log", "block", "block, ours", "filesystem, ours"):
         case = make(kind)
         request = dataclasses.replace(case.order.request, room=Room(size=MIB))
         case.order = dataclasses.replace(case.order, request=request)

@@ -37,8 +37,8 @@ MUTANTS = (
     mutant(
         "scratch/digests.py",
         "trusts a granule of which a part was read back only",
-        "return [] if is_complete and self._digest(tags) == claim.tags",
-        "return [] if self._digest(tags) == claim.tags or not is_complete",
+        "return [] if is_complete and self._digest(tags) == record.tags",
+        "return [] if self._digest(tags) == record.tags or not is_complete",
         "tests/scratch/test_digests.py::test_bytes_beyond_the_end_of_storage_differ",
     ),
     mutant(
@@ -72,7 +72,7 @@ MUTANTS = (
     mutant(
         "scratch/journal.py",
         "accepts the journal of a disk of another size",
-        '    if record["total"] != total:\n',
+        '    if document["total"] != total:\n',
         "    if False:\n",
         "tests/scratch/test_journal.py::test_another_identity_or_size_starts_over",
     ),

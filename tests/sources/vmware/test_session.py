@@ -44,7 +44,7 @@ def logins(vcsim: vmware.Vcsim) -> list[Any]:
         return [each for each in manager.sessionList if each.key != manager.currentSession.key]
 
 
-def look(location: base.Location) -> vsphere_machine.Disk:
+def look(location: base.Location) -> vsphere_machine.VirtualDisk:
     with session.Session(location) as opened:
         machine = vsphere_machine.Machine(opened, location.uuid)
         disk = machine.disk(location.backing_file)

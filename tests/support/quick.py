@@ -1,0 +1,58 @@
+"""The quick tests (``make quick``): no server, no device, no root, and no Python but forks of a prepared one.
+
+It is decided for a file from its text, before it is imported, and then for each test from its fixtures.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.support import repository
+
+TESTS = repository.ROOT / "tests"
+#: Folders of proofs, which take as long as they are given.
+PROOFS = frozenset({"bench", "crash", "fuzz", "image", "mutation", "simulation", "soak"})
+#: Modules of ``tests.support`` that start servers or need root: so does what imports them or has such a text.
+STARTING = frozenset({"devices", "limits", "servers", "threaded"})
+TEXTS = ("sys.executable", "need_root", "processes.running", "create_server", "socketserver", "unshare")
+#: Modules that only offer to start something.
+OFFERING = frozenset({"forked", "processes", "worker"})
+
+
+def has_quick_tests(path: Path) -> bool:
+    """Report whether a file may have quick tests."""
+    return path.relative_to(TESTS).parts[0] not in PROOFS and not _starts(path)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Report whether no fixture of a test starts something."""
+    assert isinstance(item, pytest.Function)
+    fixtures = [each for found in item._fixtureinfo.name2fixturedefs.values() for each in found]
+    used = {name for each in fixtures for name in each.func.__code__.co_names}
+    return not any(_starts_module(name) for name in used)
+
+
+@functools.cache
+def _starts_module(name: str) -> bool:
+    path = TESTS / "support" / f"{name}.py"
+    return name in STARTING or (name not in OFFERING and path.exists() and _starts(path))
+
+
+def _starts(path: Path) -> bool:
+    text = path.read_text()
+    return any(each in text for each in TEXTS) or any(map(_starts_module, _imports(ast.parse(text))))
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Return the modules of ``tests.support`` that are imported."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "tests.support":
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.support."):
+            found.add((node.module or "").split(".")[2])
+    return found
