@@ -73,7 +73,8 @@ class Relay:
             elif time.monotonic() > latest:
                 self.allow(MIB)
                 pause *= 1.5
-            time.sleep(0.01)
+            # Not more often: the condition may read a slow device, which is written to meanwhile.
+            time.sleep(0.1)
 
     def _pass(self, count: int) -> None:
         with self._passing:
