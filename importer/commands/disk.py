@@ -152,8 +152,8 @@ def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> i
 
     SIZE is rounded up to whole sectors of 512 bytes.
     """
-    chosen = parameters.settings({**given, "size": size})
-    wanted = request.make("none", base.Location(""), target, chosen)
+    settings = parameters.settings({**given, "size": size})
+    wanted = request.make("none", base.Location(""), target, settings)
     _prepare(obj, wanted)
     output.result(execute.run(wanted, cancel=obj.cancel), wanted, obj)
     return 0
