@@ -13,7 +13,7 @@ import pytest
 
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.importer import contract, report
-from tests.importer.test_metrics import UID
+from tests.importer.metrics.test_metrics import UID
 from tests.support import clones, devices, meters, oracle, processes, uploads, worker
 
 MIB = uploads.MIB
