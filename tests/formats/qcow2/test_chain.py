@@ -10,7 +10,7 @@ from cdi_worker.formats.qcow2 import chain
 
 
 def file(name: str, backing: str | None = None, found: str = "qcow2") -> chain.File:
-    return chain.File(name, name, 0, 1 << 20, facts.Facts(found, 1 << 20, backing=backing))
+    return chain.File(name, name, 1 << 20, facts.Facts(found, 1 << 20, backing=backing))
 
 
 SIGNED = "https://user:hunter2@host/disks/base.qcow2?X-Amz-Signature=hunter2"
