@@ -22,11 +22,21 @@ if TYPE_CHECKING:
     from cdi_worker.images.engine.fetch import Options as FetchOptions
     from cdi_worker.importer.execute import Inspection, inspect, run
     from cdi_worker.importer.plan import Plan, Route
-    from cdi_worker.importer.progress import NullProgress, Progress
+    from cdi_worker.importer.progress import Lines, NullProgress, Progress
     from cdi_worker.importer.request import Request
     from cdi_worker.importer.result import Result
     from cdi_worker.importer.settings import Room
-    from cdi_worker.sources.base import Access, Cancel, Extent, Location, RandomReader, Reader, Source
+    from cdi_worker.sources import register, unregister
+    from cdi_worker.sources.base import (
+        Access,
+        Cancel,
+        Extent,
+        Location,
+        Opening,
+        RandomReader,
+        Reader,
+        Source,
+    )
     from cdi_worker.sources.fields import field
     from cdi_worker.sources.kind import Kind
     from cdi_worker.version import VERSION as __version__  # noqa: N811 - the customary name
@@ -38,8 +48,10 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "FetchOptions": "cdi_worker.images.engine.fetch:Options",
         "Inspection": "cdi_worker.importer.execute:Inspection",
         "Kind": "cdi_worker.sources.kind:Kind",
+        "Lines": "cdi_worker.importer.progress:Lines",
         "Location": "cdi_worker.sources.base:Location",
         "NullProgress": "cdi_worker.importer.progress:NullProgress",
+        "Opening": "cdi_worker.sources.base:Opening",
         "Plan": "cdi_worker.importer.plan:Plan",
         "Progress": "cdi_worker.importer.progress:Progress",
         "Request": "cdi_worker.importer.request:Request",
@@ -49,7 +61,9 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Source": "cdi_worker.sources.base:Source",
         "field": "cdi_worker.sources.fields:field",
         "inspect": "cdi_worker.importer.execute:inspect",
+        "register": "cdi_worker.sources:register",
         "run": "cdi_worker.importer.execute:run",
+        "unregister": "cdi_worker.sources:unregister",
         "Cancel": "cdi_worker.sources.base:Cancel",
         "Extent": "cdi_worker.sources.base:Extent",
         "RandomReader": "cdi_worker.sources.base:RandomReader",
@@ -67,8 +81,10 @@ __all__ = [
     "FetchOptions",
     "Inspection",
     "Kind",
+    "Lines",
     "Location",
     "NullProgress",
+    "Opening",
     "Plan",
     "Progress",
     "RandomReader",
@@ -82,7 +98,9 @@ __all__ = [
     "errors",
     "field",
     "inspect",
+    "register",
     "run",
+    "unregister",
 ]
 
 

@@ -75,8 +75,8 @@ def run(
     cleaning up. Only a disk that cannot be read back, or whose report cannot be written, stays.
     """
     progress = progress or progress_module.NullProgress()
-    audit = _Audit(request)
     request_module.check(request)
+    audit = _Audit(request)
     kind = sources.find(request.source)
     with (
         errors.masked_causes(),
@@ -305,8 +305,8 @@ def run_all(
     From a stream they are imported in one pass. None is usable before all are verified.
     """
     progress = progress or progress_module.NullProgress()
-    audit = _Audit(request)
     request_module.check(request)
+    audit = _Audit(request)
     kind = sources.find(request.source)
     with (
         errors.masked_causes(),
@@ -408,8 +408,11 @@ def _result(
 
 
 def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | None = None) -> Inspection:
-    """Examine a source and plan its import; an error of the plan becomes ``obstacle``."""
-    request_module.check(request)
+    """Examine a source and plan its import; an error of the plan becomes ``obstacle``.
+
+    Without a target the plan is that for one with enough space.
+    """
+    request_module.check(request, needs_target=False)
     kind = sources.find(request.source)
     with errors.masked_causes(), cancelling.adapted(cancel) as stop, sources.foreign(kind):
         asked, listed, _ = _listed(request, stop, progress_module.NullProgress())

@@ -287,7 +287,11 @@ def resumed(kept: int, total: int) -> str:
 
 
 class Lines(Meter):
-    """Prints a line every ``interval`` seconds of its ``with`` block; with ``as_json`` a JSON object."""
+    """Progress as lines of text: at each phase, and every ``interval`` seconds of its ``with`` block.
+
+    A line has the percentage, the phase, the bytes, the speed and the time left; with ``as_json`` it is a
+    JSON object. Use it for one import. An error of ``stream`` is ignored.
+    """
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class Request:
     ``source``: the name of a source for ``sources.find``. ``layers``: qcow2 files of the same kind of source,
     each with what changed since the one before it, the first since the one at ``location``. ``target``: a
     block device, the file to create, or for an archive the directory to unpack into; ``-`` is standard
-    output.
+    output; empty only to ``inspect``.
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
@@ -48,7 +48,7 @@ class Request:
     source: str
     location: base.Location
     layers: tuple[base.Location, ...] = ()
-    target: str
+    target: str = ""
     room: Room = dataclasses.field(default_factory=Room)
     content_type: str = "kubevirt"
     scratch: str | None = None
@@ -141,23 +141,13 @@ def disk_path(target: str, settings: Settings) -> str:
     return target
 
 
-def check(made: Request, faults: list[str] | None = None) -> None:
+def check(made: Request, faults: list[str] | None = None, *, needs_target: bool = True) -> None:
     """Raise ``RequestError`` that lists all faults of an invalid request."""
-    faults = list(faults or [])
+    faults = [*(faults or []), *_target_faults(made, needs_target)]
     if made.content_type not in CONTENT_TYPES:
         hint = errors.supported(made.content_type, CONTENT_TYPES)
         faults.append(f"unknown content type {made.content_type!r}; {hint}")
-    if made.is_archive and targets.is_block(made.target):
-        faults.append("an archive needs a volume with a file system, not a block device")
-    if made.target == targets.STDOUT and made.is_archive:
-        faults.append("an archive cannot be written to standard output; name a folder")
-    if made.target == targets.STDOUT and made.stage.current:
-        faults.append(
-            "a stage with checkpoints cannot be written to standard output; name a file or a device"
-        )
     faults += made.demand.faults()
-    if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
-        faults.append("only a disk on a file or a device can be updated in place (--update)")
     if made.demand.checksum_file and made.checksum is not None:
         faults.append("--checksum and --checksum-file exclude each other")
     try:
@@ -168,6 +158,19 @@ def check(made: Request, faults: list[str] | None = None) -> None:
         faults += err.faults
     if faults:
         raise errors.RequestError(*faults)
+
+
+def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
+    if needs_target and not made.target:
+        yield "no target given: name a file, a directory or a device"
+    if made.is_archive and targets.is_block(made.target):
+        yield "an archive needs a volume with a file system, not a block device"
+    if made.target == targets.STDOUT and made.is_archive:
+        yield "an archive cannot be written to standard output; name a folder"
+    if made.target == targets.STDOUT and made.stage.current:
+        yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
+    if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
+        yield "only a disk on a file or a device can be updated in place (--update)"
 
 
 def _source_faults(made: Request) -> Iterator[str]:
@@ -181,7 +184,7 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.demand.checksum_file and not location.file_name:
         yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
     for each in (location, *map(kind.accept, made.layers)):
-        if any(map(each.reads, targets.used(made.target))):
+        if made.target and any(map(each.reads, targets.used(made.target))):
             yield "source and target are the same file"
     if made.layers:
         yield from _layer_faults(made, location)

@@ -1,13 +1,14 @@
 """Sources of disk images: one folder per protocol. A source does not know the target.
 
 Each folder lists its sources as ``KINDS`` in its ``__init__``, which imports no protocol library, to keep
-the start-up short. Third-party packages declare theirs as entry points.
+the start-up short. Third-party packages declare theirs as entry points, programs register theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 
 ENTRY_POINTS = "cdi_worker.sources"
 
+#: The kinds of sources that this process has registered, by name.
+_registered: dict[str, kind.Kind] = {}
+_registering = threading.Lock()
+
 
 def own() -> Iterator[kind.Kind]:
     """Yield the built-in kinds of sources."""
@@ -30,7 +35,44 @@ def own() -> Iterator[kind.Kind]:
             yield from getattr(lazy.load(f"{__name__}.{found.parent.name}"), "KINDS", ())
 
 
-def installed(name: str = "") -> Iterator[kind.Kind]:
+def register(added: kind.Kind) -> None:
+    """Add a source to this process, for which it is then as good as an installed one. Thread-safe.
+
+    Raises ``RequestError`` if its name or a URL scheme is that of a built-in or registered source. It takes
+    precedence over an installed source of the same name.
+    """
+    with _registering:
+        for each in (*own(), *_registered.values()):
+            if each.name == added.name:
+                raise errors.RequestError(f"source {added.name!r}: is registered already")
+            for scheme in {*each.schemes} & {*added.schemes}:
+                what = f"URL scheme {scheme!r} is that of {each.name!r}"
+                raise errors.RequestError(f"source {added.name!r}: {what}")
+        _registered[added.name] = added
+
+
+def unregister(name: str) -> None:
+    """Remove a registered source; imports that have begun are not affected. Thread-safe.
+
+    Raises ``RequestError`` if it is not registered.
+    """
+    with _registering:
+        if _registered.pop(name, None) is None:
+            raise errors.RequestError(f"source {name!r}: is not registered")
+
+
+def third_party(name: str = "") -> Iterator[kind.Kind]:
+    """Yield the sources of third parties: those registered in this process, then the installed ones.
+
+    ``name``: only those of this name. Raises ``RequestError`` as ``_installed`` does.
+    """
+    with _registering:
+        registered = tuple(_registered.values())
+    yield from (each for each in registered if name in {"", each.name})
+    yield from _installed(name)
+
+
+def _installed(name: str) -> Iterator[kind.Kind]:
     """Yield the sources of third-party packages: the entry points of ``cdi_worker.sources``.
 
     ``name``: only this one. An entry point refers to a ``Kind``, or to a callable
@@ -59,7 +101,8 @@ def installed(name: str = "") -> Iterator[kind.Kind]:
 @contextlib.contextmanager
 def foreign(used: kind.Kind) -> Iterator[None]:
     """Raise ``errors.PluginFailed`` if the code of a third party raises anything but our errors."""
-    package = used.source.partition(":")[0].partition(".")[0]
+    module = used.source if isinstance(used.source, str) else used.source.__module__
+    package = module.partition(":")[0].partition(".")[0]
     try:
         yield
     except errors.Error:
@@ -79,9 +122,9 @@ def find(name: str) -> kind.Kind:
     for each in own():
         if each.name == name:
             return each
-    for each in installed(name):
+    for each in third_party(name):
         return each
-    known = sorted(each.name for search in (own, installed) for each in search())
+    known = sorted({each.name for search in (own, third_party) for each in search()})
     hint = errors.supported(name, known)
     raise errors.RequestError(f"unknown source {name!r}; {hint}")
 
@@ -91,11 +134,11 @@ def find_scheme(scheme: str) -> kind.Kind:
 
     Raises ``RequestError`` if the scheme is unknown.
     """
-    for search in (own, installed):
+    for search in (own, third_party):
         for each in search():
             if scheme in each.schemes:
                 return each
-    found = (each.schemes for search in (own, installed) for each in search())
-    known = sorted(name for schemes in found for name in schemes if name)
+    found = (each.schemes for search in (own, third_party) for each in search())
+    known = sorted({name for schemes in found for name in schemes if name})
     hint = errors.did_you_mean(scheme, known) or f"supported: {', '.join(known)}; others need --source"
     raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}")

@@ -12,15 +12,16 @@ from cdi_worker.sources import base, fields
 class Kind(NamedTuple):
     """A kind of source. ``name``: its value of ``IMPORTER_SOURCE``.
 
-    ``source``, ``location``: references (see ``lazy``) to a callable ``(location, Cancel) -> Source`` and to
-    the location's dataclass. ``schemes``: its URL schemes; ``""`` stands for a path. ``archives``: whether it
-    supports content type ``archive``. ``example``: a command line with its options. ``digest``: reference to
-    a callable ``(location, Cancel) -> str`` for ``sources.watched``; empty: its disks have no digests.
+    ``source``, ``location``: a callable ``(location, Cancel) -> Source``, such as a class, and the location's
+    dataclass, or references to them (see ``lazy``), which are loaded when used. ``schemes``: its URL schemes;
+    ``""`` stands for a path. ``archives``: whether it supports content type ``archive``. ``example``: a
+    command line with its options. ``digest``: reference to a callable ``(location, Cancel) -> str`` for
+    ``sources.watched``; empty: its disks have no digests.
     """
 
     name: str
-    source: str
-    location: str = "cdi_worker.sources.base:Location"
+    source: str | Callable[[Any, base.Cancel], base.Source]
+    location: str | type[base.Location] = base.Location
     schemes: tuple[str, ...] = ()
     archives: bool = False
     example: str = ""
@@ -29,7 +30,7 @@ class Kind(NamedTuple):
     @property
     def location_type(self) -> type[base.Location]:
         """The dataclass of the location."""
-        found: type[base.Location] = lazy.load(self.location)
+        found: type[base.Location] = _loaded(self.location)
         return found
 
     @property
@@ -63,5 +64,9 @@ class Kind(NamedTuple):
 
     def open(self, location: base.Location, cancel: base.Cancel) -> base.Source:
         """Return the source for ``location``, not yet opened. Setting ``cancel`` aborts its waits."""
-        made: base.Source = lazy.load(self.source)(self.accept(location), cancel)
+        made: base.Source = _loaded(self.source)(self.accept(location), cancel)
         return made
+
+
+def _loaded(given: Any) -> Any:
+    return lazy.load(given) if isinstance(given, str) else given

@@ -223,7 +223,7 @@ def _place(param: click.Parameter) -> int:
 class SourceCommand(Command):
     """A command about a source: it has the options of all sources."""
 
-    searches: ClassVar[tuple[str, ...]] = ("own", "installed")
+    searches: ClassVar[tuple[str, ...]] = ("own", "third_party")
     #: Whether the options of a source are shown with its example.
     has_examples: ClassVar[bool] = True
 
@@ -366,7 +366,7 @@ class PodGroup(SourceCommand, click.Group):
             options += [option for option in each.options if not option.here]
         known = {option.variable for option in options}
         known |= {each.name for each in importer.VARIABLES if each.name.startswith(contract.PREFIX)}
-        for search in (sources.own, sources.installed):
+        for search in (sources.own, sources.third_party):
             fields = (field for kind in search() for field, _ in kind.table.values())
             known |= {name for field in fields for name in (field.env, *field.more) if name}
         yield from contract.own_faults(env, known, {each.variable for each in options if each.empty})

@@ -154,8 +154,8 @@ def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> i
 
     SIZE is rounded up to whole sectors of 512 bytes.
     """
-    chosen = parameters.settings({**given, "size": size})
-    request = request_module.make("none", base.Location(""), target, chosen)
+    settings = parameters.settings({**given, "size": size})
+    request = request_module.make("none", base.Location(""), target, settings)
     _prepare(obj, request)
     output.result(execute.run(request, cancel=obj.cancel), request, obj)
     return 0

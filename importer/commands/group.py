@@ -216,7 +216,7 @@ def cli(
     CDI's controllers set it.
     """
     signatures.take_pod(ctx, given)
-    ctx.obj.settings = chosen = parameters.settings(given, POD.settings)
+    ctx.obj.settings = settings = parameters.settings(given, POD.settings)
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
@@ -231,7 +231,7 @@ def cli(
         extra_headers=given["extra_headers_dir"],
         metrics_port=metrics_port,
         mounts=parameters.given(ctx),
-        settings=chosen,
+        settings=settings,
     )
     env = contract.environment()
     role = contract.role(env)

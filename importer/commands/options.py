@@ -305,9 +305,9 @@ def make_request(
     address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> request.Request:
     """Return the request of a command line."""
-    kind, chosen = source_kind(address, given["kind"]), parameters.settings(given)
+    kind, settings = source_kind(address, given["kind"]), parameters.settings(given)
     location = make_location(kind, address, given, env)
-    return request.make(kind.name, location, request.disk_path(target, chosen), chosen)
+    return request.make(kind.name, location, request.disk_path(target, settings), settings)
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:

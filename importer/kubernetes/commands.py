@@ -127,15 +127,15 @@ def manifest(
     from cdi_worker.importer.kubernetes import manifest as datavolume_manifest
 
     found = documents.read(manifest)
-    chosen = datavolume.find_all(found)
-    volumes = datavolume.parse_all(chosen)
+    manifests = datavolume.find_all(found)
+    volumes = datavolume.parse_all(manifests)
     settings = pod.Settings(image=image or version.image() or "", overhead=overhead, scratch=scratch, **given)
     made = datavolume_manifest.all_objects(volumes, [settings] * len(volumes))
     if not settings.image and any(each["kind"] == "Job" for each in made):
         raise errors.RequestError(NO_IMAGE)
     if contact and scratch is None:
         each_settings = []
-        for document, volume in zip(chosen, volumes, strict=True):
+        for document, volume in zip(manifests, volumes, strict=True):
             # Only this DataVolume, with the Secrets and ConfigMaps of all.
             own = [each for each in found if each.kind != "DataVolume" or each is document]
             needed = _contacted(obj, own, volume, secrets, overhead)
@@ -219,13 +219,13 @@ def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: s
         raise errors.RequestError("no target given: name a file, directory or device with --target")
     if given["report"] == "-":
         raise errors.RequestError("--report -: standard output gets the phases; name a file")
-    chosen = parameters.settings(given)
+    settings = parameters.settings(given)
     place = {name: given[name] for name in ("target", "origin", "after")}
     place["mounts"] = parameters.given(click.get_current_context())
     found = documents.read(manifest)
-    with _planned(found, secrets, chosen, place) as (volume, stages):
+    with _planned(found, secrets, settings, place) as (volume, stages):
         if given["dry_run"]:
-            if chosen.report:
+            if settings.report:
                 log.warning(options.NO_REPORT)
             return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say

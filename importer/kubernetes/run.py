@@ -77,7 +77,7 @@ class Planner:
         volume, claim = self.volume, self.volume.claim
         given = self.settings.room
         overhead = Fraction(0) if given is None or claim.block else given.overhead
-        chosen = dataclasses.replace(
+        settings = dataclasses.replace(
             self.settings,
             content_type=volume.content_type,
             room=Room(size=None if claim.size is None else claim.size_with(overhead), overhead=overhead),
@@ -86,8 +86,8 @@ class Planner:
             disk=volume.source.disk,
             demand=signed.demand(volume.annotations, self._signer) | dict(self.settings.demand),
         )
-        target = request.disk_path(self.place.target, chosen)
-        return request.make(volume.source.provider.name, self._location(), target, chosen)
+        target = request.disk_path(self.place.target, settings)
+        return request.make(volume.source.provider.name, self._location(), target, settings)
 
     def _location(self) -> base.Location:
         source, place = self.volume.source, self.place

@@ -72,7 +72,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
     is_archive = content_type == "archive"
     is_block = Path(paths.block).exists()
     target = paths.block if is_block else paths.data if is_archive else f"{paths.data}/disk.img"
-    chosen = dataclasses.replace(
+    settings = dataclasses.replace(
         paths.settings,
         content_type=content_type,
         scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
@@ -88,7 +88,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         disk=reading.text("CDI_WORKER_DISK"),
         existing="remove" if is_archive else paths.settings.existing,
     )
-    made = request.make(source, _location(sources.find(source), reading, paths), target, chosen)
+    made = request.make(source, _location(sources.find(source), reading, paths), target, settings)
     if reading.faults:
         request.check(made, reading.faults)
     return made

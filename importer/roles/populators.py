@@ -146,8 +146,8 @@ def _request(
     log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
-    chosen = dataclasses.replace(settings, layers=(), room=room, scratch=given["scratch_dir"] or None)
-    return request.make(source, location, target, chosen)
+    settings = dataclasses.replace(settings, layers=(), room=room, scratch=given["scratch_dir"] or None)
+    return request.make(source, location, target, settings)
 
 
 def _populate(name: str, wanted: request.Request, obj: roles.Process, port: int) -> None:

@@ -68,7 +68,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         minimum=reading.text("TLS_MIN_VERSION"),
     )
     target = _target(reading.text("DESTINATION"), paths)
-    chosen = dataclasses.replace(
+    import_settings = dataclasses.replace(
         paths.settings,
         layers=(),
         scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
@@ -86,7 +86,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
         deadline=_deadline(reading.text("DEADLINE"), faults),
-        wanted=request.make("upload", base.Location("upload"), target, chosen),
+        wanted=request.make("upload", base.Location("upload"), target, import_settings),
     )
     if faults:
         raise errors.RequestError(*faults)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +19,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.importer import execute
 from tests.support import disks as disks_module
 from tests.support import misbehave, processes, repository, servers
 
@@ -78,24 +83,131 @@ def test_unknown_name_raises_attribute_error() -> None:
         _ = cdi_worker.nothing
 
 
-def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
-    """Run the code of docs/reference/library.md with URLs of this machine."""
+def programs() -> list[str]:
+    """Return the programs of docs/reference/library.md; other blocks are indented, parts of a package."""
     page = (repository.ROOT / "docs" / "reference" / "library.md").read_text()
-    code, *_ = re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
-    code = code.replace("https://example.org/disk.qcow2", web.url(disks.image("qcow2")))
-    code = code.replace("/var/lib/images/disk.img", str(tmp_path / "disk.img"))
+    return re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+
+
+OVERVIEW, METER, INSPECT, OWN_SOURCE = programs()
+
+
+def script(code: str, folder: Path, url: str = "") -> list[str | Path]:
+    """Return the command that runs a program of the page, with addresses of this machine."""
+    code = code.replace("https://example.org/disk.qcow2", url)
+    code = code.replace("/var/lib/images/disk.img", str(folder / "disk.img"))
     code = code.replace(', cdi_worker.Access(ca_files=("ca.pem",))', "")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        cwd=repository.ROOT,
+    path = folder / "program.py"
+    path.write_text(code)
+    return [sys.executable, path]
+
+
+def run_program(code: str, folder: Path, url: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of the page in ``folder``."""
+    return subprocess.run(
+        script(code, folder, url),
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(repository.ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, tmp_path: Path) -> None:
+    done = run_program(OVERVIEW, tmp_path, web.url(disks.image("qcow2")))
+    assert done.returncode == 0, done.stderr
     assert "qcow2" in done.stdout
     assert "place" in done.stdout
     processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
+
+
+def test_documented_programs_are_short_and_typed(tmp_path: Path) -> None:
+    paths = []
+    for number, code in enumerate((METER, INSPECT, OWN_SOURCE)):
+        assert code.count("\n") <= 25, code
+        paths.append(tmp_path / f"program{number}.py")
+        paths[-1].write_text(code)
+    # The cache of ``make check`` has most of what they import.
+    subprocess.run([sys.executable, "-m", "mypy", "--strict", *paths], cwd=repository.ROOT, check=True)
+
+
+def test_documented_meter_shows_progress_to_the_end(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    done = run_program(METER, tmp_path, web.url(disks.image("qcow2")))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/disk.img: {disks.image('raw').stat().st_size} bytes\n"
+    first, *_, last = done.stderr.splitlines()
+    assert first.split()[:2] == ["0.0%", "transfer"]
+    assert last == "100.0% done"
+    processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
+
+
+def test_documented_program_is_cancelled_with_ctrl_c(tmp_path: Path) -> None:
+    root, folder = tmp_path / "root", tmp_path / "nginx"
+    root.mkdir()
+    folder.mkdir()
+    (root / "disk.qcow2").write_bytes(random.Random(1).randbytes(32 << 20))
+    with (
+        servers.nginx(folder, root, servers.Settings(limit_rate=512 << 10)) as slow,
+        subprocess.Popen(
+            script(METER, tmp_path, slow.url("disk.qcow2")),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(repository.ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running,
+    ):
+        assert running.stderr is not None
+        assert "transfer" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        _, text = running.communicate(timeout=30)
+    assert (running.returncode, text) == (errors.Cancelled.status, "cancelled\n")
+    assert not (tmp_path / "disk.img").exists()
+
+
+def test_documented_inspection_needs_no_target(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    url, size = web.url(disks.image("qcow2")), disks.image("raw").stat().st_size
+    done = run_program(INSPECT, tmp_path, url)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == f"{url}: qcow2, a disk of {size} bytes"
+    assert second.startswith("place: ")
+    assert [each.name for each in tmp_path.iterdir()] == ["program.py"]
+
+
+def test_documented_source_of_ones_own_is_imported(disks: disks_module.Disks, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "disk.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(disks.image("qcow2"), "disk.qcow2")
+    done = run_program(OWN_SOURCE, tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{disks.image('raw').stat().st_size}\n"), done.stderr
+    processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
+
+
+def test_missing_target_is_reported_with_all_other_faults() -> None:
+    wanted = cdi_worker.Request(source="http", location=cdi_worker.Location(""), content_type="disc")
+    for run in (cdi_worker.run, execute.run_all):
+        with pytest.raises(errors.RequestError) as caught:
+            run(wanted)
+        assert caught.value.faults == (
+            "no target given: name a file, a directory or a device",
+            "unknown content type 'disc'; supported: kubevirt, archive",
+            "no endpoint (IMPORTER_ENDPOINT) given",
+        )
+
+
+def test_inspect_without_target_looks_at_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even at one with the name that a run would make from an empty target."""
+    monkeypatch.chdir(tmp_path)
+    Path(".part").write_bytes(bytes(1 << 20))
+    wanted = cdi_worker.Request(source="local", location=cdi_worker.Location(".part"))
+    assert cdi_worker.inspect(wanted).plan is not None
 
 
 def test_concurrent_imports_in_one_process(

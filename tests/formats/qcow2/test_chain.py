@@ -10,7 +10,7 @@ from cdi_worker.formats.qcow2 import chain
 
 
 def file(name: str, backing: str | None = None, found: str = "qcow2") -> chain.File:
-    return chain.File(name, name, 0, 1 << 20, facts.Facts(found, 1 << 20, backing=backing))
+    return chain.File(name, name, 1 << 20, facts.Facts(found, 1 << 20, backing=backing))
 
 
 SIGNED = "https://user:hunter2@host/disks/base.qcow2?X-Amz-Signature=hunter2"
@@ -67,12 +67,12 @@ def test_files_that_are_not_one_chain_are_refused(files: list[chain.File], words
 def test_wrong_format_or_size_below_is_refused() -> None:
     named = facts.Facts("qcow2", 1 << 20, backing="a", backing_format="raw")
     with pytest.raises(errors.Refused, match="its backing file is raw, but a is qcow2"):
-        chain.check([file("a"), chain.File("b", "b", 0, 1 << 20, named)])
+        chain.check([file("a"), chain.File("b", "b", 1 << 20, named)])
     with pytest.raises(errors.Refused, match="check the order"):
-        chain.check([file("a"), chain.File("b", "b", 0, 1 << 20, facts.Facts("qcow2", 512))])
+        chain.check([file("a"), chain.File("b", "b", 1 << 20, facts.Facts("qcow2", 512))])
 
 
 def test_bitmaps_of_a_complete_disk_are_not_a_layer() -> None:
     whole = facts.Facts("qcow2", 1 << 20, bitmaps=("monday",))
     with pytest.raises(errors.Refused, match="it is a complete disk"):
-        chain.check([file("a"), chain.File("b", "b", 0, 1 << 20, whole)])
+        chain.check([file("a"), chain.File("b", "b", 1 << 20, whole)])

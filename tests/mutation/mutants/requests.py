@@ -6,6 +6,20 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "importer/request.py",
+        "runs without a target",
+        "    if needs_target and not made.target:\n",
+        "    if False:\n",
+        "tests/importer/test_library.py::test_missing_target_is_reported_with_all_other_faults",
+    ),
+    mutant(
+        "importer/request.py",
+        "compares a source with what an empty target would be",
+        "        if made.target and any(",
+        "        if any(",
+        "tests/importer/test_library.py::test_inspect_without_target_looks_at_no_file_of_the_working_directory",
+    ),
+    mutant(
         "importer/plan.py",
         "unpacks an archive that is not a tar",
         '    if content.format != "tar":\n',

@@ -7,6 +7,27 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/__init__.py",
+        "registers a name twice",
+        "            if each.name == added.name:\n",
+        "            if False:\n",
+        "tests/sources/plugin/test_registered.py::test_name_and_scheme_are_registered_once",
+    ),
+    mutant(
+        "sources/__init__.py",
+        "registers a URL scheme twice",
+        "            for scheme in {*each.schemes} & {*added.schemes}:\n",
+        "            for scheme in ():\n",
+        "tests/sources/plugin/test_registered.py::test_name_and_scheme_are_registered_once",
+    ),
+    mutant(
+        "sources/__init__.py",
+        "prefers an installed source to a registered one",
+        '    yield from (each for each in registered if name in {"", each.name})\n    yield from _installed(name)\n',
+        '    yield from _installed(name)\n    yield from (each for each in registered if name in {"", each.name})\n',
+        "tests/sources/plugin/test_registered.py::test_registered_source_comes_before_an_installed_one",
+    ),
+    mutant(
         "sources/kubevirt/source.py",
         "takes a gzip of an export that does not begin like one",
         '        if self.head and not self.head.startswith(b"\\x1f\\x8b\\x08"):\n',
