@@ -47,4 +47,18 @@ MUTANTS = (
         "        if False:\n",
         "tests/sources/trust/test_images.py::test_signature_whose_bytes_were_changed_is_refused",
     ),
+    mutant(
+        "sources/trust/__init__.py",
+        "opens a source that cannot verify what is demanded",
+        "    if demand and source.unverifiable:\n",
+        "    if False:\n",
+        "tests/sources/trust/test_opening.py::test_source_that_cannot_verify_is_not_opened",
+    ),
+    mutant(
+        "sources/trust/__init__.py",
+        "imports what a source should have verified and has not",
+        "    if demand and not source.signatures:\n",
+        "    if False:\n",
+        "tests/sources/trust/test_opening.py::test_source_that_should_have_verified_and_has_not_is_refused",
+    ),
 )
