@@ -8,8 +8,10 @@ from typing import Final
 from cdi_worker.images.sinks import base
 from cdi_worker.scratch import journal
 
-#: Holes that are noted at once: other threads wait for the journal's lock once, not for each.
+#: Holes that are noted together: other threads wait for the journal's lock once, not for each.
 _TOGETHER: Final = 64
+#: A hole of so many bytes is noted at once: it may be most of the disk.
+_LONG: Final = 16 << 20
 
 
 class Journaled(base.Passing):
@@ -32,7 +34,7 @@ class Journaled(base.Passing):
     def zero(self, offset: int, length: int, /) -> None:
         self._to.zero(offset, length)
         self._holes.append((offset, offset + length))
-        if len(self._holes) >= _TOGETHER:
+        if length >= _LONG or len(self._holes) >= _TOGETHER:
             self._note_holes()
 
     def moved(self, count: int) -> None:

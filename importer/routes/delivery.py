@@ -98,7 +98,7 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
         _begin_phase(attempt, place)
         with targets.open(place.path, disk.size, place.options) as out:
             place.begin(out)
-            size, count = _pour(disk, _last(attempt, out), place, _Meter.of(attempt.progress))
+            size, count = _pour(disk, _last(attempt, place, out), place, _Meter.of(attempt.progress))
             _check_whole(attempt, size, count)
             yield out, size
         return
@@ -137,9 +137,9 @@ def _pour(
     return size, counting.delivered
 
 
-def _last(attempt: Attempt, out: targets.Target) -> sinks.Sink:
+def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
     """Return what is below the stack: the target, or what compares with it first."""
-    if not attempt.plan.compared:
+    if place.options.mode != "refresh":
         return out
     updating = lazy.load(COMPARED).Updating(out)
     attempt.outcome.changes = updating.changes
@@ -174,7 +174,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     counted = progress.Continued(attempt.progress, *(noted.counted if outcome.resumed else (0, 0)))
     noted.counting = counted.figures
     counted.begin(place.phase, place.total or 0, outcome.resumed, noted.total)
-    sink = journaled.Journaled(_last(attempt, out), noted, out.flush)
+    sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
     meter = _Meter.of(counted, sink.moved)
     if not outcome.resumed:
         return _pour(disk, sink, place, meter, noted)[1]
