@@ -15,7 +15,7 @@ import requests.auth
 from cdi_worker import errors, masking
 from cdi_worker.sources import base
 from cdi_worker.sources.kubevirt import locations
-from cdi_worker.sources.web import pinned, session
+from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,8 @@ class Data(Resource):
         response = super().send(method, with_query(url, offset=offset, length=end - offset), headers)
         length = response.headers.get("Content-Length", "")
         # A longer body is not the range that was asked for.
-        if response.status_code == 200 and not (
-            length.isascii() and length.isdigit() and int(length) > end - offset
-        ):
+        is_longer = http.LENGTH.fullmatch(length) is not None and int(length) > end - offset
+        if response.status_code == 200 and not is_longer:
             response.status_code = 206
             response.headers["Content-Range"] = f"bytes {offset}-{end - 1}/{self.size}"
         return response

@@ -184,7 +184,7 @@ class Server(threaded.Threaded):
 
     ``delay``: seconds before each answer. ``trick``: answers in place of the server. ``shorten``: returns how
     many bytes of a range are sent before the connection breaks, or None. ``slow``: bytes a second and
-    connection. ``lengths``: whether ranges of a backup have a Content-Length instead of chunks.
+    connection. ``lengths``: digits of the Content-Length of a backup's ranges; 0: chunks instead of one.
     ``redirect``: where all requests are sent.
     """
 
@@ -197,7 +197,7 @@ class Server(threaded.Threaded):
         self.slow = 0
         self.trick: Trick = lambda _: None
         self.shorten: Callable[[Seen], int | None] = lambda _: None
-        self.lengths = False
+        self.lengths = 0
         self.redirect = ""
         self.seen: list[Seen] = []
         self.stopping = threading.Event()
@@ -323,9 +323,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not length or offset + length > disk.size:
             length = disk.size - offset
         if self.server.owner.lengths:
-            self._head(seen, 200, **{"Content-Length": str(length)})
+            self._head(seen, 200, **{"Content-Length": str(length).zfill(self.server.owner.lengths)})
             self.end_headers()
             self._write(seen, disk.read(offset, length))
+            # Clients that do not understand the length read to the end.
+            self.close_connection = self.server.owner.lengths > 1
             return
         self._head(seen, 200, **{"Transfer-Encoding": "chunked"})
         self.end_headers()
