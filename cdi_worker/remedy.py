@@ -7,6 +7,8 @@ from typing import Final
 
 #: Settings, by the library's names: fields of ``base.Access`` and of locations.
 CA: Final = "ca_files"
+PATIENCE: Final = "patience"
+SLOWEST: Final = "slowest"
 INSECURE: Final = "insecure"
 THUMBPRINT: Final = "thumbprint"
 

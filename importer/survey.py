@@ -77,7 +77,8 @@ def contact(
             # Interrupting a read makes it fail like any other.
             raise errors.Cancelled from err
         if isinstance(err, errors.TransferFailed):
-            raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
+            about = {name: value for name, value in err.fields.items() if name != "offset"}
+            raise errors.Unreachable(**about) from err
         raise
 
 

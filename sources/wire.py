@@ -157,7 +157,7 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"ProxyError"}, "", "the proxy is unreachable or refuses the request; check the proxy", True),
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
-    ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError"}, "timed out", "timed out", False),
+    ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError", "Slow"}, "timed out", "timed out", False),
     # The second is http.client's own limit (Python 3.13), for the answer of a proxy.
     (
         {"Endless"},

@@ -24,6 +24,18 @@ LONGEST_SILENCE = 600.0
 SLOWEST = 1024.0
 
 
+class Slow(TimeoutError):
+    """A peer has sent nothing, or too little, for too long. ``remedy``: how to wait for it nevertheless."""
+
+    def __init__(self, count: int, seconds: float, slowest: float) -> None:
+        reason = f"only {count} bytes in {seconds:.0f} s, less than {slowest:g} per second"
+        super().__init__(reason if count else f"no data for {seconds:.0f} s")
+        from cdi_worker import remedy
+
+        way = ("accept less", remedy.SLOWEST) if count else ("wait longer", remedy.PATIENCE)
+        self.remedy = remedy.Remedy([way])
+
+
 class Patience:
     """Decide after each failure whether to retry, and when.
 
@@ -69,8 +81,8 @@ class Patience:
         if self._bytes >= self._slowest * (now - self._since):
             self._begin(now)
         elif now - self._unbroken > self._limit:
-            reason = slow(self._bytes, now - self._since, self._slowest)
-            raise errors.TransferFailed(url=name, offset=offset, reason=reason)
+            lack = Slow(self._bytes, now - self._since, self._slowest)
+            raise errors.TransferFailed(url=name, offset=offset, reason=str(lack), remedy=lack.remedy)
 
     def resume(self) -> None:
         """Exclude the time since the last report: the caller needed it, for example for slow storage."""
@@ -88,13 +100,17 @@ class Patience:
         self._allowed = min(self._allowed + asked, self._longest)
         waited = time.monotonic() - self._since
         if waited + delay > self._allowed:
-            lack = slow(self._bytes, waited, self._slowest) if self._bytes else f"no data for {waited:.0f} s"
+            lack = Slow(self._bytes, waited, self._slowest)
             reason = f"{failure.fields['reason']}; {lack}"
             if asked:
                 reason += (
                     f", and the server asks to wait {asked:.0f} s (at most {self._longest:.0f} s in total)"
                 )
-            raise errors.TransferFailed(url=failure.fields["url"], offset=offset, reason=reason) from failure
+            # A server that sends nothing but errors is not helped by more time.
+            advice = {"remedy": lack.remedy} if self._bytes else {}
+            raise errors.TransferFailed(
+                url=failure.fields["url"], offset=offset, reason=reason, **advice
+            ) from failure
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
             raise self._cancel.error() from failure
@@ -144,17 +160,10 @@ class Meter:
         return count
 
     def count(self, count: int, seconds: float) -> None:
-        """Add bytes that arrived within ``seconds``. Raises ``TimeoutError`` if they are too slow."""
+        """Add bytes that arrived within ``seconds``. Raises ``Slow`` if they are too slow."""
         self._bytes += count
         self._seconds += seconds
         if count and self._bytes >= self._slowest * self._seconds:
             self._bytes, self._seconds = 0, 0.0
         elif self._seconds >= self._limit:
-            raise TimeoutError(slow(self._bytes, self._seconds, self._slowest))
-
-
-def slow(count: int, seconds: float, slowest: float) -> str:
-    """Return why a peer that has sent ``count`` bytes within ``seconds`` is given up."""
-    if not count:
-        return f"no data for {seconds:.0f} s (--stall-timeout)"
-    return f"only {count} bytes in {seconds:.0f} s, less than {slowest:g} per second (--speed-limit)"
+            raise Slow(self._bytes, self._seconds, self._slowest)

@@ -14,7 +14,13 @@ from cdi_worker import errors, units
 #: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
 _VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
 #: The options of a remedy's settings (``remedy``).
-_NAMES = {"ca_files": "--ca-file", "insecure": "--insecure", "thumbprint": "--thumbprint"}
+_NAMES = {
+    "ca_files": "--ca-file",
+    "insecure": "--insecure",
+    "patience": "--stall-timeout",
+    "slowest": "--speed-limit",
+    "thumbprint": "--thumbprint",
+}
 
 
 def message(error: errors.Error) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
@@ -153,9 +154,11 @@ class LocalSource(base.Source):
             poll.register(wake.fd, select.POLLIN)
             try:
                 return self._next(poll, wake, into)
-            except TimeoutError as err:
-                reason = f"{err}; check the program that writes to it"
-                raise errors.TransferFailed(url=self.name, offset=offset, reason=reason) from err
+            except retry.Slow as err:
+                advice = Remedy([("check the program that writes to it", ""), *err.remedy])
+                raise errors.TransferFailed(
+                    url=self.name, offset=offset, reason=str(err), remedy=advice
+                ) from err
             except OSError as err:
                 raise self._broken(offset, err) from err
 

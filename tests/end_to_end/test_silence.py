@@ -155,6 +155,14 @@ def test_server_that_trickles_is_given_up(
     assert ("no data for" if ranges else "--speed-limit") in done.error_message
 
 
+def test_message_of_a_pod_names_no_option_of_the_terminal(server: misbehave.Server, pod: worker.Pod) -> None:
+    whole = misbehave.Page(NOISE, ranges=False, cut=4 * MIB)
+    url = server.serve("/disk", (whole, 1), misbehave.Page(NOISE, ranges=False, drip=(1, 0.05)))
+    assert pod.run(IMPORTER_ENDPOINT=url, CDI_WORKER_STALL_TIMEOUT="1").status == 1
+    assert "less than 1024 per second" in pod.message
+    assert "--" not in pod.message
+
+
 def test_slow_server_is_read_without_a_floor(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(NOISE[:1024], drip=(32, 0.1)))
     arguments = ("import", "--stall-timeout", "1", url, tmp_path / "disk.img")

@@ -72,7 +72,9 @@ def trickle(waiting: retry.Patience) -> None:
 
 def test_bytes_below_the_floor_do_not_restart_the_limit() -> None:
     waiting = retry.Patience(0.2, cancelling.NEVER, slowest=1000)
-    with pytest.raises(errors.TransferFailed, match=r"in 0 s, less than 1000 per second \(--speed-limit\)"):
+    with pytest.raises(
+        errors.TransferFailed, match=r"in 0 s, less than 1000 per second; accept less \(slowest\)"
+    ):
         trickle(waiting)
 
 
