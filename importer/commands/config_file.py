@@ -69,7 +69,7 @@ def read(path: str, env: Mapping[str, str]) -> Config:
     """
     for place in (Path(path),) if path else places(env):
         try:
-            data = place.read_bytes()
+            data = _content(path) if path else place.read_bytes()
         except OSError as err:
             if path or not isinstance(err, FileNotFoundError | NotADirectoryError):
                 raise errors.RequestError(f"{place}: {errors.words(err)}") from err
@@ -81,3 +81,10 @@ def read(path: str, env: Mapping[str, str]) -> Config:
         except ValueError as err:
             raise errors.RequestError(f"{place}: {err}") from err
     return Config()
+
+
+def _content(path: str) -> bytes:
+    """Return the file that the user has named, which may be a pipe."""
+    from cdi_worker.sources import smallfile
+
+    return smallfile.read(path)

@@ -7,6 +7,8 @@ file (``commands.config_file``), else it has its default.
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,14 @@ from cdi_worker.importer.settings import DEFAULT, Room, Settings
 if TYPE_CHECKING:
     _Choice = click.Choice[str]
     _ParamType = click.ParamType[Any]
+    _Path = click.Path[Any]
 else:
     # Not generic in older versions of click.
     _Choice = click.Choice
+    _Path = click.Path
     _ParamType = click.ParamType
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-FILE = click.Path(exists=True, dir_okay=False)
 GENERAL = "General options"
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
 #: The options that demand a signature, by the fields of ``sources.trust.Demand``.
@@ -89,6 +92,33 @@ class Choice(_Choice):
             if not hint:
                 raise
             raise click.BadParameter(f"{err.message.rstrip('.')}; {hint}", ctx, param) from err
+
+
+class File(_Path):
+    """The path of a small file, which may be a pipe: ``--password-file <(pass show host)``.
+
+    What a pipe brings is kept in memory, for all that read the file, also twice, and for libraries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if pathlib.Path(path).is_file():
+            return path
+        from cdi_worker.sources import smallfile
+
+        try:
+            data = smallfile.read(path)
+        except errors.RequestError as err:
+            raise click.BadParameter(str(err), ctx, param) from err
+        memory = os.memfd_create("file")
+        os.write(memory, data)
+        return f"/proc/self/fd/{memory}"
+
+
+FILE = File()
 
 
 class TypedLines(Typed):

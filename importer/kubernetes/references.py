@@ -10,7 +10,7 @@ from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.importer.kubernetes import documents
-from cdi_worker.sources.trust import keyfiles
+from cdi_worker.sources import smallfile
 
 #: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).
 LIMIT = 1 << 20
@@ -49,9 +49,7 @@ class References:
         folder = None if self._directory is None else Path(self._directory, name)
         if folder is None or not folder.is_dir():
             return None
-        return {
-            path.name: keyfiles.content(path, LIMIT) for path in sorted(folder.iterdir()) if _is_key(path)
-        }
+        return {path.name: smallfile.read(path, LIMIT) for path in sorted(folder.iterdir()) if _is_key(path)}
 
 
 def _is_key(path: Path) -> bool:

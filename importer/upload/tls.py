@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import pathlib
 import re
 import ssl
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ class Server:
         # A client that ends only TCP gets an answer, too. Lengths and chunks show where a body ends.
         made.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
         _restrict(made, self.minimum, self.ciphers)
+        for path in (self.certificate, self.key, self.client_authority):
+            if pathlib.Path(path).is_fifo():  # OpenSSL would wait for its writer
+                raise errors.RequestError(f"{path}: is a pipe; name a file")
         try:
             made.load_cert_chain(self.certificate, self.key)
             made.load_verify_locations(self.client_authority)

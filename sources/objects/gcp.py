@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -19,7 +18,7 @@ import urllib3.exceptions
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.remedy import Remedy
-from cdi_worker.sources import base, handshakes, wire
+from cdi_worker.sources import base, handshakes, smallfile, wire
 from cdi_worker.sources.objects import buckets, locations
 from cdi_worker.sources.web import session
 
@@ -153,7 +152,7 @@ def _load(path: str, owner: object) -> Any:
         from google.oauth2 import credentials, service_account
 
     try:
-        info = json.loads(Path(path).read_text(encoding="utf-8"))
+        info = json.loads(smallfile.read(path))
         masking.hold(owner, *(str(info.get(name, "")) for name in SECRETS))
         kind, origin = info.get("type"), info.get("credential_source", {})
         if kind == "service_account":
@@ -164,8 +163,6 @@ def _load(path: str, owner: object) -> Any:
             _check_exchange(info, path)
             module = aws if "environment_id" in origin else identity_pool
             return module.Credentials.from_info(info, scopes=SCOPES)
-    except OSError as err:
-        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
     except (ValueError, AttributeError, TypeError) as err:
         # The text of the error may hold parts of the file.
         raise errors.RequestError(f"{path}: not a usable Google credentials file") from err

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from cdi_worker import errors
 from cdi_worker.formats.signature import simple
-from cdi_worker.sources import reference
-from cdi_worker.sources.trust import identity, keyfiles
+from cdi_worker.sources import reference, smallfile
+from cdi_worker.sources.trust import identity
 
 ACCEPT, REJECT, SIGSTORE = "insecureAcceptAnything", "reject", "sigstoreSigned"
 #: Signatures of GnuPG, which are not in the registry.
@@ -45,7 +45,7 @@ class Material:
 
     def read(self) -> bytes:
         """Return all of it. Raises ``errors.RequestError``."""
-        return b"\n".join((*(keyfiles.content(path, LARGEST) for path in self.paths), *self.contents))
+        return b"\n".join((*(smallfile.read(path, LARGEST) for path in self.paths), *self.contents))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _check_image(scope: str) -> None:
 
 def read(path: str) -> Policy:
     """Return the policy in a file. Raises ``errors.RequestError``."""
-    document = _load(keyfiles.content(path, LARGEST), path)
+    document = _load(smallfile.read(path, LARGEST), path)
     unknown = set(document) - {"default", "transports"}
     if unknown:
         raise errors.RequestError(f"{path}: unknown member {min(unknown)!r}")

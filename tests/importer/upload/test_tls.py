@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,17 @@ def test_invalid_tls_setting_is_reported(
     certificates: uploads.Certificates, paths: contract.Paths, env: dict[str, str]
 ) -> None:
     with uploads.Server(certificates, env, paths) as server, pytest.raises(errors.RequestError):
+        server.result()
+
+
+@pytest.mark.parametrize("name", ["TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE"])
+def test_pipe_for_a_certificate_is_refused(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, name: str
+) -> None:
+    """OpenSSL would wait for its writer."""
+    os.mkfifo(tmp_path / "pipe")
+    env = {name: str(tmp_path / "pipe")}
+    with uploads.Server(certificates, env, paths) as server, pytest.raises(errors.RequestError, match="pipe"):
         server.result()
 
 
