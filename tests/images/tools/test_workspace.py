@@ -99,6 +99,24 @@ for _ in range(300):
     assert os.listdir(temporary) == []
 
 
+def test_directory_that_is_removed_before_it_is_locked_is_not_used(temporary: Path) -> None:
+    """Python reports each call of flock just before it is made."""
+    code = """
+import os, sys
+from cdi_worker.images.tools import workspace
+removed = []
+def hook(event, _):
+    if event == "fcntl.flock" and not removed:
+        removed.extend(os.listdir())
+        os.rmdir(*removed)
+sys.addaudithook(hook)
+with workspace.Workspace() as name:
+    assert [os.path.basename(name)] == os.listdir() != removed
+"""
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(repository.ROOT)}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=temporary, env=env, check=True)
+
+
 def hostile(name: Path, kind: str) -> None:
     """Make what another user of a shared directory may put there, or what is not ours to remove."""
     precious = name.parent / "precious"

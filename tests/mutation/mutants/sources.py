@@ -84,14 +84,14 @@ MUTANTS = (
         "takes a 206 response without its range",
         "        if not found:\n",
         "        if False:\n",
-        "tests/sources/web/test_http_ranges.py::test_response_of_another_range_is_refused[later4-NoRanges]",
+        "tests/sources/web/test_http_ranges.py::test_response_of_another_range_is_refused[without a range]",
     ),
     mutant(
         "sources/web/http.py",
         "does not fall back if a range is answered with the whole object",
         "        if response.status_code == 200:\n",
         "        if False:\n",
-        "tests/sources/web/test_http_ranges.py::test_response_of_another_range_is_refused[later5-NoRanges]",
+        "tests/sources/web/test_http_ranges.py::test_response_of_another_range_is_refused[the whole object]",
     ),
     mutant(
         "sources/web/http.py",

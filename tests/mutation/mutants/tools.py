@@ -48,7 +48,7 @@ MUTANTS = (
         "uses a directory that was removed before it was locked",
         ("        if os.path.samestat(os.fstat(fd), os.lstat(path)):\n            return fd\n"),
         "        return fd\n",
-        "tests/images/tools/test_workspace.py::test_many_processes_do_not_remove_the_directories_of_each_other",
+        "tests/images/tools/test_workspace.py::test_directory_that_is_removed_before_it_is_locked_is_not_used",
     ),
     mutant(
         "images/tools/workspace.py",

@@ -28,8 +28,8 @@ from tests.support import http_disk, misbehave, reading, tls
         # As many bytes as requested, from another place.
         ({"content_range": "bytes 2000-6999/{total}"}, errors.NoRanges),
         ({"content_range": "bytes 999-5998/{total}"}, errors.NoRanges),
-        ({"content_range": "nonsense"}, errors.NoRanges),
-        ({"ranges": False}, errors.NoRanges),
+        pytest.param({"content_range": "nonsense"}, errors.NoRanges, id="without a range"),
+        pytest.param({"ranges": False}, errors.NoRanges, id="the whole object"),
         ({"status": 416}, errors.NoRanges),
         ({"status": 503}, errors.Transient),
         ({"status": 404}, errors.Unreachable),
