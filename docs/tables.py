@@ -183,6 +183,7 @@ LAYOUTS: dict[str, Any] = {
     "qcow2": Layout("clusters"),
     "vmdk": Layout("grains"),
     "vdi": Layout("blocks"),
+    "vhd": Layout("blocks"),
     "vhdx": Layout("blocks"),
 }
 #: In place of a format: the images that the built-in readers do not support.

@@ -30,7 +30,7 @@ FORMATS: lazy.Table[str, Format] = lazy.Table(
         "qcow2": "cdi_worker.formats.qcow2.check",
         "vmdk": "cdi_worker.formats.vmdk.check",
         "vdi": "cdi_worker.formats.vdi",
-        "vhd": "cdi_worker.formats.vhd",
+        "vhd": "cdi_worker.formats.vhd.check",
         "vhdx": "cdi_worker.formats.vhdx",
     }
 )

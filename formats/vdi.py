@@ -17,9 +17,6 @@ _VERSION = 0x00010001
 _TYPES = (1, 2)  # dynamic, static
 _BLOCK = 1 << 20  # the only size that VirtualBox writes and QEMU reads
 _SECTOR = 512
-#: Inverts all bits of a map. Then a block without data is 0 (never written) or 1 (discarded), as in the
-#: tables of other formats.
-_INVERTED = bytes(range(256))[::-1]
 
 
 class _Header(NamedTuple):
@@ -73,7 +70,8 @@ class Layout(blocks.Layout):
         return blocks.Allocation("vdi", size, self.fixed, _BLOCK)
 
     def runs(self, data: bytes) -> Iterator[tuple[int, int, int]]:
-        table = views.entries(data.translate(_INVERTED), self.entry)
+        # A block without data is 0 then (never written) or 1 (discarded).
+        table = views.entries(data.translate(blocks.INVERTED), self.entry)
         for first, end in pieces.steady(table, -1, lowest=2):
             yield first, end, self._data + (table[first] ^ 0xFFFFFFFF) * _BLOCK
 

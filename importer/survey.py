@@ -271,7 +271,7 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     from cdi_worker.formats import vhd
 
     length = min(vhd.FOOTER, size)
-    return vhd.is_fixed_vhd(read(size - length, length))
+    return vhd.is_fixed(read(size - length, length))
 
 
 def room(request: Request, *, thin: bool = False) -> plan.Space:

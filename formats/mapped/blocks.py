@@ -18,6 +18,8 @@ from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.mapped.pieces import Piece
 
 SECTOR = 512
+#: Inverts all bits of a table in which all ones is an entry without data: then it is 0, as in other formats.
+INVERTED = bytes(range(256))[::-1]
 #: Blocks of one slice of a table.
 _SLICE = 8 << 10
 

@@ -19,7 +19,7 @@ from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
 #: Variants that must be complete before they can be converted need scratch.
-SPOOLED = frozenset({"vhd", "vhdx-log"})
+SPOOLED = frozenset({"vhdx-log"})
 
 
 def push_and_import(

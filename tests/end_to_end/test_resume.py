@@ -91,7 +91,7 @@ def start(target: Path) -> bytes:
 SLOW = {"drip": (256 << 10, 0.03)}
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk", "vdi", "vhdx"])
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"])
 def test_killed_worker_resumes(server: misbehave.Server, target: Path, tmp_path: Path, form: str) -> None:
     page = misbehave.Page(image(tmp_path, form))
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))

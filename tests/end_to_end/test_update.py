@@ -77,7 +77,7 @@ def same(target: Path, content: bytes | bytearray, tmp_path: Path) -> None:
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
 
 
-@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhdx", "vhdx-log"])
+@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhd", "vhdx", "vhdx-log"])
 def test_only_what_differs_is_written(
     server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path, form: str
 ) -> None:

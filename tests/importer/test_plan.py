@@ -40,6 +40,7 @@ LAYOUTS: dict[str, Any] = {
     "qcow2": Laid("clusters"),
     "vmdk": Laid("grains"),
     "vdi": Laid("blocks"),
+    "vhd": Laid("blocks"),
     "vhdx": Laid("blocks"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import random
 import struct
 import tempfile
@@ -12,13 +13,17 @@ from pathlib import Path
 
 from hypothesis import strategies
 
-from tests.support import disks, processes, qcow2_images, vhdx_images
+from cdi_worker.formats import views
+from cdi_worker.formats.vhd import check as vhd
+from cdi_worker.images.tools import qemu_img
+from tests.support import disks, processes, qcow2_images, vhd_images, vhdx_images
 
 MiB = 1 << 20
 
 #: By qemu-img's name of the format: the options of the images.
 OPTIONS = {
     "vdi": ("static=off", "static=on"),
+    "vpc": ("subformat=dynamic", "subformat=dynamic,force_size=on"),
     "vhdx": (
         "block_size=1M",
         "block_size=2M,log_size=2M",
@@ -99,6 +104,13 @@ def _vdi_words(data: bytes) -> Iterator[tuple[int, str]]:
     yield from ((at, "<I") for at in range(table, min(len(data) - 3, table + 4 * count), 4))
 
 
+def _vpc_words(data: bytes) -> Iterator[tuple[int, str]]:
+    fields = (20, 28, 48, 52, 56, 512 + 20, 512 + 28, 512 + 32)
+    yield from ((at, ">I") for at in fields)
+    (count,) = struct.unpack_from(">I", data, 512 + 28)
+    yield from ((at, ">I") for at in range(1536, 1536 + 4 * count, 4))
+
+
 def _vhdx_words(data: bytes) -> Iterator[tuple[int, str]]:
     for header in vhdx_images.HEADERS:
         yield from ((header + at, layout) for at, layout in ((8, "<Q"), (64, "<I"), (68, "<I"), (72, "<Q")))
@@ -109,7 +121,11 @@ def _vhdx_words(data: bytes) -> Iterator[tuple[int, str]]:
     yield from ((at, "<Q") for at in range(bat, bat + 64 * 8, 8))
 
 
-FORMS = {"vdi": Form(_vdi_words), "vhdx": Form(_vhdx_words, vhdx_images.with_sums)}
+FORMS = {
+    "vdi": Form(_vdi_words),
+    "vpc": Form(_vpc_words, vhd_images.with_sums),
+    "vhdx": Form(_vhdx_words, vhdx_images.with_sums),
+}
 
 
 def damaged(data: bytes, form: str, dice: random.Random) -> bytes:
@@ -131,3 +147,26 @@ def damaged(data: bytes, form: str, dice: random.Random) -> bytes:
             word = dice.getrandbits(bits)
         struct.pack_into(layout, changed, at, word & (1 << bits) - 1)
     return FORMS[form].sound(bytes(changed))
+
+
+def check(found: set[bytes], data: bytes, form: str) -> None:
+    """Check that qemu-img reads the same disk as ``found``, the set of disks that our readers returned.
+
+    Of a VHD with the size that our check selects. QEMU refuses it for entries beyond the disk, too.
+    """
+    if not found:
+        return
+    if form != "vpc":
+        qcow2_images.check(found, data, form)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path, raw = Path(folder, "image"), Path(folder, "raw")
+        path.write_bytes(data)
+        node = qemu_img.local(path, "vhd", geometry=vhd.check(views.View(data)).geometry)
+        try:
+            processes.run("qemu-img", "convert", "-O", "raw", f"json:{json.dumps(node)}", raw)
+        except AssertionError as err:
+            if "has been truncated" in str(err) or "Invalid argument" in str(err):
+                return
+            raise
+        assert found == {raw.read_bytes()}

@@ -10,7 +10,7 @@ from cdi_worker.formats import detect, safety, vhd
 def kind(data):
     """Return the detected format of an image."""
     found = detect.detect(data[: detect.HEAD])
-    return "vhd" if found == "raw" and vhd.is_fixed_vhd(data) else found
+    return "vhd" if found == "raw" and vhd.is_fixed(data) else found
 
 
 def reader_arguments(data):

@@ -12,6 +12,7 @@ from cdi_worker.formats import facts, vdi, vhdx, views
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.qcow2 import layout as qcow2
+from cdi_worker.formats.vhd import check as vhd
 from cdi_worker.formats.vmdk import check as vmdk
 from cdi_worker.images.disks import base, following, tables
 from cdi_worker.images.engine import cancelling, fetch
@@ -24,13 +25,14 @@ from tests.support import disks
 VARIANTS = [
     name
     for name in disks.FORMATS
-    if name.startswith(("qcow2", "vmdk", "vdi", "vhdx")) and name not in {"vmdk-odd", "vhdx-log"}
+    if name.startswith(("qcow2", "vmdk", "vdi", "vhd")) and name not in {"vmdk-odd", "vhdx-log", "vhd-fixed"}
 ]
 
 #: The checks by qemu-img's name of the format.
 _CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {
     "vmdk": vmdk.check,
     "vdi": vdi.check,
+    "vpc": vhd.check,
     "vhdx": vhdx.check,
 }
 

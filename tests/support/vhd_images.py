@@ -55,6 +55,11 @@ def dynamic(disk: Path, creator: bytes, image: Path) -> Path:
     return image
 
 
+def with_sums(image: bytes) -> bytes:
+    """Return a dynamic VHD of QEMU whose footer and header have correct checksums."""
+    return _with_sum(image[:512], 64) + _with_sum(image[512:1536], 36) + image[1536:]
+
+
 def with_entries(image: bytes, entries: int) -> bytes:
     """Return a dynamic VHD whose block map has so many entries, by its header."""
     data = bytearray(image)

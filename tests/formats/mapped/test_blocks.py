@@ -1,4 +1,4 @@
-"""Random VDI images, intact and damaged: read as qemu-img reads them, or a clean error."""
+"""Random VDI, VHD and VHDX images, intact and damaged: read as qemu-img reads them, or a clean error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_damaged_image_is_read_as_by_qemu_img_or_refused(
     with_size = placing.size_of(data, recipe.form)
     if with_size is None or with_size > 64 * MiB:
         return  # the test keeps disks in memory
-    qcow2_images.check(placing.attempts(data, recipe.form), data, recipe.form)
+    block_images.check(placing.attempts(data, recipe.form), data, recipe.form)
 
 
 class TestClaims:

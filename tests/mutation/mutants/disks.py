@@ -55,6 +55,20 @@ MUTANTS = (
         "tests/formats/test_safety.py::test_hostile_image_is_refused[vdi-differencing]",
     ),
     mutant(
+        "formats/vhd/check.py",
+        "takes a vhd whose last block is cut",
+        "            self.take(piece.host - self._bitmap, self._length)\n",
+        "            self.take(piece.host - self._bitmap, self._bitmap + piece.length)\n",
+        "tests/formats/test_vhd.py::test_cut_image_is_truncated",
+    ),
+    mutant(
+        "formats/vhd/check.py",
+        "reads the bitmap of a block of a vhd as data",
+        " * SECTOR + self._bitmap\n",
+        " * SECTOR\n",
+        "tests/formats/test_vhd.py::test_blocks_in_any_order_are_read",
+    ),
+    mutant(
         "formats/vdi.py",
         "reads a discarded block of a vdi as data",
         "pieces.steady(table, -1, lowest=2)",
@@ -244,7 +258,7 @@ MUTANTS = (
         "tests/formats/test_safety.py::test_hostile_image_is_refused[vmdk-extent]",
     ),
     mutant(
-        "formats/vhd.py",
+        "formats/vhd/check.py",
         "ignores the parent of a VHD",
         "    if any(header.parent) or any(header.parent_name) or any(header.locators):\n",
         "    if False:\n",
