@@ -55,7 +55,7 @@ bench: ## measure against curl, dd and qemu-img; writes docs/about/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
-fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|formats|documents SECONDS=60, or RUNS=100000
+fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|vdi|vpc|vhdx|formats|documents SECONDS=60, or RUNS=100000
 	@.venv/bin/pip install -qq --group fuzz
 	@mkdir -p build/fuzz
 	@.venv/bin/python -m $(if $(filter formats documents,$(TARGET)),tests.fuzz,tests.fuzz.mapped) $(or $(TARGET),qcow2) \

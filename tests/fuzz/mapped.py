@@ -1,4 +1,4 @@
-"""Fuzz the readers of qcow2 and VMDK: any file is read as qemu-img reads it, or is a clean error.
+"""Fuzz the readers of disk images: any file is read as qemu-img reads it, or is a clean error.
 
     make fuzz TARGET=qcow2 SECONDS=600
 
@@ -19,14 +19,20 @@ from typing import NamedTuple
 import atheris
 
 with atheris.instrument_imports(include=["cdi_worker.formats"]):
+    from cdi_worker.formats import safety
     from cdi_worker.formats.mapped import image as mapped
     from cdi_worker.formats.mapped import pieces
     from cdi_worker.formats.vmdk import header
 
+    for _name in ("vdi", "vhd", "vhdx"):
+        safety.FORMATS[_name]
+
 from cdi_worker import errors
-from tests.support import placing, qcow2_images, vmdk_images, vmdk_stream
+from tests.support import block_images, placing, qcow2_images, vmdk_images, vmdk_stream
 
 LARGEST = 4 << 20
+#: Bytes of a file: a VHDX has its tables at 2 and 3 MiB.
+LONGEST = {"vdi": 5 << 20, "vpc": 5 << 20, "vhdx": 20 << 20}
 QCOW2 = [
     "cluster_size=512,compat=0.10",
     "cluster_size=512,compression_type=zlib,refcount_bits=1",
@@ -50,13 +56,24 @@ VMDK_STEPS = [
 ]
 
 
+BLOCK_STEPS = [
+    "write -q -s {folder}/noise 1536k 3k",
+    "write -q -P 7 2M 1k",
+    "write -q -z 0 64k",
+    "write -q -s {folder}/noise 190k 20k",
+]
+
+
 class Form(NamedTuple):
-    """``seeds``: writes images to a path, one after the other; ``sound``: repairs what only QEMU checks."""
+    """``seeds``: writes images to a path, one after the other; ``sound``: repairs what only QEMU checks.
+
+    ``damaged``: changes words of header and tables.
+    """
 
     seeds: Callable[[Path], Iterator[None]]
-    words: Callable[[bytes], list[int]]
-    damage: Callable[[bytearray, list[int], random.Random], None]
+    damaged: Callable[[bytes, random.Random], bytes]
     sound: Callable[[bytes], bytes] = bytes
+    check: Callable[[set[bytes], bytes, str], None] = qcow2_images.check
 
 
 def _qcow2(path: Path) -> Iterator[None]:
@@ -84,9 +101,38 @@ def _sound(data: bytes) -> bytes:
     return bytes(changed)
 
 
+def _blocks(form: str) -> Form:
+    def seeds(path: Path) -> Iterator[None]:
+        # With larger blocks a run takes seconds.
+        for options in block_images.OPTIONS[form][:1]:
+            for length in range(len(BLOCK_STEPS) + 1):
+                path.unlink(missing_ok=True)
+                steps = tuple(BLOCK_STEPS[:length])
+                yield block_images.make(block_images.Recipe(form, (3 << 20) + 512, options, steps), path)
+
+    def damaged(data: bytes, dice: random.Random) -> bytes:
+        return block_images.damaged(data, form, dice)
+
+    return Form(seeds, damaged, block_images.FORMS[form].sound, block_images.check)
+
+
+def _words(
+    words: Callable[[bytes], list[int]], damage: Callable[[bytearray, list[int], random.Random], None]
+) -> Callable[[bytes, random.Random], bytes]:
+    def damaged(data: bytes, dice: random.Random) -> bytes:
+        changed = bytearray(data)
+        for _ in range(dice.randint(1, 3)):
+            damage(changed, words(data), dice)
+        return bytes(changed)
+
+    return damaged
+
+
+#: By qemu-img's name of the format.
 FORMS = {
-    "qcow2": Form(_qcow2, qcow2_images.words, qcow2_images.damage),
-    "vmdk": Form(_vmdk, vmdk_images.words, vmdk_images.damage, _sound),
+    "qcow2": Form(_qcow2, _words(qcow2_images.words, qcow2_images.damage)),
+    "vmdk": Form(_vmdk, _words(vmdk_images.words, vmdk_images.damage), _sound),
+    **{form: _blocks(form) for form in block_images.OPTIONS},
 }
 
 
@@ -134,7 +180,7 @@ def one_input(data: bytes, form: str) -> None:
         found.add(read_by_ranges(data, form))
     with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
         found.add(placing.passed(data, 2 << 20, recent=2, form=form))
-    qcow2_images.check(found, data, form)
+    FORMS[form].check(found, data, form)
 
 
 def mutated(data: bytes, size: int, seed: int, form: Form) -> bytes:
@@ -142,10 +188,7 @@ def mutated(data: bytes, size: int, seed: int, form: Form) -> bytes:
     dice = random.Random(seed)
     if len(data) < 1024 or dice.random() < 0.2:
         return form.sound(atheris.Mutate(data, size))
-    changed = bytearray(data)
-    for _ in range(dice.randint(1, 3)):
-        form.damage(changed, form.words(bytes(data)), dice)
-    return form.sound(bytes(changed))
+    return form.sound(form.damaged(bytes(data), dice))
 
 
 def main() -> None:
@@ -157,7 +200,7 @@ def main() -> None:
             path = Path(made, "image")
             for number, _ in enumerate(form.seeds(path)):
                 (folder / f"seed-{number}").write_bytes(form.sound(path.read_bytes()))
-    options = [sys.argv[0], *sys.argv[2:], "-max_len=400000", "-timeout=60"]
+    options = [sys.argv[0], *sys.argv[2:], f"-max_len={LONGEST.get(name, 400_000)}", "-timeout=60"]
     atheris.Setup(
         options,
         lambda data: one_input(data, name),
