@@ -86,7 +86,18 @@ def test_cancel_ends_waiting_for_the_disk(ovirt_disk: ovirt_disks.Setup) -> None
     ovirt_disk.check_ended("finished_cleanup")
 
 
-def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Setup) -> None:
+def test_unreachable_engine_is_reported(ovirt_disk: ovirt_disks.Setup, tmp_path: Path) -> None:
+    nowhere = f"https://127.0.0.1:{processes.free_port()}/ovirt-engine/api"
+    location = dataclasses.replace(ovirt_disk.location(), endpoint=nowhere)
+    fetch = cdi_worker.FetchOptions(no_progress=1)
+    request = cdi_worker.Request(
+        source="imageio", location=location, target=str(tmp_path / "disk.img"), fetch=fetch
+    )
+    with pytest.raises(errors.Unreachable, match=rf"{nowhere}: .*connect"):
+        cdi_worker.run(request)
+
+
+def test_cancel_ends_the_wait_for_a_silent_engine(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.mute = True
     cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
