@@ -20,10 +20,10 @@ try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 setup: ## install everything that the tests need
 	@tools/setup test
 
-test: setup ## run all tests, three at a time
-	@.venv/bin/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+test: setup ## run all tests, four at a time
+	@.venv/bin/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
-quick: setup ## run the tests that start no server and need no root, in less than a minute
+quick: setup ## run the tests that start no server and need no root, in about a minute
 	@.venv/bin/python -m pytest -n auto --dist worksteal --quick $(PYTEST_ARGS)
 
 test-lowest: setup ## run all tests with the lowest version of every dependency

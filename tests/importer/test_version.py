@@ -31,6 +31,14 @@ def install(target: Path, *what: str | Path) -> None:
     processes.run(*pip, "--target", target, *what)
 
 
+@pytest.fixture(scope="module")
+def installed(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation from the checkout."""
+    target = tmp_path_factory.mktemp("installed")
+    install(target, checkout)
+    return target
+
+
 def hint(target: Path, extra: str) -> str:
     """Return the command that the installation in ``target`` gives for an extra."""
     code = f"import sys; sys.path.insert(0, {str(target)!r}); {HINT.format(extra)}"
@@ -40,9 +48,8 @@ def hint(target: Path, extra: str) -> str:
     return done.stdout.strip()
 
 
-def test_hint_for_an_extra_works_from_a_checkout(checkout: Path, tmp_path: Path) -> None:
-    install(tmp_path, checkout)
-    command = hint(tmp_path, "s3")
+def test_hint_for_an_extra_works_from_a_checkout(checkout: Path, installed: Path, tmp_path: Path) -> None:
+    command = hint(installed, "s3")
     assert shlex.split(command)[-1] == f"cdi-worker[s3] @ file://{checkout}"
     # As typed, except that nothing is downloaded.
     offline = ["--dry-run", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "new")]
@@ -69,9 +76,8 @@ def test_hint_for_an_extra_works_from_a_wheel(checkout: Path, tmp_path: Path) ->
     processes.run(*shlex.split(command), "--dry-run", "--no-deps", "--target", str(tmp_path / "new"))
 
 
-def test_hint_names_the_compiler_first(checkout: Path, tmp_path: Path) -> None:
-    install(tmp_path, checkout)
-    assert hint(tmp_path, "imageio").startswith("apt-get install gcc libxml2-dev python3-dev && ")
+def test_hint_names_the_compiler_first(installed: Path) -> None:
+    assert hint(installed, "imageio").startswith("apt-get install gcc libxml2-dev python3-dev && ")
 
 
 def test_hint_of_an_editable_installation() -> None:

@@ -297,7 +297,7 @@ def test_file_does_not_replace_a_directory(volume):
 
 
 def test_full_file_system_is_reported(tmp_path):
-    processes.need("mount")
+    processes.need_root()
     processes.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path)
     try:
         with pytest.raises(errors.TargetError, match="no space left on device"):
@@ -344,6 +344,7 @@ def run_as_nobody(work, *arguments):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_unprivileged_user_can_unpack():
     """An ordinary user unpacks an archive of root; the owners in it are ignored."""
+    processes.need_root()
     data = tar_parts.packed(
         tar_parts.member("d", type=tarfile.DIRTYPE, mode=0o500, uid=0),
         tar_parts.member("d/file", b"x", uid=0, mode=0o4400),
