@@ -19,7 +19,7 @@ from cdi_worker.formats import readers, safety, zstd
 from cdi_worker.formats.compressed import decompress, layers
 from cdi_worker.formats.tar import archive
 from tests.fuzz import sums
-from tests.support import disks
+from tests.support import disks, vhdx_images
 
 _IMAGES = {"qcow2": "qcow2", "vmdk": "vmdk", "vdi": "vdi", "vhd": "vhd", "vhdx": "vhdx"}
 _COMPRESSIONS = {
@@ -34,7 +34,8 @@ _LIMIT = 1 << 24
 def _image(name: str, data: bytes) -> None:
     if name == "vhdx":
         # The region table and the metadata, without the bytes between them.
-        data = data[:64].ljust(192 << 10, b"\0") + data[64:]
+        data = data[:64].ljust(192 << 10, b"\0") + data[64:].ljust(64 << 10, b"\0")
+        data = vhdx_images.with_headers(data)
     if name == "vhd":
         data = sums.vhd(data)
     reader = {"read": lambda offset, length: data[offset : offset + length], "size": len(data)}
