@@ -150,11 +150,18 @@ class Fetcher:
                 reason=f"{length} bytes at byte {offset} needed, the file has {self.size} bytes",
             )
         data = bytearray(length)
-        known = self._known.known_length(offset, length)
-        self.fill(offset, memoryview(data))
-        if part := self._part(offset + known, memoryview(data)[known:]):
-            self._confirm(*part)
+        self.fill_confirmed(offset, memoryview(data))
         return bytes(data)
+
+    def fill_confirmed(self, offset: int, into: memoryview) -> None:
+        """Fill ``into`` from ``offset``, and check the bytes by another request.
+
+        For reads whose neighbours may never be read, so that no seam shows the bytes of another range.
+        """
+        known = self._known.known_length(offset, len(into))
+        self.fill(offset, into)
+        if part := self._part(offset + known, into[known:]):
+            self._confirm(*part)
 
     def fill(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset``, retrying as long as there is progress."""

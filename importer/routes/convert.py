@@ -38,8 +38,9 @@ def convert(attempt: Attempt) -> None:
     # be too long to keep, and no file that qemu-img opens depends on them.
     found = _checked(attempt, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
+    # qemu-img reads the tables again, here and there: what it gets is confirmed by another request each time.
     # Closing the export sets the scope, which ends all its reads.
-    with server.Export(fetcher.fill, fetcher.size, attempt.scope, parallel=parallel) as export:
+    with server.Export(fetcher.fill_confirmed, fetcher.size, attempt.scope, parallel=parallel) as export:
         image = qemu_img.exported(export.socket, attempt.content.format, geometry=found.geometry)
         _write(attempt, image, _fitting_size(attempt, image), _follow(attempt))
 

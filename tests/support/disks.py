@@ -112,6 +112,7 @@ BY_RANGES: list[tuple[str, str | None]] = [
     ("qcow2-zlib", None),
     ("vmdk", None),
     ("vmdk-odd", None),
+    ("vhdx-log", None),
     ("raw", "gz"),
     ("qcow2", "zst"),
     ("vhdx-log", "xz"),
