@@ -19,16 +19,13 @@ from typing import NamedTuple
 import atheris
 
 with atheris.instrument_imports(include=["cdi_worker.formats"]):
+    from cdi_worker import errors
     from cdi_worker.formats import safety
-    from cdi_worker.formats.mapped import image as mapped
-    from cdi_worker.formats.mapped import pieces
     from cdi_worker.formats.vmdk import header
+    from tests.support import block_images, placing, qcow2_images, vmdk_images, vmdk_stream
 
     for _name in ("vdi", "vhd", "vhdx"):
         safety.FORMATS[_name]
-
-from cdi_worker import errors
-from tests.support import block_images, placing, qcow2_images, vmdk_images, vmdk_stream
 
 LARGEST = 4 << 20
 #: Bytes of a file: a VHDX has its tables at 2 and 3 MiB.
@@ -136,38 +133,6 @@ FORMS = {
 }
 
 
-def read_by_ranges(data: bytes, form: str) -> bytes:
-    """Return the disk, read by ranges."""
-
-    def read(offset: int, length: int) -> bytes:
-        assert 0 <= offset <= offset + length <= len(data)
-        return data[offset : offset + length]
-
-    image = placing.image_of(data, form)
-    disk = bytearray(b"\xff") * image.layout.virtual_size
-    covered = 0
-    for window in image.windows():
-        for batch in window.tables():
-            for table in batch.pieces:
-                window.load(table, read(table.host, table.length))
-        window.check()
-        for offset, length in window.holes():
-            disk[offset : offset + length] = bytes(length)
-            covered += length
-        for batch in window.data():
-            body = read(batch.offset, batch.length)
-            for piece in batch.pieces:
-                disk[piece.guest : piece.guest + piece.size] = _content(image, piece, body, batch.offset)
-                covered += piece.size
-    assert covered == len(disk) == image.layout.virtual_size
-    return bytes(disk)
-
-
-def _content(image: mapped.Image, piece: pieces.Piece, body: bytes, offset: int) -> bytes:
-    part = body[piece.host - offset :][: piece.length]
-    return image.inflate(part, piece)[: piece.size] if piece.compressed else part
-
-
 def one_input(data: bytes, form: str) -> None:
     """Read one file by both readers and by QEMU."""
     found = set()
@@ -177,7 +142,7 @@ def one_input(data: bytes, form: str) -> None:
     except errors.ImageError:
         return
     with contextlib.suppress(errors.ImageError):
-        found.add(read_by_ranges(data, form))
+        found.add(placing.read_disk(data, form))
     with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
         found.add(placing.passed(data, 2 << 20, recent=2, form=form))
     FORMS[form].check(found, data, form)

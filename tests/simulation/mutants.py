@@ -54,12 +54,6 @@ MUTANTS = (
         is_rare=True,
     ),
     Mutant(
-        "begins-again",
-        "opens the target again without a look at its claim",
-        {"images/targets/open.py": {"        options.claim.check()\n": ""}},
-        is_rare=True,
-    ),
-    Mutant(
         "finished-file-removed",
         "removes a finished disk before its replacement is complete",
         {"images/targets/file.py": {' if options.existing == "remove" else (name,)': ""}},

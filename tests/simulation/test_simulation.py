@@ -13,7 +13,7 @@ from tests.simulation import __main__ as simulation
 from tests.simulation import disk, mutants, threads
 from tests.simulation import scheduler as schedulers
 from tests.simulation import world as worlds
-from tests.support import processes
+from tests.support import processes, repository
 
 #: Seeds of a run of the tests. They begin at ``--first-seed``, which is drawn for each run.
 SEEDS = 120
@@ -65,6 +65,14 @@ def test_error_of_the_simulator_is_reported_as_one() -> None:
 def test_error_of_the_simulator_does_not_count_as_a_found_mutant() -> None:
     with pytest.raises(schedulers.Harness, match="nice is not simulated"):
         mutants.find(mutants.Mutant("unknown", "calls what is not simulated", _UNKNOWN), range(10))
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda each: each.name)
+def test_mutant_fits_the_product(mutant: mutants.Mutant) -> None:
+    for path, edits in mutant.edits.items():
+        for old, new in edits.items():
+            assert (repository.ROOT / path).read_text().count(old) == 1, f"{path}: {old}"
+            assert old != new
 
 
 @pytest.mark.parametrize(
