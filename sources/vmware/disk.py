@@ -24,7 +24,7 @@ READS = 4
 LOG_WAIT, RECENT = 1.0, 2.0
 #: Seconds without an extent after which their list fails, if the connection breaks.
 LISTING_LIMIT = 10.0
-#: Longest silence of VDDK, in seconds: it has its own limits, and opening a disk may take a minute.
+#: Longest time in which VDDK opens a disk, in seconds: it may take a minute.
 LIMIT = 180.0
 #: Seconds to wait for VDDK to close its sessions: the host counts dropped ones for a while.
 CLOSE_LIMIT = 5.0
@@ -117,17 +117,19 @@ class VddkDisk(client.Client):
         cancel: base.Cancel,
         *,
         longest: int,
-        connections: int = CONNECTIONS,
+        connections: int,
+        access: base.Access,
     ) -> None:
         self._vddk = vddk
-        # VDDK may be slow to open a disk, and to list its allocated blocks: its own limits apply.
+        # VDDK may be slow to open a disk, and to list its allocated blocks: these have their own limits.
         limits = client.Limits(
             connections,
             always=True,
             connect=LIMIT,
             another=LIMIT,
-            stall=LIMIT,
+            stall=access.patience,
             patience=LISTING_LIMIT,
+            slowest=access.slowest,
             longest=longest,
         )
         server = handshake.Server(name, nbd.Address(socket=socket))

@@ -77,7 +77,13 @@ class VddkSource(base.Source):
                 raise self._vddk.explained(err) from err
             self.longest_read = longest
             self._disk = vddk_disk.VddkDisk(
-                socket, self.name, self._vddk, self._cancel, longest=longest, connections=connections
+                socket,
+                self.name,
+                self._vddk,
+                self._cancel,
+                longest=longest,
+                connections=connections,
+                access=self._location.access,
             )
             stack.callback(self._disk.close)
             self.size = self._disk.open()

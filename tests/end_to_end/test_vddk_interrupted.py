@@ -148,6 +148,17 @@ def test_temporary_error_is_retried(tmp_path: Path) -> None:
         vmware_stages.check(vcsim, target, 0)
 
 
+def test_silent_library_is_given_up(tmp_path: Path) -> None:
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["delay"] = "60000000"
+    request = vmware_stages.request(vcsim, tmp_path / "disk.img", 0)
+    location = dataclasses.replace(
+        request.location, access=dataclasses.replace(request.location.access, patience=2)
+    )
+    with vcsim.running(), pytest.raises(errors.TransferFailed, match="no answer within 2 s"):
+        cdi_worker.run(dataclasses.replace(request, location=location))
+
+
 # -- killed at any moment --------------------------------------------------------------------------
 
 STAGE = """
