@@ -127,10 +127,12 @@ def test_no_verbosity_shows_it(doors: Doors, verbosity: str) -> None:
     doors.check(done.errors, done.output)
 
 
+@pytest.mark.parametrize("verbosity", ["", "-v=1"])
 @pytest.mark.parametrize("doors", cases(places=("failure",)), indirect=True)
-def test_no_source_shows_it_by_default(doors: Doors) -> None:
+def test_no_source_shows_it_at_a_lower_verbosity(doors: Doors, verbosity: str) -> None:
+    """The log has three levels: warnings, info and debug. The tests above run all sources with the last."""
     if doors.run.has_pod:
-        done = worker.run(*pod_arguments(doors, ""), env=doors.env)
+        done = worker.run(*pod_arguments(doors, verbosity), env=doors.env)
         doors.check(done.errors, done.output)
 
 
