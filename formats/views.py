@@ -57,12 +57,15 @@ class View:
 
     def at(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes. Raises ``errors.Truncated`` at the end of the file, or ``Beyond``."""
+        return self._at(offset, length, self._read and self._read_near)
+
+    def _at(self, offset: int, length: int, read: Read | None) -> bytes:
         data = self.head[offset : offset + length]
-        if len(data) < length and self._read is not None:
-            data = self._read_near(offset, length)
+        if len(data) < length and read is not None:
+            data = read(offset, length)
         if len(data) < length:
             reason = f"the bytes from {offset} to {offset + length} are missing; transfer the image again"
-            if self._read is None:
+            if read is None:
                 raise Beyond(offset + length, format="image", reason=reason)
             raise errors.Truncated(format="image", reason=reason)
         return data
@@ -102,7 +105,7 @@ class View:
 
     def _together(self, offsets: list[int], length: int) -> Iterator[bytes]:
         first = offsets[0]
-        data = self.at(first, offsets[-1] + length - first)
+        data = self._at(first, offsets[-1] + length - first, self._read)
         return (data[offset - first : offset - first + length] for offset in offsets)
 
 
