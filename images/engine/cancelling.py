@@ -21,6 +21,10 @@ T = TypeVar("T")
 TURN: Final = 0.2
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Registration:
     """A callback registered with ``Cancel.on_set``, until ``close`` or the end of the ``with`` block.
 
@@ -51,6 +55,9 @@ class Registration:
     def close(self) -> None:
         """Unregister; wait for the callback if it is running in another thread. Idempotent."""
         self._cancel._forget(self)  # noqa: SLF001  (same module)
+        # Whoever has registered often keeps this object: the two would keep each other, and all that they
+        # read, until Python looks for circles.
+        self._callback = _nothing
 
     def call(self) -> None:
         """Call the callback. A failure is logged, so that the other callbacks are still called."""

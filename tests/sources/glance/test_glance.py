@@ -83,10 +83,10 @@ def test_image_is_converted_from_scratch_if_there_is_some(
     cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path
 ) -> None:
     (tmp_path / "scratch").mkdir()
-    image = cloud.upload(disks.image("vhdx"), "vhdx")
+    image = cloud.upload(disks.image("vhdx-log"), "vhdx")
     done = import_(location(cloud, image), tmp_path / "disk.img", scratch=str(tmp_path / "scratch"))
     assert done.plan.route is plan.Route.SPOOL
-    oracle.same(tmp_path / "disk.img", disks.expected("vhdx"))
+    oracle.same(tmp_path / "disk.img", disks.expected("vhdx-log"))
 
 
 def test_raw_disk_with_the_header_of_another_format_stays_raw(
