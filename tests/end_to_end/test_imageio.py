@@ -92,7 +92,7 @@ def first_stage(ovirt: ovirt_stages.Setup, target: Path) -> imageiod.Chain:
     return chain
 
 
-@pytest.mark.parametrize("target", ["file", 512], indirect=True)
+@pytest.mark.parametrize("target", ["file", "512"], indirect=True)
 def test_delta_of_another_checkpoint_is_refused(
     ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
 ) -> None:
@@ -152,7 +152,7 @@ def test_delta_needs_a_disk(ovirt: ovirt_stages.Setup, tmp_path: Path) -> None:
     ovirt.check_settled()
 
 
-@pytest.mark.parametrize("target", ["file", 512], indirect=True)
+@pytest.mark.parametrize("target", ["file", "512"], indirect=True)
 def test_delta_grows_the_disk(ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain) -> None:
     second, third = first_stage.volumes[1].id, first_stage.volumes[2].id
     cdi_worker.run(ovirt.request(first_stage, target, second, first_stage.volumes[0].id))
