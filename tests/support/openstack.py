@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,13 +73,13 @@ class Cloud:
         requests.delete(f"{self.internal}/v3/auth/tokens", headers=headers, timeout=30).raise_for_status()
         time.sleep(CACHED + 0.1)
 
-    def application_credential(self, name: str) -> Mapping[str, Any]:
-        """Return a new application credential of the administrator."""
+    def application_credential(self) -> Mapping[str, Any]:
+        """Return a new application credential of the administrator, with a name of its own."""
         token = self.token()
         headers = {"X-Auth-Token": token, "X-Subject-Token": token}
         url = f"{self.internal}/v3"
         user = requests.get(f"{url}/auth/tokens", headers=headers, timeout=30).json()["token"]["user"]["id"]
-        body = {"application_credential": {"name": name, "secret": "hush"}}
+        body = {"application_credential": {"name": os.urandom(8).hex(), "secret": "hush"}}
         answer = requests.post(
             f"{url}/users/{user}/application_credentials", json=body, headers=headers, timeout=30
         )

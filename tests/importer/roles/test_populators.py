@@ -115,7 +115,7 @@ def test_every_login_of_a_secret(
     cloud: openstack.Cloud, disks: disks.Disks, tmp_path: Path, program: Path, method: str
 ) -> None:
     """Each without what the others need, and over the internal endpoint."""
-    credential = cloud.application_credential(method)
+    credential = cloud.application_credential()
     project = {"projectName": openstack.PROJECT, "projectDomainID": "default"}
     own = {
         "user id": {"userID": credential["user_id"], "password": openstack.PASSWORD, **project},
@@ -127,7 +127,7 @@ def test_every_login_of_a_secret(
         },
         "credential by name": {
             "authType": "applicationcredential",
-            "applicationCredentialName": method,
+            "applicationCredentialName": credential["name"],
             "applicationCredentialSecret": credential["secret"],
             "username": openstack.USER,
             "defaultDomain": "default",

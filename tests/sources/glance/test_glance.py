@@ -175,7 +175,7 @@ def test_token_that_cannot_be_renewed_is_an_error(cloud: openstack.Cloud, stored
 
 @pytest.mark.parametrize("method", ["password", "id", "token", "application id", "application name"])
 def test_every_way_to_log_in(cloud: openstack.Cloud, stored: tuple[str, Path], method: str) -> None:
-    credential = cloud.application_credential(method)
+    credential = cloud.application_credential()
     nobody = {"user_name": "", "user_password": "", "project_name": "", "default_domain": ""}
     changes = {
         "password": {"user_domain_name": "Default", "project_domain_name": "Default", "default_domain": ""},
@@ -193,7 +193,7 @@ def test_every_way_to_log_in(cloud: openstack.Cloud, stored: tuple[str, Path], m
         },
         "application name": {
             "auth_type": "v3applicationcredential",
-            "application_name": method,
+            "application_name": credential["name"],
             "application_secret": "hush",
         },
     }[method]
