@@ -99,9 +99,9 @@ class Allocation(mapped.Allocation):
     def share(self, host: int, length: int) -> None:
         """Take a compressed cluster: it may share host clusters with other compressed clusters only.
 
-        One byte of its last sector must exist: programs do not pad the end of the file.
+        Its first byte must exist, and one of its last sector: programs do not pad the end of the file.
         """
-        self.reach(host + length - _SECTOR + 1)
+        self.reach(max(host, host + length - _SECTOR) + 1)
         first, end = self._span(host, length)
         if self._taken.find(self._WHOLE, first, end) >= 0:
             raise errors.Corrupt(format="qcow2", reason=f"the cluster at byte {host} is used twice")
