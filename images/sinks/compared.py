@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.images import directio
+from cdi_worker.images import directio, extents
 from cdi_worker.images.sinks import base
 from cdi_worker.scratch import journal
 
@@ -60,20 +60,6 @@ def nonzero(storage: Storage, start: int, end: int) -> list[Range]:
     return runs
 
 
-def joined(runs: list[Range]) -> Iterator[Range]:
-    """Yield ascending ranges; those with little between them as one."""
-    last: Range | None = None
-    for start, end in runs:
-        if last is not None and start - last[1] <= _GAP:
-            last = last[0], end
-            continue
-        if last is not None:
-            yield last
-        last = start, end
-    if last is not None:
-        yield last
-
-
 @dataclasses.dataclass(slots=True)
 class Changes:
     """What an update found, in bytes of the disk: ``compared``, ``differed``, and ``written`` or zeroed.
@@ -115,7 +101,7 @@ class Updating:
             self._to.zero(start, end - start)
 
     def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
-        written = list(joined(runs))
+        written = list(extents.joined(runs, _GAP))
         with self._lock:
             self.changes.compared += compared
             self.changes.differed += sum(end - start for start, end in runs)
@@ -159,7 +145,7 @@ class Continuing:
         missing = self._noted.missing(start, end)
         found = list(missing)
         for first, after in _between(start, end, missing):
-            for part in joined(wrong(first, after)):
+            for part in extents.joined(wrong(first, after), _GAP):
                 self._noted.discard(*part)
                 self.differed += part[1] - part[0]
                 found.append(part)
