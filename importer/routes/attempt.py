@@ -45,9 +45,9 @@ class Attempt:
     """One attempt, by one plan.
 
     ``claim``: the target's. ``images``: the files of the source, of a chain the oldest first. ``space``: on
-    the target. ``scope`` ends the reads
-    of this attempt; a failure sets it. ``accepted``: called once, when all bytes have been received,
-    verified, and found to be safe and to fit. ``group``: makes the disk usable, together with others.
+    the target. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when
+    all bytes have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable,
+    together with others.
     """
 
     request: Request

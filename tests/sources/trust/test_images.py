@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import itertools
 import json
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from tests.support.containers import Image
 IMAGE = Image((containers.layer(*containers.disk(pulled.DISK)),))
 OTHER = Image((containers.layer(*containers.disk(pulled.OTHER)),))
 SIGNER = signing.Signer()
-NAMES = (f"signed{number}" for number in itertools.count())
-
-
-@pytest.fixture
-def name() -> str:
-    """Return a repository that no other test uses."""
-    return next(NAMES)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +18,7 @@ from cdi_worker.sources.trust import keyless
 from tests.support import containers, fulcio, pulled, registries, signing
 
 IMAGE = containers.Image((containers.layer(*containers.disk(pulled.DISK)),))
-NAMES = (f"keyless{number}" for number in itertools.count())
 INSTANCE = fulcio.Sigstore()
-
-
-@pytest.fixture
-def name() -> str:
-    """Return a repository that no other test uses."""
-    return next(NAMES)
 
 
 @pytest.fixture
