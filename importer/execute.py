@@ -211,9 +211,6 @@ def _attempts(served: base.Source, engine: image.Engine, request: Request, run: 
             with unpacked as (source, images, asked):
                 facts = survey_module.survey(source, images, asked, run.reads, two_passes)
                 chosen = facts.plan(asked)
-                log.info("plan %s", chosen.describe())
-                if chosen.virtual_size is not None:
-                    run.progress.disk(chosen.virtual_size)
                 attempt = Attempt(
                     request=asked,
                     claim=run.claim,
@@ -227,9 +224,7 @@ def _attempts(served: base.Source, engine: image.Engine, request: Request, run: 
                     accepted=run.accepted,
                     group=run.group,
                 )
-                with attempt.scoped() as running:
-                    ROUTES[chosen.route](running)
-                source.finish()
+                _follow(attempt)
                 return attempt
         except errors.NoRanges as err:
             if chosen is not None and chosen.route is plan.Route.UPDATE:
@@ -244,6 +239,17 @@ def _attempts(served: base.Source, engine: image.Engine, request: Request, run: 
                 # It cannot be read again: the plan says what to do instead.
                 facts.with_two_passes(two_passes).plan(asked)
                 raise
+
+
+def _follow(attempt: Attempt) -> None:
+    """Run the route of the plan."""
+    chosen = attempt.plan
+    log.info("plan %s", chosen.describe())
+    if chosen.virtual_size is not None:
+        attempt.progress.disk(chosen.virtual_size)
+    with attempt.scoped() as running:
+        ROUTES[chosen.route](running)
+    attempt.source.finish()
 
 
 def _images(served: base.Source, engine: image.Engine) -> tuple[base.Image, ...]:

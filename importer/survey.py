@@ -162,21 +162,22 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
         if form in {"raw", "iso"} and _is_fixed_vhd(read, source.size or 0):
             form = "vhd"
         head, checked = detected.head, safety.check(form, detected.head, read=read, size=source.size)
-    size = checked.virtual_size
-    footer = 0
-    if form in {"raw", "iso"}:
-        size = None if detected.compressions or source.size is None else units.whole_sectors(source.size)
-        footer = 0 if read is not None and not detected.compressions else FOOTER
+    is_raw, in_order = form in {"raw", "iso"}, read is None or bool(detected.compressions)
     return dataclasses.replace(
         content,
         format=form,
         head=head,
-        virtual_size=size,
+        virtual_size=_raw_size(source, detected) if is_raw else checked.virtual_size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
         raw=checked.raw,
-        footer=footer,
+        footer=FOOTER if is_raw and in_order else 0,
     )
+
+
+def _raw_size(source: base.Source, detected: layers.Content) -> int | None:
+    """Return the size of a raw disk; None if it is not known before it has been read."""
+    return None if detected.compressions or source.size is None else units.whole_sectors(source.size)
 
 
 def _check_head(form: str, head: bytes, look: Callable[[int], layers.Content]) -> tuple[bytes, facts.Facts]:
