@@ -5,12 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images import directio, volume
+from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, crew
 from cdi_worker.images.targets import base
 from cdi_worker.scratch import digests, journal
@@ -94,56 +93,6 @@ def _spans(records: Iterable[digests.Record], unit: int) -> list[journal.Range]:
     for record in records:
         found.add(record.start // unit * unit, -(-record.end // unit) * unit)
     return list(found)
-
-
-class Comparing:
-    """Compare bytes with those on storage instead of writing them, where they are finished in ``noted``.
-
-    Raises ``errors.SourceChanged`` and sets ``differs`` at the first difference.
-    """
-
-    def __init__(self, target: base.Target, noted: journal.Journal) -> None:
-        self._path = target.path
-        self._noted = noted
-        self.differs = False
-        target.drop_cache()
-        try:
-            self._fd = os.open(target.readable, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as err:
-            raise errors.target_error(self._path, err, "read back") from err
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def write(self, offset: int, data: memoryview, /) -> None:
-        """Compare ``data``."""
-        done = offset
-        for gap, after in [*self._noted.missing(offset, offset + len(data)), (offset + len(data),) * 2]:
-            if done < gap:
-                self._compare(done, data[done - offset : gap - offset])
-            done = after
-
-    def zero(self, offset: int, length: int, /) -> None:
-        """Compare with zeros."""
-        zeros = directio.zeros()
-        for start in range(offset, offset + length, len(zeros)):
-            self.write(start, zeros[: offset + length - start])
-
-    def flush(self) -> None:
-        """Do nothing: nothing is written."""
-
-    def _compare(self, offset: int, data: memoryview) -> None:
-        try:
-            stored = os.pread(self._fd, len(data), offset)
-        except OSError as err:
-            raise errors.target_error(self._path, err, "read back") from err
-        if stored != data:
-            self.differs = True
-            what = f"content at byte {offset} of the disk"
-            raise errors.SourceChanged(url=self._path, what=what, before="stored", now="different")
 
 
 @contextlib.contextmanager

@@ -161,12 +161,8 @@ class Journal:
             for before, after in _outside(start, end, first, last):
                 self._digests.add_part(before, after, data[before - start : after - start])
 
-    def zeroed(self, start: int, end: int) -> None:
-        """Add a range that was zeroed on the target."""
-        self.zeroed_all([(start, end)])
-
-    def zeroed_all(self, spans: Iterable[Range]) -> None:
-        """Add many ranges at once: other threads wait for the lock once, not for each."""
+    def zeroed(self, spans: Iterable[Range]) -> None:
+        """Add ranges that were zeroed on the target: other threads wait for the lock once, not for each."""
         with self._lock:
             for start, end in spans:
                 self._add(start, end)

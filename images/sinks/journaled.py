@@ -47,4 +47,4 @@ class Journaled(base.Passing):
         # A hole that another thread adds now may be left out: it is zeroed again by the next attempt.
         holes, self._holes = self._holes, []
         if holes:
-            self._noted.zeroed_all(holes)
+            self._noted.zeroed(holes)

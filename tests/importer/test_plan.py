@@ -26,7 +26,6 @@ FILE = Space(block=False, available=10 * GIB, usable=9 * GIB)
 BLOCK = Space(block=True, available=10 * GIB, usable=10 * GIB)
 DELTA = {"location": staged.Staged("https://v/", previous="one", current="two")}
 CHECKED = {"checksum": "md5:" + "0" * 32}
-GZ = ("gz",)
 
 
 class Laid(NamedTuple):

@@ -267,7 +267,7 @@ def test_journal_cannot_be_forged_without_the_identity(location: Location) -> No
 def test_journal_of_a_huge_disk_fits(location: Location, size: int) -> None:
     """What does not fit is forgotten."""
     many = journal.Journal.open(location, "etag", size)
-    many.zeroed(0, 1 << 40)
+    many.zeroed([(0, 1 << 40)])
     for index in range(20_000):
         wrote(many, (1 << 43) + index * (128 << 10), memoryview(b"x" * (64 << 10)))
     many.save(no_sync)
@@ -349,7 +349,7 @@ def test_scattered_units_fit(location: Location) -> None:
     many = journal.Journal.open(location, "etag", total)
     granule = many._digests.granule
     for start in range(0, total, 2 * granule):
-        many.zeroed(start, start + granule)
+        many.zeroed([(start, start + granule)])
     data = memoryview(b"x" * (64 << 10))
     for index in range(9000):
         wrote(many, granule * (1 + 2 * (index // 1000)) + index % 1000 * (128 << 10), data)

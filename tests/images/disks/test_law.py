@@ -371,7 +371,7 @@ def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files) 
     made = make(kind, files)
     noted = journal.Journal(None, "", SIZE)
     stored = Stored(made.expected)
-    noted.zeroed(0, 4 * MiB)
+    noted.zeroed([(0, 4 * MiB)])
     stored.data[3 * MiB : 3 * MiB + 512] = b"y" * 512
     sink = compared.Continuing(stored, noted, journaled.Journaled(stored, noted, lambda: None))
     delivered(made.disk, sink)

@@ -197,7 +197,7 @@ def test_each_byte_of_the_file_is_read_skipped_or_kept(
     disk = placing.tables_of(data, placing.fetcher(file), form.partition("-")[0])
     size = disk.size or 0
     if done:
-        notes.zeroed(0, size)
+        notes.zeroed([(0, size)])
     placing.deliver(disk, placing.Dirty(size), notes, counts)
     assert (counts.kept > 0) == done
     # The directory was read before; parts of the tables are read twice.
