@@ -1,4 +1,4 @@
-"""Disks of images with tables (qcow2, vmdk) that come as a stream, which is not stored.
+"""Disks of images with tables (qcow2, vmdk, vdi, vhd, vhdx) that come as a stream, which is not stored.
 
 ``formats.mapped.passing`` interprets the bytes.
 """

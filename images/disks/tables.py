@@ -1,4 +1,4 @@
-"""Disks of images with tables (qcow2, vmdk) that are read by ranges, of one file or of a chain of files.
+"""Disks of images with tables (qcow2, vmdk, vdi, vhd, vhdx), read by ranges, of one file or of a chain.
 
 ``formats.mapped`` has the layout of the images and the decompression.
 """

@@ -106,7 +106,7 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
 @options.inspect_options
 @click.pass_obj
 def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
-    """Show format, sizes and planned route of SOURCE (a URL or path), reading less than 1 MiB of it."""
+    """Show format, sizes and planned route of SOURCE (a URL or path), reading little of it."""
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
     request = options.make_request(source, "", given, contract.environment())
