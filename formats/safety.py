@@ -61,6 +61,7 @@ def check(
     except errors.Error:
         raise
     except Exception as err:
+        # A defect of a check must refuse the image, not end the worker.
         raise facts.refuse(name, "check_failed", f"the safety check failed: {err!r}") from err
 
 

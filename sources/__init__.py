@@ -108,6 +108,7 @@ def foreign(used: kind.Kind) -> Iterator[None]:
     except errors.Error:
         raise
     except Exception as err:
+        # Code of third parties may raise anything.
         frames = traceback.walk_tb(err.__traceback__)
         names = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames}
         if package == "cdi_worker" or package not in names:

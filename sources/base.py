@@ -127,7 +127,7 @@ class Location:
             own(self)
             Location.__post_init__(self)
 
-        cls.__post_init__ = both  # type: ignore[method-assign]
+        cls.__post_init__ = both  # type: ignore[method-assign]  # wraps the method of a subclass
 
     @property
     def stage(self) -> Stage:

@@ -132,6 +132,7 @@ class _Crew:
         try:
             self._placer.put(batch, data, self._inflate)
         except BaseException as err:
+            # Whatever it is, it must end the read in progress, in another thread.
             self._scope.fail(err)
             raise
 

@@ -55,8 +55,8 @@ class Registration:
     def close(self) -> None:
         """Unregister; wait for the callback if it is running in another thread. Idempotent."""
         self._cancel._forget(self)  # noqa: SLF001  (same module)
-        # Whoever has registered often keeps this object: the two would keep each other, and all that they
-        # read, until Python looks for circles.
+        # The caller often keeps this object, and the callback the caller: without this, the cycle would keep
+        # all that they read in memory until Python's next garbage collection.
         self._callback = _nothing
 
     def call(self) -> None:

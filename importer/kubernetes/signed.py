@@ -15,7 +15,7 @@ PREFIX: Final = "cdi-worker/"
 class Annotation(NamedTuple):
     """An annotation. ``field``: of the demand. ``entry``: the key in the ConfigMap that it names.
 
-    ``*``: all keys of the ConfigMap. Empty: its value is no name, but what is demanded.
+    ``*``: all keys of the ConfigMap. Empty: its value is not a name, but the demand itself.
     """
 
     field: str

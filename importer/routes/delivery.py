@@ -74,7 +74,7 @@ def options(attempt: Attempt) -> targets.Options:
 
 
 class _Meter(NamedTuple):
-    """Counts what a disk reads; see ``disks.Meter``."""
+    """Counts what a disk reads; see ``disks.base.Meter``."""
 
     advance: Callable[[int], None]
     skip: Callable[[int], None]

@@ -188,6 +188,7 @@ class Pool:
         except errors.Error:
             raise
         except Exception as err:
+            # The library raises classes that are not public, and anything for a malformed response.
             failure = self._error(err)
             if failure is None:
                 raise

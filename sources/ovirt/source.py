@@ -258,6 +258,7 @@ class ImageioSource(base.Source):
             log.warning("all data was read, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
             while time.monotonic() - started < limit() and self._engine.is_locked(self._location.disk_id):
+                # The engine reports no events. Not ended by a cancel: the limit is shorter then.
                 time.sleep(engine.FIRST_LOOK)
 
     def _limit(self) -> float:

@@ -431,7 +431,7 @@ def test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes(
         make(chain)
     expected = chain.disk()
     names = [path.name for path in chain.files]
-    for before, name, path in zip(["", *names], names, local(chain.files)):  # noqa: B905
+    for before, name, path in zip(["", *names[:-1]], names, local(chain.files), strict=True):
         stage([path], target, before, name)
     oracle.same(target, expected, beyond=b"\0")
 
@@ -492,7 +492,8 @@ def test_checkpoints_of_a_manifest_are_files(
     first, *_ = serve(server, chain.files)
     workspace = manifests.Workspace(tmp_path)
     names = [path.name for path in chain.files]
-    checkpoints = [{"previous": before, "current": name} for before, name in zip(["", *names], names)]  # noqa: B905
+    pairs = zip(["", *names[:-1]], names, strict=True)
+    checkpoints = [{"previous": before, "current": name} for before, name in pairs]
     workspace.volume({"http": {"url": first}}, checkpoints=checkpoints, finalCheckpoint=True, size="16Mi")
     done = workspace.run()
     assert done.status == 0, done.errors

@@ -142,6 +142,7 @@ def test_killed_commit_can_be_run_again(ovirt: ovirt_stages.Setup, tmp_path: Pat
 
     def commit_started() -> bool:
         while not changing.exists() or nines(changing, 0) == 0:
+            # Shorter than a piece takes to be written.
             time.sleep(0.0005)
         return True
 
@@ -225,6 +226,7 @@ def pod(
         if stop:
             transfers = ovirt.engine.transfers
             processes.wait_for(lambda: len(transfers) > count and transfers[-1].admitted, "a transfer")
+            # Into the transfer: nothing shows which request is under way.
             time.sleep(0.5)
             worker.terminate()
         _, errors = worker.communicate(timeout=60)

@@ -72,6 +72,7 @@ def test_sigterm_before_the_first_response_ends_the_worker(silent: str, tmp_path
     with worker.started("-v=1", "import", silent, tmp_path / "disk.img") as process:
         assert process.stderr is not None
         assert "request source=" in process.stderr.readline()
+        # Nothing shows that it waits for the response by now.
         time.sleep(0.5)
         with within(SOON):
             process.send_signal(signal.SIGTERM)

@@ -192,6 +192,7 @@ def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: flo
             before = reads(vcsim)
             with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
                 processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
+                # Not an event: the kill may come at any moment.
                 time.sleep(later)
                 first.kill()
             slow(vcsim, 0)

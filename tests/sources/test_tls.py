@@ -113,6 +113,7 @@ def read_until_shut(client: ssl.SSLSocket) -> None:
     threading.Timer(LATE, sockets.shut, [client]).start()
     into = bytearray(1 << 16)
     while client.recv_into(into):
+        # So that the socket always has something to read.
         time.sleep(0.001)
 
 

@@ -64,6 +64,8 @@ _lock = threading.Lock()
 class Popen(subprocess.Popen[AnyStr]):
     """A program in the background, as ``subprocess.Popen``, but forked if it is Python code."""
 
+    # Methods that are private in the standard library are missing in its types.
+
     def _execute_child(self, *positional: Any) -> None:
         """Start the program; called by the constructor when the pipes are made."""
         start = inspect.signature(super()._execute_child).bind(*positional).arguments  # type: ignore[misc]
@@ -209,6 +211,7 @@ def _begin(descriptors: list[int]) -> dict[str, Any]:
     program: dict[str, Any] = json.loads(os.pread(message, os.fstat(message).st_size, 0))
     if program["session"]:
         os.setsid()
+    # Until the tests have adopted this process, because the one between has ended: no event shows it.
     while os.getppid() != program["parent"]:
         time.sleep(0.0002)
     os.chdir(program["cwd"])
@@ -216,6 +219,7 @@ def _begin(descriptors: list[int]) -> dict[str, Any]:
         os.dup2(each, number)
     os.environ.clear()
     os.environ.update(program["env"])
+    # Constants in the types of the standard library.
     sys.stdin = sys.__stdin__ = _stream(0, sys.stdin, "rb")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, sys.stdout, "wb")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, sys.stderr, "wb")  # type: ignore[misc]

@@ -71,6 +71,7 @@ class Cloud:
         """Make a token invalid, and wait until Glance has forgotten it."""
         headers = {"X-Auth-Token": self.token(), "X-Subject-Token": token}
         requests.delete(f"{self.internal}/v3/auth/tokens", headers=headers, timeout=30).raise_for_status()
+        # Glance asks Keystone again only after this time.
         time.sleep(CACHED + 0.1)
 
     def application_credential(self) -> Mapping[str, Any]:

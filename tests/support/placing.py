@@ -175,7 +175,7 @@ def deliver(
     noted = notes or unjournalled()
     noting = journaled.Journaled(target, noted, lambda: None)
     meter = counts or Counts()
-    meter.moved = noting.moved  # type: ignore[method-assign]
+    meter.moved = noting.moved  # type: ignore[method-assign]  # as ``delivery`` does
     disk.deliver(checks.Detecting(noting), noted, meter)
 
 

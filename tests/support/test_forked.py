@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import forked, processes
 
-#: Prints what a program sees of its surroundings.
+#: Prints what a program sees of its environment.
 LOOK = """
 import os, signal, sys, threading
 print(sys.argv, sys.orig_argv, sys.path, os.getcwd(), sorted(os.environ.items()), __name__)
@@ -24,8 +25,10 @@ sys.stderr.write("words")
 """
 
 
-def executed(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+def executed(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+    return done
 
 
 def both(argv: list[str], cwd: Path) -> list[tuple[int, str, str]]:

@@ -48,6 +48,7 @@ def test_server_is_stopped_after_its_last_user(tmp_path: Path) -> None:
     both[0].get("c", servers.start)
     ending = threading.Thread(target=both[0].close)
     ending.start()
+    # ``ExitStack`` has no public name for what is left to close.
     processes.wait_for(lambda: not both[0]._used._exit_callbacks, "the end of its own use")  # type: ignore[attr-defined]
     assert servers.running == ["a", "b", "c"]
     both[1].close()

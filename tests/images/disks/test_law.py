@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -236,8 +236,8 @@ class Some:
         found = ((max(start, first), min(end, after)) for first, after in self.parts)
         return [(first, after) for first, after in found if first < after]
 
-    def missing_of(self, spans: object) -> list[tuple[int, int]]:
-        return [part for start, end in spans for part in self.missing(start, end)]  # type: ignore[attr-defined]
+    def missing_of(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [part for start, end in spans for part in self.missing(start, end)]
 
 
 def delivered(disk: base.Disk, sink: base.Sink, missing: base.Missing = base.EVERYTHING) -> int:

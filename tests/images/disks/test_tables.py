@@ -91,6 +91,7 @@ def test_short_pieces_are_written_by_one_thread_at_a_time(tmp_path: Path, direct
         def write(self, offset: int, data: memoryview) -> None:
             self.writing += 1
             self.most = max(self.most, self.writing)
+            # Long enough for another thread to come in.
             time.sleep(0.001)
             super().write(offset, data)
             self.writing -= 1

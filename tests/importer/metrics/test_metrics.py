@@ -187,6 +187,7 @@ def test_scrape_is_answered_while_the_process_ends() -> None:
 
 def test_silent_client_does_not_delay_the_end() -> None:
     with ending() as (process, port), socket.create_connection(("127.0.0.1", port)):
+        # Nothing shows when the connection is accepted.
         time.sleep(0.5)
         begin = time.monotonic()
         assert process.stdin

@@ -181,6 +181,7 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
             reader = blob_at(server.url("/blob"))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             read = pool.submit(reading.read_all, reader)
+            # Nothing shows that the read waits by now.
             time.sleep(0.3)
             began = time.monotonic()
             reader.close()
