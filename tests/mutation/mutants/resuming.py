@@ -137,9 +137,9 @@ MUTANTS = (
         "tests/sources/test_selection.py::test_renewed_credential_in_an_address_selects_nothing",
     ),
     mutant(
-        "images/readback.py",
+        "images/sinks/compared.py",
         "trusts ranges that differ on storage",
-        ("        if stored != data:\n            self.differs = True\n"),
+        ("        if self._stored.read(offset, len(data)) != data:\n            self.differs = True\n"),
         ("        if False:\n            self.differs = True\n"),
         "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
     ),
