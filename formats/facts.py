@@ -15,7 +15,7 @@ MAX_VIRTUAL_SIZE = 64 << 40
 #: One sector.
 MIN_VIRTUAL_SIZE = 512
 #: qemu-img keeps a whole block map in memory, within its limit of address space and next to our own memory
-#: in a pod of 600M. 64 MiB map 16 TiB in the blocks of a VDI (1 MiB), more in those of other formats.
+#: in a pod of 600M. The built-in readers read a map in pieces.
 MAX_TABLE = 64 << 20
 
 
@@ -64,11 +64,11 @@ def check_size(name: str, virtual_size: int) -> None:
         raise refuse(name, "virtual_size", reason)
 
 
-def check_table(name: str, length: int) -> None:
-    """Refuse a block map of more bytes than qemu-img may use for it."""
-    if length > MAX_TABLE:
+def check_table(name: str, length: int, limit: int = MAX_TABLE) -> None:
+    """Refuse a block map of more bytes than ``limit``, by default what qemu-img may use for it."""
+    if length > limit:
         reason = (
-            f"the block map has {length} bytes, at most {MAX_TABLE} are supported; "
+            f"the block map has {length} bytes, at most {limit} are supported; "
             "convert the image to qcow2 first"
         )
         raise refuse(name, "table", reason)

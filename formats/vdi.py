@@ -49,8 +49,7 @@ def check(view: views.View) -> facts.Facts:
     layout = Layout(header)
     if header.blocks < layout.count:
         raise facts.refuse("vdi", "header", "the block map is too small for the virtual size")
-    # QEMU reads the map of all blocks, not only of those that the disk has.
-    facts.check_table("vdi", 4 * header.blocks)
+    facts.check_table("vdi", layout.map_length, max(facts.MAX_TABLE, 4 * layout.count))
     return facts.Facts("vdi", layout.virtual_size, layout=layout)
 
 
@@ -64,6 +63,8 @@ class Layout(blocks.Layout):
         # QEMU rounds up too: VirtualBox writes disks of any size.
         super().__init__(header.map_offset, _BLOCK, -(-header.virtual_size // _SECTOR) * _SECTOR)
         self.fixed = ((0, _SECTOR),)
+        # QEMU reads the map of all blocks, not only of those that the disk has.
+        self.map_length = 4 * header.blocks
         self._data = header.data_offset
 
     def allocation(self, size: int, /) -> blocks.Allocation:

@@ -100,8 +100,9 @@ def check(view: views.View) -> facts.Facts:
     if disk.bat[1] < 8 * disk.bat_entries:
         reason = "the block allocation table is too small for the virtual size"
         raise facts.refuse("vhdx", "metadata", reason)
-    facts.check_table("vhdx", disk.bat[1])
+    facts.check_table("vhdx", disk.bat[1], max(facts.MAX_TABLE, 8 * disk.bat_entries + _MIB))
     if any(header.log) and header.log_length:
+        facts.check_table("vhdx", disk.bat[1])
         return facts.Facts("vhdx", disk.virtual_size, unplaceable="it has a log that may have to be replayed")
     return facts.Facts("vhdx", disk.virtual_size, layout=Layout(header, disk))
 
@@ -116,6 +117,7 @@ class Layout(blocks.Layout):
         super().__init__(disk.bat[0], disk.block_size, disk.virtual_size)
         self._chunk = disk.chunk
         self._metadata_end = disk.metadata_end
+        self.map_length = disk.bat[1]
         self.table_entries = max(1, self.table_entries // self._chunk) * self._chunk
         used = disk.bat[0] + 8 * disk.bat_entries
         spans = [(0, _MIB), (header.log_offset, header.log_offset + header.log_length), (used, sum(disk.bat))]

@@ -7,7 +7,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
-from cdi_worker.formats import detect
+from cdi_worker.formats import detect, facts
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.request import Request
 
@@ -141,7 +141,8 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
     choose = _delta if request.is_delta else _in_order if space.ordered else _choose
     chosen = choose(request, offer, content, scratch)
-    crowded = content.layout is not None and content.layout.crowded
+    layout = content.layout
+    crowded = layout is not None and layout.crowded and layout.map_length <= facts.MAX_TABLE
     if chosen.spill and crowded and offer.once and (offer.size or 0) <= (scratch or -1):
         # A source that can be read again is spooled only when an attempt has shown that it must be.
         why = "may have too many pieces to write in one pass, and the source can be read only once"
@@ -220,6 +221,8 @@ def _two_passes(request: Request, offer: Offer, content: Content, scratch: int |
         if offer.once:
             advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
             raise errors.Unsupported(reason=f"it must be read twice ({offer.two_passes}), but {advice}")
+        if content.layout is not None:
+            facts.check_table(content.format, content.layout.map_length)
         return Plan(Route.SPOOL, f"{why}, downloaded before conversion", scratch=True)
     if offer.ranges and request.checksum is None and not content.compressions:
         reason = f"{why}, fetched by range, then read again for the checksum"

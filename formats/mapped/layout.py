@@ -84,8 +84,9 @@ class Layout(abc.ABC):
 
     ``unit``: the format's word for its allocation units, in plural. ``crowded``: whether a stream may expect
     more than ``passing.LIMIT`` pieces at once. ``entry``: layout of a table entry, for ``views.entries``.
-    ``directory``: offset and length of the first-level table. ``fixed``: spans (start, end) of the file that
-    hold neither second-level tables nor data. ``inflate``: thread-safe.
+    ``directory``: offset and length of the first-level table. ``map_length``: bytes of a block map, which
+    qemu-img would keep in memory. ``fixed``: spans (start, end) of the file that hold neither second-level
+    tables nor data. ``inflate``: thread-safe.
     """
 
     format: str
@@ -95,6 +96,7 @@ class Layout(abc.ABC):
     virtual_size: int
     table_entries: int
     directory: tuple[int, int]
+    map_length: int = 0
     fixed: Sequence[tuple[int, int]]
     inflate: Inflate
 

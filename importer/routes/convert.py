@@ -62,9 +62,11 @@ def spool(attempt: Attempt) -> None:
 
 def _checked(attempt: Attempt, read: views.Read, size: int) -> facts.Facts:
     form = attempt.content.format
-    found = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
+    checked = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
+    if checked.layout is not None:
+        facts.check_table(form, checked.layout.map_length)
     safety.check_length(form, read, size)
-    return found
+    return checked
 
 
 @contextlib.contextmanager

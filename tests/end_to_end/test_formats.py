@@ -17,7 +17,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, oracle, servers
+from tests.support import devices, misbehave, oracle, processes, servers
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -248,6 +248,18 @@ def test_local_file_is_imported(
 ) -> None:
     import_disk(str(disks.wrapped(variant, compression)), target, scratch=scratch)
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
+
+
+def test_qemu_img_gets_no_huge_block_map(tmp_path: Path, scratch: Path) -> None:
+    """QEMU writes the metadata behind the table: only what has arrived whole shows that it is too large."""
+    processes.need("qemu-img")
+    image, target = tmp_path / "image", tmp_path / "disk.img"
+    processes.run("qemu-img", "create", "-q", "-f", "vhdx", "-o", "block_size=1M", image, "9T")
+    with misbehave.Server() as server:
+        url = server.serve("/disk", misbehave.Page(image.read_bytes(), ranges=False))
+        with pytest.raises(errors.Refused, match=r"the block map has .* at most 67108864 "):
+            import_disk(url, target, scratch=scratch)
+    oracle.unusable(target)
 
 
 def test_nearly_empty_disk_is_imported_quickly(

@@ -33,6 +33,7 @@ class Laid(NamedTuple):
 
     unit: str
     crowded: bool = False
+    map_length: int = 0
 
 
 LAYOUTS: dict[str, Any] = {
@@ -168,6 +169,20 @@ def test_crowded_stream_needs_scratch() -> None:
     ):
         assert plan.plan(REQUEST, offer, content, FILE, scratch).route is route
     assert plan.plan(REQUEST, once, disk("vmdk"), FILE, GIB).route is Route.PLACE
+
+
+def test_huge_block_map_is_not_planned_for_qemu_img() -> None:
+    """It would keep all of it in memory: our own reader tries the stream, and nothing is downloaded."""
+    huge: Any = Laid("blocks", crowded=True, map_length=facts.MAX_TABLE + 1)
+    content = dataclasses.replace(disk("vhdx"), layout=huge)
+    once = dataclasses.replace(STREAM, once=True)
+    assert plan.plan(REQUEST, once, content, FILE, GIB).route is Route.PLACE
+    twice = dataclasses.replace(STREAM, two_passes="too many pieces")
+    with pytest.raises(errors.Refused, match="the block map has"):
+        plan.plan(REQUEST, twice, content, FILE, GIB)
+    largest: Any = huge._replace(map_length=facts.MAX_TABLE)
+    content = dataclasses.replace(content, layout=largest)
+    assert plan.plan(REQUEST, twice, content, FILE, GIB).route is Route.SPOOL
 
 
 def test_too_small_scratch_is_found_before_the_transfer() -> None:
