@@ -7,14 +7,13 @@ is opened by them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import posixpath
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import facts
+from cdi_worker.formats import facts, smalljson
 from cdi_worker.formats.qcow2 import layout as qcow2_layout
 
 #: The most files of a chain.
@@ -47,8 +46,8 @@ def backing_base_name(name: str) -> str:
     if not name.startswith("json:"):
         return _base_name(name.removeprefix("file:"))
     try:
-        found = json.loads(name.removeprefix("json:"))
-    except (ValueError, RecursionError):
+        found = smalljson.parse(name.removeprefix("json:"))
+    except ValueError:
         return _OTHER
     for _ in range(_NESTED):
         if not isinstance(found, dict):

@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
+from cdi_worker.formats import signature, smalljson
 
 MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -55,26 +54,11 @@ def verified(signed: Signed, verify: Callable[[bytes, bytes, str], object], name
     )
 
 
-def parse(data: bytes) -> Any:
-    """Return a JSON document without repeated names, which parsers read differently.
-
-    Raises ``ValueError`` and ``RecursionError``.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name is repeated")
-        return found
-
-    return json.loads(data, object_pairs_hook=unique)
-
-
 def load(data: bytes, name: str) -> dict[str, Any]:
-    """Return a JSON object, see ``parse``. Raises ``errors.Untrusted``."""
+    """Return a JSON object, without repeated names. Raises ``errors.Untrusted``."""
     try:
-        document = parse(data)
-    except (ValueError, RecursionError) as err:
+        document = smalljson.parse(data, unique=True)
+    except ValueError as err:
         raise malformed(name, "it is not JSON") from err
     if not isinstance(document, dict):
         raise malformed(name, "it is not a JSON object")

@@ -13,6 +13,7 @@ import os
 from typing import Final, Self
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images import kernel
 from cdi_worker.images.targets import file
 
@@ -43,13 +44,13 @@ class Checkpoint:
     def read(cls, path: str) -> Self | None:
         """Return the checkpoint of a file, None if it has none. Raises ``errors.TargetError``."""
         try:
-            found = json.loads(os.getxattr(path, NAME, follow_symlinks=False))
+            found = smalljson.parse(os.getxattr(path, NAME, follow_symlinks=False))
             return cls(frozenset(map(str, found["at"])), frozenset(map(str, found["to"])))
         except OSError as err:
             if err.errno in _NONE:
                 return None
             raise errors.target_error(path, err, "read the checkpoint") from err
-        except (ValueError, KeyError, TypeError, RecursionError) as err:
+        except (ValueError, KeyError, TypeError) as err:
             reason = f"its attribute {NAME} is damaged; start again with a first stage"
             raise errors.TargetError(path=path, reason=reason) from err
 

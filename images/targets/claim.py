@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Self
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
 
@@ -89,8 +90,8 @@ def holder(record: bytes) -> Holder | None:
     if not record.startswith(_MAGIC):
         return None
     try:
-        return Holder(**json.loads(record[len(_MAGIC) :]))
-    except (ValueError, TypeError, RecursionError):
+        return Holder(**smalljson.parse(record[len(_MAGIC) :]))
+    except (ValueError, TypeError):
         return None
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
@@ -85,7 +86,7 @@ def virtual_size(source: Node, follow: Follow = Follow()) -> int:
         if "could not open" not in str(err):
             raise
         raise errors.Unsupported(reason=f"{source['driver']}: {err.fields['reason']}") from err
-    return int(json.loads(output)["virtual-size"])
+    return int(smalljson.parse(output)["virtual-size"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def _json(node: Node) -> str:
 
 def _name(argument: str) -> str:
     """Return the file name of a JSON node, for messages: qemu-img prints the whole node."""
-    node = json.loads(argument.removeprefix(_JSON))
+    node = smalljson.parse(argument.removeprefix(_JSON))
     while isinstance(node.get("file"), dict):
         node = node["file"]
     return str(node.get("filename", "the image"))

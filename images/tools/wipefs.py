@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
+from cdi_worker.formats import smalljson
 from cdi_worker.images.tools import process
 
 #: Names of libblkid for swap and for parts of something larger. LVM and RAID: ``LVM2_member``,
@@ -22,6 +22,6 @@ def in_use(path: str) -> list[str]:
     output = bytearray()
     process.run(process.Command(("wipefs", "--json", "--no-act", path), package="util-linux"), output.extend)
     # Nothing is printed for a device without signatures.
-    found = json.loads(output)["signatures"] if output.strip() else []
+    found = smalljson.parse(output)["signatures"] if output.strip() else []
     names = {str(each["type"]) for each in found}
     return sorted(name for name in names if name in _IN_USE or name.endswith(_MEMBER))

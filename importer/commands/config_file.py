@@ -80,6 +80,8 @@ def read(path: str, env: Mapping[str, str]) -> Config:
             return Config(str(place), tomllib.loads(data.decode()))
         except ValueError as err:
             raise errors.RequestError(f"{place}: {err}") from err
+        except RecursionError as err:
+            raise errors.RequestError(f"{place}: arrays are nested too deeply") from err
     return Config()
 
 

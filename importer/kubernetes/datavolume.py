@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 import re
 import urllib.parse
@@ -15,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdi_worker import errors, sources, units
-from cdi_worker.formats import checksum
+from cdi_worker.formats import checksum, smalljson
 from cdi_worker.importer import contract
 from cdi_worker.importer.kubernetes import documents, schema, signed
 
@@ -341,7 +340,7 @@ def _own_schema(types: Mapping[str, str]) -> dict[str, Any]:
 @functools.cache
 def _schema() -> Mapping[str, Any]:
     # Published by CDI: tools/schemas.
-    published = json.loads(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
+    published = smalljson.parse(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
     known = published["properties"]["spec"]["properties"]["source"]["properties"]
     known |= {kind: _own_schema(types) for kind, types in OWN.items()}
     return {"allOf": [published, RULES]}

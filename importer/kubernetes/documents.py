@@ -1,4 +1,4 @@
-"""YAML documents, limited in size and without aliases, which could expand a short one to any size."""
+"""YAML documents, limited in size and depth, without aliases, which could expand a short one to any size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 
 if TYPE_CHECKING:
     import yaml
@@ -88,11 +89,16 @@ def _load(text: str, path: str) -> list[Any]:
     with errors.optional("reading manifests", package="PyYAML", extra="kubernetes"):
         import yaml
     try:
+        depth = 0
         for event in yaml.parse(text, Loader=_base(yaml)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            fault = ""
             if isinstance(event, yaml.AliasEvent):
-                raise errors.RequestError(
-                    f"{path}{_line(event.start_mark)}: aliases (*name) are not accepted"
-                )
+                fault = "aliases (*name) are not accepted"
+            elif depth > smalljson.DEEPEST:
+                fault = f"more than {smalljson.DEEPEST} levels of objects and lists"
+            if fault:
+                raise errors.RequestError(f"{path}{_line(event.start_mark)}: {fault}")
         return list(yaml.load_all(text, Loader=_loader(yaml)))
     except yaml.MarkedYAMLError as err:
         raise errors.RequestError(f"{path}{_line(err.problem_mark)}: {err.problem}") from err

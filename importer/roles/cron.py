@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_worker import errors, masking, sources
+from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import retry
 from cdi_worker.importer import contract, report, request
 from cdi_worker.importer.roles import importer
@@ -174,10 +174,10 @@ class Cron:
                 data = sessions.body(answer, LARGEST)
             if len(data) > LARGEST:
                 raise self._odd()
-            return json.loads(data)
+            return smalljson.parse(data)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise errors.Unreachable(url=self.url, reason=err) from err
-        except (ValueError, RecursionError) as err:
+        except ValueError as err:
             raise self._odd() from err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 import urllib.parse
@@ -13,7 +12,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum
+from cdi_worker.formats import checksum, smalljson
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.glance import keystone, locations
 from cdi_worker.sources.web import http, pinned, session
@@ -51,7 +50,7 @@ def parse(data: bytes, name: str) -> Metadata:
     Raises ``Unreachable`` if it is not about an image that can be read, and ``Unsupported``.
     """
     try:
-        found = json.loads(data)
+        found = smalljson.parse(data)
         status, size = found["status"], found["size"]
         algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
         form, container = found.get("disk_format"), found.get("container_format")
@@ -59,7 +58,7 @@ def parse(data: bytes, name: str) -> Metadata:
         if status == "active" and (not isinstance(size, int) or size < 0):
             raise ValueError("size")
         promised = _promised(algorithm, value, md5)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, errors.RequestError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, errors.RequestError) as err:
         reason = "the answer does not describe an image; check that this is an image service (Glance)"
         raise errors.Unreachable(url=name, reason=reason) from err
     if status != "active":

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import array
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images import extents
 from cdi_worker.sources import base
 
@@ -121,11 +121,11 @@ class Map:
         if len(page) > LARGEST_PAGE:
             raise self._wrong(f"a page has more than {LARGEST_PAGE} bytes")
         try:
-            found = json.loads(page)
+            found = smalljson.parse(page)
             listed, following = found["extents"] or [], found["next_offset"]
             for extent in listed:
                 self._append(extent)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise self._wrong("a page is not of the form that KubeVirt describes") from err
         if following is None:
             self._is_whole = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 import warnings
@@ -16,6 +15,7 @@ import requests.auth
 import urllib3.exceptions
 
 from cdi_worker import errors, masking
+from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base, handshakes, smallfile, wire
@@ -152,7 +152,7 @@ def _load(path: str, owner: object) -> Any:
         from google.oauth2 import credentials, service_account
 
     try:
-        info = json.loads(smallfile.read(path))
+        info = smalljson.parse(smallfile.read(path))
         masking.hold(owner, *(str(info.get(name, "")) for name in SECRETS))
         kind, origin = info.get("type"), info.get("credential_source", {})
         if kind == "service_account":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 import logging
 import urllib.parse
 from typing import Any
@@ -13,6 +12,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, crc32c, gcp, locations
@@ -147,7 +147,7 @@ class _Object(pinned.Resource):
                 crc32c=str(blob.crc32c or ""),
                 crc=_number(blob.crc32c),
             )
-        except (ValueError, TypeError, AttributeError, RecursionError) as err:
+        except (ValueError, TypeError, AttributeError) as err:
             reason = (
                 "the response is not object metadata; check that the URL is a Google Cloud Storage server"
             )
@@ -242,7 +242,7 @@ class _Answer:
     status_code: int = 200
 
     def json(self) -> Any:
-        return json.loads(self.content)
+        return smalljson.parse(self.content)
 
 
 class _Watched:
@@ -276,8 +276,8 @@ def _number(stored: str | None) -> int | None:
 def _error_details(text: str) -> tuple[str, set[str]]:
     """Return message and reasons of an error response: JSON for metadata, plain text for downloads."""
     try:
-        error = json.loads(text)["error"]
+        error = smalljson.parse(text)["error"]
         reasons = {str(item.get("reason")) for item in error.get("errors", [])}
         return wire.printable(str(error.get("message", ""))), reasons
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return wire.printable("" if "<" in text else text), set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import json
 import logging
 import re
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import requests
 
 from cdi_worker import errors, masking
+from cdi_worker.formats import smalljson
 from cdi_worker.sources import base, handshakes, wire
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.web import session
@@ -186,8 +186,8 @@ def parse_challenges(header: str) -> dict[str, dict[str, str]]:
 
 def _token_of(data: bytes, name: str) -> str:
     try:
-        answer = json.loads(data) if len(data) <= LARGEST_ANSWER else None
-    except (ValueError, RecursionError):
+        answer = smalljson.parse(data) if len(data) <= LARGEST_ANSWER else None
+    except ValueError:
         answer = None
     if isinstance(answer, dict):
         token = answer.get("token") or answer.get("access_token")
@@ -198,8 +198,8 @@ def _token_of(data: bytes, name: str) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as err:
+        document = smalljson.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
         raise errors.RequestError(f"{path}: not a readable Docker configuration file") from err
     if not isinstance(document, dict):
         raise errors.RequestError(f"{path}: not a Docker configuration file")

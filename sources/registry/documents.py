@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cdi_worker import errors, units
-from cdi_worker.formats.signature import simple
+from cdi_worker.formats import smalljson
 from cdi_worker.sources import reference
 
 #: Accepted media types. Docker's schema 1 is obsolete and not accepted.
@@ -145,9 +145,11 @@ def load(data: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object in ``data``, without repeated names. Raises ``errors.Unsupported``."""
     try:
         # Who signs it may use a parser that takes the first of two members with one name.
-        document = simple.parse(data)
-    except (ValueError, RecursionError) as err:
-        raise errors.Unsupported(reason=f"{name}: not JSON, or a name in it is repeated") from err
+        document = smalljson.parse(data, unique=True)
+    except ValueError as err:
+        raise errors.Unsupported(
+            reason=f"{name}: not JSON, or a name in it is repeated, or it is nested too deeply"
+        ) from err
     if not isinstance(document, dict):
         raise errors.Unsupported(reason=f"{name}: not a JSON object")
     return document

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdi_worker import errors
-from cdi_worker.formats.signature import simple
+from cdi_worker.formats import smalljson
 from cdi_worker.sources import reference, smallfile
 from cdi_worker.sources.trust import identity
 
@@ -252,8 +252,8 @@ def _keys(value: Any, name: str, where: str) -> Material:
 
 def _load(data: bytes, path: str) -> dict[str, Any]:
     try:
-        return dict(_mapping(simple.parse(data), path, "the policy"))
-    except (ValueError, RecursionError) as err:
+        return dict(_mapping(smalljson.parse(data, unique=True), path, "the policy"))
+    except ValueError as err:
         raise errors.RequestError(f"{path}: not a policy: {err}") from err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import stat
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdi_worker import errors
+from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, labels, wire
 from cdi_worker.sources.web import http, locations, pinned, session
@@ -86,8 +86,8 @@ class NodePullSource(http.HttpSource):
                     log.warning("no labels url=%r status=%d", url, answer.status_code)
                     return {}
                 text = session.body(answer, LARGEST_INFO)
-            info = json.loads(text) if len(text) <= LARGEST_INFO else {}
-        except (errors.Error, ValueError, RecursionError) as err:
+            info = smalljson.parse(text) if len(text) <= LARGEST_INFO else {}
+        except (errors.Error, ValueError) as err:
             log.warning("no labels url=%r error=%s", url, type(err).__name__)
             return {}
         variables = info.get("env") if isinstance(info, dict) else None

@@ -333,13 +333,11 @@ def _snappy(data: bytes) -> None:
 
 
 def _datavolume(data: bytes) -> None:
-    # It is the file of the person who runs the command: there is no limit of nesting.
-    with contextlib.suppress(RecursionError):
-        found = datavolume.find_all(manifests.read(_written(data)))
-        for volume in datavolume.parse_all(found):
-            for stage in volume.checkpoints:
-                volume.stages_after(stage.previous)
-            str(volume.source.provider)
+    found = datavolume.find_all(manifests.read(_written(data)))
+    for volume in datavolume.parse_all(found):
+        for stage in volume.checkpoints:
+            volume.stages_after(stage.previous)
+        str(volume.source.provider)
 
 
 class _Peer(connection.Connection):

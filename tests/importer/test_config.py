@@ -71,6 +71,7 @@ def test_file_is_found_in_the_xdg_directories(tmp_path: Path, place: str) -> Non
         ("[imports]\nwait = 3\n", "[imports] is not a command"),
         ("wait = \n", "Invalid value (at line 1"),
         ("\udcff", "codec can't decode"),
+        ("wait = " + "[" * 5000, "nested too deeply"),
     ],
 )
 def test_faulty_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -294,6 +294,7 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         ("a: 1\nb: 2\na: 3\n", ", line 3, column 1: key 'a' appears twice"),
         ("a: !!python/object/apply:os.system [x]\n", ", line 1, column 4: could not determine a constructor"),
         ("[" * 1100 + "]" * 1100, ""),
+        ("[" * 65 + "]" * 65, ", line 1, column 65: more than 64 levels of objects and lists"),
         ("- 1\n", ", document 1: is not an object"),
         ("kind: List\nitems: [1]\n", ", document 1: items[0]: is not an object"),
         ("a: \x07\n", ": malformed YAML: "),

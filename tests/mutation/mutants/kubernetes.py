@@ -21,6 +21,13 @@ MUTANTS = (
         "tests/importer/kubernetes/test_datavolume.py::test_yaml_bomb_is_refused",
     ),
     mutant(
+        "importer/kubernetes/documents.py",
+        "reads a manifest of more levels than the stack has",
+        "            elif depth > smalljson.DEEPEST:\n",
+        "            elif False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_malformed_yaml_is_reported_by_line",
+    ),
+    mutant(
         "importer/kubernetes/datavolume.py",
         "starts again with the first stage after an unknown checkpoint",
         (

@@ -77,11 +77,18 @@ MUTANTS = (
         "tests/formats/signature/test_payloads.py::test_payload_that_is_not_an_object_is_refused[1]",
     ),
     mutant(
-        "formats/signature/simple.py",
+        "formats/smalljson.py",
         "accepts a payload with a repeated name",
-        "        if len(found) != len(pairs):\n",
-        "        if False:\n",
+        "    if len(found) != len(pairs):\n",
+        "    if False:\n",
         "tests/sources/registry/test_documents.py::test_repeated_member_is_refused",
+    ),
+    mutant(
+        "formats/smalljson.py",
+        "accepts a document of any depth that the stack allows",
+        "    for _ in range(DEEPEST + 1):\n",
+        "    for _ in range(1 << 20):\n",
+        "tests/sources/registry/test_documents.py::test_value_of_many_levels_is_refused",
     ),
     mutant(
         "formats/signature/simple.py",

@@ -56,6 +56,23 @@ def test_schema_1_is_unsupported(document: object) -> None:
         documents.parse(json.dumps(document).encode(), "x")
 
 
+@pytest.mark.parametrize("levels", [80, 900, 2000])
+@pytest.mark.parametrize("key", ["mediaType", "artifactType"])
+def test_value_of_many_levels_is_refused(key: str, levels: int) -> None:
+    """Values of other types than expected are printed: 900 levels can be parsed, but not printed."""
+    document = json.loads(IMAGE.manifest.data)
+    del document["layers"][0]["mediaType"]
+    data = (
+        json.dumps(document)
+        .encode()
+        .replace(
+            b'"layers": [{', b'"layers": [{"%s": %s, ' % (key.encode(), b"[" * levels + b"]" * levels), 1
+        )
+    )
+    with pytest.raises(errors.Unsupported, match="nested too deeply"):
+        documents.parse(data, "x")
+
+
 def test_document_with_manifests_and_layers_is_refused() -> None:
     document = json.loads(IMAGE.manifest.data) | {"manifests": []}
     with pytest.raises(errors.Refused, match="ambiguous"):
