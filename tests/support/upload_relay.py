@@ -68,11 +68,13 @@ class Relay:
         pause = 1.0
         latest = time.monotonic() + pause
         while not condition():
-            if self._allowed > 0:
-                latest = time.monotonic() + pause
-            elif time.monotonic() > latest:
+            if self._allowed <= 0 and time.monotonic() > latest:
                 self.allow(MIB)
                 pause *= 1.5
+                # From now on: the MiB may have passed before the next look.
+                latest = time.monotonic() + pause
+            elif self._allowed > 0:
+                latest = time.monotonic() + pause
             # Not more often: the condition may read a slow device, which is written to meanwhile.
             time.sleep(0.1)
 
