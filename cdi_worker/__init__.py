@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from cdi_worker import errors
     from cdi_worker.errors import Error
     from cdi_worker.images.engine.fetch import Options as FetchOptions
-    from cdi_worker.importer.execute import Inspection, inspect, run
+    from cdi_worker.importer.execute import run
+    from cdi_worker.importer.inspection import Inspection, inspect
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import Lines, NullProgress, Progress
     from cdi_worker.importer.request import Request
@@ -46,7 +47,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Access": "cdi_worker.sources.base:Access",
         "Error": "cdi_worker.errors:Error",
         "FetchOptions": "cdi_worker.images.engine.fetch:Options",
-        "Inspection": "cdi_worker.importer.execute:Inspection",
+        "Inspection": "cdi_worker.importer.inspection:Inspection",
         "Kind": "cdi_worker.sources.kind:Kind",
         "Lines": "cdi_worker.importer.progress:Lines",
         "Location": "cdi_worker.sources.base:Location",
@@ -60,7 +61,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Route": "cdi_worker.importer.plan:Route",
         "Source": "cdi_worker.sources.base:Source",
         "field": "cdi_worker.sources.fields:field",
-        "inspect": "cdi_worker.importer.execute:inspect",
+        "inspect": "cdi_worker.importer.inspection:inspect",
         "register": "cdi_worker.sources:register",
         "run": "cdi_worker.importer.execute:run",
         "unregister": "cdi_worker.sources:unregister",

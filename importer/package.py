@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import logging
-import pathlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
-from cdi_worker.images import image, targets
+from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.sources import base
-
-if TYPE_CHECKING:
-    from cdi_worker.formats.ova import descriptor
-
-log = logging.getLogger(__name__)
-
-
-class Run(Protocol):
-    """Imports a disk as requested."""
-
-    def __call__(self, disk: base.Source, request: Request) -> None: ...
 
 
 @contextlib.contextmanager
@@ -38,8 +23,8 @@ def unpacked(
     ``images``: the files of ``source``. A checksum in the request is of the whole package, whose source
     verifies it.
     """
-    found = _found(images[0], request, cancel) if len(images) == 1 else None
-    if found is None:
+    disk = _disk(images[0], request, cancel) if len(images) == 1 else None
+    if disk is None:
         if request.disk:
             raise errors.RequestError(
                 f"{source.name}: neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"
@@ -47,49 +32,20 @@ def unpacked(
         yield source, images, request
         return
     engine = images[0].engine
-    with contextlib.closing(found):
-        found.open(base.Opening(engine))
-        yield found, (image.Image(found, engine),), dataclasses.replace(request, checksum=None)
+    with contextlib.closing(disk):
+        disk.open(base.Opening(engine))
+        yield disk, (image.Image(disk, engine),), dataclasses.replace(request, checksum=None)
 
 
-def each(
-    whole: base.Image,
-    request: Request,
-    cancel: cancelling.Cancel,
-    claim: Callable[[Request], None],
-    run: Run,
-) -> None:
-    """Call ``run`` with each disk in ``whole``, an OVA, and the request for a file of its own.
-
-    Before the first, ``claim`` is called with the request for each. Raises ``errors.RequestError`` if it is
-    not an OVA.
-    """
-    if not _is_ova(whole.served, request):
-        raise errors.RequestError(f"{whole.served.name}: not an OVA; import its disk without --all")
-    from cdi_worker.sources.packages import every
-
-    def begin(disks: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
-        paths = [targets.followed(pathlib.Path(request.target, every.image_name(disk))) for disk in disks]
-        for path in paths:
-            if paths.count(path) > 1:
-                raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
-        asked = [dataclasses.replace(request, target=path, checksum=None, disk="") for path in paths]
-        # Sorted, because two runs could wait for each other's claims otherwise.
-        for each in sorted(asked, key=lambda each: each.target):
-            claim(each)
-        return [functools.partial(run, request=each) for each in asked]
-
-    every.each(whole, _expected(request), cancel, begin)
-
-
-def _expected(request: Request) -> checksum.Checksum | None:
+def expected(request: Request) -> checksum.Checksum | None:
+    """Return the checksum of the whole package, None without one."""
     return None if request.checksum is None else checksum.parse(request.checksum)
 
 
-def _found(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> base.Source | None:
+def _disk(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> base.Source | None:
     """Return the disk in ``whole``, None if it is not a package."""
     source = whole.served
-    if not _is_tar(source, request):
+    if not is_tar(source, request):
         return None
     # Imported when used: few sources are packages (start-up time).
     from cdi_worker.formats.ova import package
@@ -97,21 +53,16 @@ def _found(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> ba
     if package.is_ova(source.head):
         from cdi_worker.sources.packages import ova
 
-        return ova.OvaSource(whole, request.disk, _expected(request), cancel)
+        return ova.OvaSource(whole, request.disk, expected(request), cancel)
     from cdi_worker.sources.packages import oci
 
     if oci.is_archive(source.head):
-        return oci.PackedSource(whole, request.disk, _expected(request), cancel)
+        return oci.PackedSource(whole, request.disk, expected(request), cancel)
     return None
 
 
-def _is_ova(source: base.Source, request: Request) -> bool:
-    from cdi_worker.formats.ova import package
-
-    return _is_tar(source, request) and package.is_ova(source.head)
-
-
-def _is_tar(source: base.Source, request: Request) -> bool:
+def is_tar(source: base.Source, request: Request) -> bool:
+    """Return whether the bytes are a tar archive, and not asked for as one."""
     if source.blank or source.format is not None or request.is_archive:
         return False
     return detect.detect(source.head) == "tar"

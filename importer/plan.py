@@ -217,14 +217,14 @@ def _two_passes(request: Request, offer: Offer, content: Content, scratch: int |
     about their checksum.
     """
     why = f"{content.format}: {offer.two_passes}"
+    if scratch is not None and offer.once:
+        advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
+        raise errors.Unsupported(reason=f"it must be read twice ({offer.two_passes}), but {advice}")
     if scratch is not None:
-        if offer.once:
-            advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
-            raise errors.Unsupported(reason=f"it must be read twice ({offer.two_passes}), but {advice}")
         if content.layout is not None:
             facts.check_table(content.format, content.layout.map_length)
         return Plan(Route.SPOOL, f"{why}, downloaded before conversion", scratch=True)
-    if offer.ranges and request.checksum is None and not content.compressions:
+    if offer.ranges and not offer.once and request.checksum is None and not content.compressions:
         reason = f"{why}, fetched by range, then read again for the checksum"
         return Plan(Route.PLACE, reason, random=True)
     raise errors.ScratchRequired(reason=offer.two_passes)

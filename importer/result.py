@@ -6,7 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from cdi_worker.formats import checksum
 from cdi_worker.importer import plan
+from cdi_worker.importer.request import Request
+from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.formats import signature
@@ -70,3 +74,62 @@ class Result:
         if self.changes is not None:
             fields["update"] = dataclasses.asdict(self.changes)
         return fields
+
+
+def of(attempt: Attempt, served: base.Source, request: Request, seconds: float) -> Result:
+    """Return the result of the attempt that succeeded, whose sources are still open.
+
+    ``served``: the source, which may be a package with the disk; ``request``: that for the package.
+    """
+    outcome, source = attempt.outcome, attempt.source
+    return Result(
+        source=source.name,
+        target=attempt.request.target,
+        plan=attempt.plan,
+        format=attempt.content.format,
+        compressions=attempt.content.compressions,
+        size=outcome.size,
+        read=outcome.read,
+        resumed=outcome.resumed,
+        refetched=outcome.refetched,
+        seconds=seconds,
+        preallocated=attempt.request.preallocates,
+        labels=source.labels(),
+        vddk_info=source.info(),
+        layers=outcome.layers,
+        changes=outcome.changes,
+        origin=served.name,
+        served=served.size,
+        identity=served.identity,
+        verified={**source.verified, **served.verified, **stated(_checksums(attempt, served, request))},
+        signatures=served.signatures,
+        sha256=_sha256(attempt, served, request),
+    )
+
+
+def stated(checksums: str | None) -> dict[str, str]:
+    """Return the checksums of the bytes as served, as ``Result.verified`` has them."""
+    return {"file": str(checksum.parse(checksums))} if checksums else {}
+
+
+def _checksums(attempt: Attempt, served: base.Source, request: Request) -> str:
+    """Return the checksums of the bytes as served that were verified; may be empty."""
+    # The checksum of a request for a package is that of the whole.
+    if attempt.source is not served and request.checksum:
+        return request.checksum
+    return attempt.checksums
+
+
+def _sha256(attempt: Attempt, served: base.Source, request: Request) -> str:
+    """Return the SHA-256 of the disk, if the checksum of the request is one; else empty."""
+    # In this route alone, the bytes that were hashed are those that were written, all of them.
+    is_same = (
+        attempt.plan.route is plan.Route.STREAM
+        and attempt.source is served
+        and request.checksum is not None
+        and not (attempt.content.compressions or attempt.outcome.resumed)
+        and not (request.is_archive or request.is_delta)
+        and attempt.outcome.size == served.size
+    )
+    digests = stated(_checksums(attempt, served, request)).get("file", "") if is_same else ""
+    return dict(each.split(":") for each in digests.split(",") if each).get("sha256", "")

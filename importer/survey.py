@@ -12,12 +12,12 @@ from typing import NamedTuple
 from cdi_worker import errors, units
 from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.formats.compressed import layers
-from cdi_worker.images import image, targets
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import plan
 from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
-from cdi_worker.sources import base, trust
+from cdi_worker.sources import base
 
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
@@ -29,7 +29,6 @@ LONGEST = 8 << 20
 FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
-#: Reads a policy for container images; loaded for a pod that has one.
 
 log = logging.getLogger(__name__)
 
@@ -49,37 +48,6 @@ class Survey(NamedTuple):
     def with_two_passes(self, reason: str) -> Survey:
         """Return these facts, and that the image must be read twice."""
         return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
-
-
-def contact(
-    source: base.Source,
-    engine: image.Engine,
-    request: Request,
-    cancel: cancelling.Cancel,
-) -> None:
-    """Open ``source``; retry transient failures for ``request.connect_patience`` seconds.
-
-    Raises ``errors.Untrusted`` if its data does not have the demanded signatures, without reading it.
-    """
-    try:
-        with trust.opening(source, request.demand, request.source) as judging:
-            opening = functools.partial(source.open, base.Opening(engine, judging))
-            begin = functools.partial(
-                retry.patiently, opening, request.connect_patience, cancel, engine.retried
-            )
-            try:
-                begin()
-            except errors.NoRanges as err:
-                engine.do_without_ranges(err)
-                begin()
-    except errors.SourceError as err:
-        if cancel.is_set():
-            # Interrupting a read makes it fail like any other.
-            raise errors.Cancelled from err
-        if isinstance(err, errors.TransferFailed):
-            about = {name: value for name, value in err.fields.items() if name != "offset"}
-            raise errors.Unreachable(**about) from err
-        raise
 
 
 def survey(
@@ -223,36 +191,6 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 
 
-def shares(
-    images: Sequence[base.Image],
-    content: plan.Content,
-    request: Request,
-    cancel: cancelling.Cancel,
-) -> list[dict[str, object]]:
-    """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
-    # Imported when used: few commands need it (start-up time).
-    from cdi_worker.formats.qcow2 import layers as qcow2_layers
-    from cdi_worker.images.disks import tables
-
-    fetchers = [each.fetcher(cancel) for each in images]
-    reads = [fetcher.read for fetcher in fetchers]
-    disk = qcow2_layers.Tables(content.chain, reads, is_base=not request.is_delta)
-    for window in disk.windows():
-        tables.load(window, fetchers)
-        for fetcher in fetchers:
-            fetcher.confirm()
-    return [
-        {
-            "name": file.name,
-            "virtualSize": file.virtual_size,
-            "backingFile": file.facts.backing,
-            "bitmaps": list(file.facts.bitmaps),
-            "bytes": shown,
-        }
-        for file, shown in zip(content.chain, disk.shown, strict=True)
-    ]
-
-
 def _declared(source: base.Source, form: str, read: views.Read | None, request: Request) -> plan.Content:
     """Return the content in the format that the protocol declares: a disk, a delta, or an archive."""
     if form not in detect.DISKS:
@@ -269,6 +207,7 @@ def _declared(source: base.Source, form: str, read: views.Read | None, request: 
 
 def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     """Return whether a raw disk is a fixed VHD, by the footer in its last sector."""
+    # Imported when used: only raw disks need it (start-up time).
     from cdi_worker.formats import vhd
 
     length = min(vhd.FOOTER, size)

@@ -13,7 +13,7 @@ import click
 from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import retry
-from cdi_worker.importer import contract, execute
+from cdi_worker.importer import contract, execute, inspection
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import command, options, output, parameters
 from cdi_worker.importer.request import Request
@@ -64,7 +64,7 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
     if given["dry_run"]:
         if given["report"]:
             log.warning(options.NO_REPORT)
-        return output.inspection(execute.inspect(request, obj.cancel), request, obj)
+        return output.inspection(inspection.inspect(request, obj.cancel), request, obj)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
     _prepare(obj, request)
@@ -90,8 +90,11 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
     if faults:
         raise errors.RequestError(*faults)
     _prepare(obj, request)
+    # Imported when used: few imports are of several disks (start-up time).
+    from cdi_worker.importer import together
+
     with output.progress(given["style"], obj) as reporter:
-        results = execute.run_all(request, reporter, obj.cancel)
+        results = together.run_all(request, reporter, obj.cancel)
     for result in results:
         output.result(result, request, obj)
     return 0
@@ -110,7 +113,7 @@ def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
     request = options.make_request(source, "", given, contract.environment())
-    return output.inspection(execute.inspect(request, obj.cancel), request, obj)
+    return output.inspection(inspection.inspect(request, obj.cancel), request, obj)
 
 
 @click.command(

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import errors, masking, units
-from cdi_worker.importer import execute, request
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer.commands import words
 from cdi_worker.importer.result import Result
 
 if TYPE_CHECKING:
     from cdi_worker.importer.commands import parameters
+    from cdi_worker.importer.inspection import Inspection
+    from cdi_worker.importer.request import Request
     from cdi_worker.importer.send import file
 
 STYLES = ("auto", "bar", "lines", "json", "none")
@@ -65,9 +66,9 @@ def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
         say(masking.mask(text))
 
 
-def result(done: Result, wanted: request.Request, obj: parameters.Context) -> None:
+def result(done: Result, request: Request, obj: parameters.Context) -> None:
     """Print the result of an import."""
-    digest = done.sha256 if wanted.read_back else ""
+    digest = done.sha256 if request.read_back else ""
     if obj.as_json:
         fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
         as_json(fields, err=obj.to_stdout)
@@ -123,7 +124,7 @@ def _read(done: Result) -> str:
     return text
 
 
-def inspection(found: execute.Inspection, wanted: request.Request, obj: parameters.Context) -> int:
+def inspection(found: Inspection, request: Request, obj: parameters.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     offer, content = found.survey.offer, found.survey.content
     obstacle = None if found.obstacle is None else words.message(found.obstacle)
@@ -131,9 +132,9 @@ def inspection(found: execute.Inspection, wanted: request.Request, obj: paramete
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
     if obj.as_json:
-        as_json(_as_fields(found, float(wanted.room.overhead)))
+        as_json(_as_fields(found, float(request.room.overhead)))
         return status
-    volume = f"{_size(found.volume_size)} with {float(wanted.room.overhead):.1%} for the file system"
+    volume = f"{_size(found.volume_size)} with {float(request.room.overhead):.1%} for the file system"
     _table(
         {
             "source": found.source,
@@ -168,7 +169,7 @@ def _layer(fields: Mapping[str, Any]) -> str:
     return f"{fields['name']}: {shown} ({named}{bitmaps})"
 
 
-def _as_fields(found: execute.Inspection, overhead: float) -> dict[str, object]:
+def _as_fields(found: Inspection, overhead: float) -> dict[str, object]:
     """Return the result of an inspection as JSON fields."""
     offer, content = found.survey.offer, found.survey.content
     return {

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import errors
-from cdi_worker.images.tools import workspace
-from cdi_worker.importer import contract, execute
+from cdi_worker.importer import contract, inspection
 from cdi_worker.importer.commands import command, options, output, parameters, signatures
 from cdi_worker.importer.settings import Room, Settings
 
@@ -162,13 +161,13 @@ def _contacted(
         return None
     settings = Settings(room=Room(overhead=overhead))
     with _planned(found, secrets, settings, {"target": ""}) as (_, stages):
-        return _needs_scratch(execute.inspect(stages[0], obj.cancel))
+        return _needs_scratch(inspection.inspect(stages[0], obj.cancel))
 
 
-def _needs_scratch(inspection: execute.Inspection) -> bool:
-    if inspection.plan is None:
-        raise inspection.obstacle or errors.RequestError(f"{inspection.source}: no route")
-    return inspection.plan.scratch or inspection.plan.spill
+def _needs_scratch(facts: inspection.Inspection) -> bool:
+    if facts.plan is None:
+        raise facts.obstacle or errors.RequestError(f"{facts.source}: no route")
+    return facts.plan.scratch or facts.plan.spill
 
 
 @click.command(
@@ -227,7 +226,7 @@ def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: s
         if given["dry_run"]:
             if settings.report:
                 log.warning(options.NO_REPORT)
-            return output.inspection(execute.inspect(stages[0], obj.cancel), stages[0], obj)
+            return output.inspection(inspection.inspect(stages[0], obj.cancel), stages[0], obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
         with output.progress(style, obj) as reporter:
@@ -243,6 +242,7 @@ def _planned(
 
     Raises ``RequestError`` that lists all faults and missing values of the manifest.
     """
+    from cdi_worker.images.tools import workspace
     from cdi_worker.importer.kubernetes import datavolume, references
     from cdi_worker.importer.kubernetes import run as datavolume_run
 

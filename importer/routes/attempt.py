@@ -71,6 +71,11 @@ class Attempt:
         (only,) = self.images
         return only
 
+    @property
+    def checksums(self) -> str:
+        """The expected checksums of the bytes as served: the request's and the server's; may be empty."""
+        return ",".join(filter(None, (self.request.checksum, self.source.checksum)))
+
     @contextlib.contextmanager
     def scoped(self) -> Iterator[Attempt]:
         """Yield this attempt with a scope of its own: a failure in the block ends only its reads."""

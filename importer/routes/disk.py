@@ -1,15 +1,18 @@
-"""The disk that a plan delivers: how its bytes are found in the source."""
+"""The disk of a plan, and the routes that deliver it: BLANK, STREAM, EXTENTS and PLACE."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import lazy
+from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
-from cdi_worker.importer import plan
+from cdi_worker.importer.plan import Route
 from cdi_worker.importer.routes import delivery, reading
 from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.scratch import space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from cdi_worker.images.disks import tables
     from cdi_worker.images.disks.chained import Chain
     from cdi_worker.images.disks.following import Following
-    from cdi_worker.scratch import space
 
 #: What only some imports need (start-up time).
 TABLES: Final = "cdi_worker.images.disks.tables:Tables"
@@ -29,30 +31,48 @@ FOLLOWING: Final = "cdi_worker.images.disks.following:Following"
 CHANGED: Final = "cdi_worker.sources.extents:Kept"
 
 
+def deliver(attempt: Attempt) -> None:
+    """Deliver the disk that was planned, and make it usable."""
+    request, plan = attempt.request, attempt.plan
+    is_kept = plan.route is Route.BLANK and not request.preallocation
+    if is_kept and targets.facts(request.target).kind == "block":
+        attempt.outcome.size = plan.virtual_size or 0
+        return
+    with contextlib.ExitStack() as stack:
+        spill = None
+        if plan.spill and request.scratch:
+            room = stack.enter_context(space.Scratch(request.scratch, request.target))
+            spill = stack.enter_context(space.Spill(room.path("spill")))
+        make = functools.partial(of, spill=spill)
+        place = delivery.to_target(attempt, moved(attempt))
+        with delivery.delivered(attempt, make, place) as (out, size):
+            delivery.commit(attempt, out, size)
+
+
 def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
     """Return the disk of a plan. ``spill``: for what must be kept of a stream beyond memory."""
-    chosen = attempt.plan
-    if chosen.route is plan.Route.BLANK:
-        return raw.Blank(chosen.virtual_size or 0)
+    plan = attempt.plan
+    if plan.route is Route.BLANK:
+        return raw.Blank(plan.virtual_size or 0)
     if attempt.content.chain:
         return _chain(attempt)
-    if chosen.route is plan.Route.PLACE:
-        return _tables(attempt) if chosen.random else _following(attempt, spill)
-    if chosen.route is plan.Route.EXTENTS:
-        return _extents(attempt) if chosen.random else _runs(attempt)
-    return whole(attempt) if chosen.random else stream(attempt)
+    if plan.route is Route.PLACE:
+        return _tables(attempt) if plan.random else _following(attempt, spill)
+    if plan.route is Route.EXTENTS:
+        return _extents(attempt) if plan.random else _runs(attempt)
+    return whole(attempt) if plan.random else stream(attempt)
 
 
 def moved(attempt: Attempt) -> int | None:
     """Return the most bytes of the image that are moved for the disk; None if unknown."""
-    chosen, source = attempt.plan, attempt.source
-    if chosen.route is plan.Route.BLANK:
-        return chosen.virtual_size
+    plan, source = attempt.plan, attempt.source
+    if plan.route is Route.BLANK:
+        return plan.virtual_size
     if attempt.content.chain:
         return source.size
-    if not chosen.random:
+    if not plan.random:
         return source.transferred
-    return source.size if chosen.route is plan.Route.PLACE else _raw_size(attempt)
+    return source.size if plan.route is Route.PLACE else _raw_size(attempt)
 
 
 def whole(attempt: Attempt) -> base.Disk:
@@ -96,11 +116,11 @@ def _tables(attempt: Attempt) -> base.Disk:
     layout, size = _layout(attempt), attempt.source.size or 0
 
     def opened(reads: Sequence[views.Read]) -> tables.Image:
-        found: tables.Image = lazy.load(READ_IMAGE)(layout, reads[0], size)
-        return found
+        image: tables.Image = lazy.load(READ_IMAGE)(layout, reads[0], size)
+        return image
 
-    made: type[tables.Tables] = lazy.load(TABLES)
-    return made(
+    tables_of: type[tables.Tables] = lazy.load(TABLES)
+    return tables_of(
         [reading.ranges(attempt)], opened, attempt.plan.virtual_size or 0, direct=attempt.request.direct
     )
 

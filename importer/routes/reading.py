@@ -46,7 +46,7 @@ def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> I
     ``whole``: read the rest then, also without a checksum.
     """
     with contextlib.closing(_ordered(attempt, _counted(attempt, advance))) as reader:
-        if not (expected := checksums(attempt)):
+        if not (expected := attempt.checksums):
             yield reader
             if whole:
                 _drain(attempt, reader)
@@ -108,20 +108,15 @@ def folder(attempt: Attempt) -> Iterator[clone.Folder | None]:
         found.finish()
 
 
-def checksums(attempt: Attempt) -> str:
-    """Return the expected checksums of the bytes as served: the request's and the server's; may be empty."""
-    return ",".join(filter(None, (attempt.request.checksum, attempt.source.checksum)))
-
-
 def verify(attempt: Attempt, reader: base.Reader) -> None:
     """Verify the checksum, if there is one, of all bytes as served, which ``reader`` returns."""
-    if expected := checksums(attempt):
+    if expected := attempt.checksums:
         _verify(attempt, checksum.HashingReader(reader, checksum.parse(expected)))
 
 
 def verify_again(attempt: Attempt) -> None:
     """Verify the checksum, if there is one, of a source whose bytes were read out of order."""
-    if checksums(attempt) and not attempt.outcome.verified:
+    if attempt.checksums and not attempt.outcome.verified:
         attempt.progress.phase("verify", attempt.source.transferred)
         with served(attempt, attempt.progress.advance):
             pass

@@ -93,7 +93,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     # Each upload would be refused; this pod says so before one begins.
     reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
     paths.settings.refuse_demand("upload server", reason)
-    execute.check_report(settings.wanted)
+    execute.audited(settings.wanted)
     return settings
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import execute
+from cdi_worker.importer import together
 from tests.support import disks as disks_module
 from tests.support import misbehave, oracle, ovas, worker
 from tests.support.ovas import Disk
@@ -47,7 +47,7 @@ def test_all_disks_are_imported(
     server: misbehave.Server, disks: disks_module.Disks, folder: Path, listed: str, *, ranges: bool
 ) -> None:
     data = packed(disks, listed)
-    results = execute.run_all(request(server, data, folder, ranges=ranges))
+    results = together.run_all(request(server, data, folder, ranges=ranges))
     assert sorted(os.listdir(folder)) == sorted(f"{variant}.img" for variant in VARIANTS)
     assert len(results) == len(VARIANTS)
     for variant in VARIANTS:
@@ -65,7 +65,7 @@ def test_no_disk_of_a_stream_is_usable_if_one_is_wrong(
     at = data.index(disk) + len(disk) - 1
     data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     with pytest.raises(errors.ImageError):
-        execute.run_all(request(server, data, folder, ranges=False))
+        together.run_all(request(server, data, folder, ranges=False))
     assert os.listdir(folder) == []
 
 
@@ -73,10 +73,10 @@ def test_checksum_is_of_the_whole(server: misbehave.Server, disks: disks_module.
     data = packed(disks)
     wrong = request(server, data, folder, ranges=True, checksum=f"sha1:{'0' * 40}")
     with pytest.raises(errors.ChecksumMismatch):
-        execute.run_all(wrong)
+        together.run_all(wrong)
     assert os.listdir(folder) == []
     right = f"sha1:{hashlib.sha1(data).hexdigest()}"
-    execute.run_all(request(server, data, folder, ranges=True, checksum=right))
+    together.run_all(request(server, data, folder, ranges=True, checksum=right))
     assert len(os.listdir(folder)) == len(VARIANTS)
 
 
@@ -85,7 +85,7 @@ def test_existing_file_is_refused_before_anything_is_read(
 ) -> None:
     (folder / "vdi.img").write_bytes(b"old")
     with pytest.raises(errors.TargetExists):
-        execute.run_all(request(server, packed(disks), folder, ranges=False))
+        together.run_all(request(server, packed(disks), folder, ranges=False))
     assert os.listdir(folder) == ["vdi.img"]
 
 
@@ -124,7 +124,7 @@ def test_options_of_one_disk_are_refused(
 def test_twenty_disks_pass(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
     image = disks.image("vmdk-stream").read_bytes()
     each = [Disk(image, f"{number}.vmdk") for number in range(20)]
-    execute.run_all(request(server, ovas.ova(*each, listed="last"), folder, ranges=False))
+    together.run_all(request(server, ovas.ova(*each, listed="last"), folder, ranges=False))
     for number in range(20):
         oracle.same(folder / f"{number}.img", disks.expected("vmdk-stream"))
 
@@ -136,12 +136,12 @@ def test_names_that_differ_in_their_ending_only_are_refused(
     data = ovas.ova(Disk(image, "a.vmdk"), Disk(image, "a.raw.gz"), Disk(image, "b/a.qcow2"))
     for ranges in (True, False):
         with pytest.raises(errors.RequestError, match=r"two disks would be .*a\.img"):
-            execute.run_all(request(server, data, folder, ranges=ranges))
+            together.run_all(request(server, data, folder, ranges=ranges))
 
 
 def test_disk_alone_has_no_others(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
     with pytest.raises(errors.RequestError, match="not an OVA"):
-        execute.run_all(request(server, disks.raw().read_bytes(), folder, ranges=True))
+        together.run_all(request(server, disks.raw().read_bytes(), folder, ranges=True))
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -165,7 +165,7 @@ def test_disk_that_cannot_be_imported_is_refused_before_any_other(
     image = disks.image("vmdk-stream").read_bytes()
     data = ovas.ova(Disk(image, "a.vmdk"), Disk(image, "b.vmdk", **wrong))
     with pytest.raises(errors.Unsupported, match=message):
-        execute.run_all(request(server, data, folder, ranges=ranges))
+        together.run_all(request(server, data, folder, ranges=ranges))
     assert os.listdir(folder) == []
 
 
@@ -177,7 +177,7 @@ def test_one_file_is_not_two_disks(
     names = ("a b.vmdk", "a%20b.vmdk")
     found = ovas.descriptor(Disk(image, name) for name in names)
     with pytest.raises(errors.Refused, match="two disks have the same file"):
-        execute.run_all(
+        together.run_all(
             request(server, ovas.packed(("vm.ovf", found), (names[0], image)), folder, ranges=ranges)
         )
     assert os.listdir(folder) == []

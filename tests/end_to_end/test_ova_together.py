@@ -15,7 +15,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import execute
+from cdi_worker.importer import together
 from tests.support import disks as disks_module
 from tests.support import forked, misbehave, oracle, ovas, processes, worker
 from tests.support.ovas import Disk
@@ -127,7 +127,7 @@ def test_disk_that_the_manifest_does_not_list_is_refused_before_the_first_byte(
     begun: list[str] = []
     wanted = cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(folder))
     with pytest.raises(errors.Refused, match=r"no checksum of 'b\.vmdk'"):
-        execute.run_all(wanted, _Phases(begun))
+        together.run_all(wanted, _Phases(begun))
     assert "transfer" not in begun
 
 

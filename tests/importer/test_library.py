@@ -19,7 +19,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import execute
+from cdi_worker.importer import together
 from tests.support import disks as disks_module
 from tests.support import misbehave, processes, repository, servers
 
@@ -190,7 +190,7 @@ def test_documented_source_of_ones_own_is_imported(disks: disks_module.Disks, tm
 
 def test_missing_target_is_reported_with_all_other_faults() -> None:
     wanted = cdi_worker.Request(source="http", location=cdi_worker.Location(""), content_type="disc")
-    for run in (cdi_worker.run, execute.run_all):
+    for run in (cdi_worker.run, together.run_all):
         with pytest.raises(errors.RequestError) as caught:
             run(wanted)
         assert caught.value.faults == (

@@ -14,7 +14,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import execute, plan
+from cdi_worker.importer import inspection, plan
 from cdi_worker.sources.kubevirt import maps, source
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, reading
 
@@ -162,7 +162,7 @@ def test_disk_that_has_grown_needs_a_larger_volume(machine: kubevirt_stages.Setu
 def test_inspect_shows_what_is_copied(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     plain.extents = [(0, MIB, 0), (MIB, 3 * MIB, 3)]
     wanted = dataclasses.replace(machine.request(Path("unused")), target="")
-    found = execute.inspect(wanted)
+    found = inspection.inspect(wanted)
     assert found.details == {"form": "backup", "backup": "full", "data": MIB}
     assert found.plan is not None
     assert found.plan.virtual_size == len(DATA)

@@ -9,7 +9,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import execute
+from cdi_worker.importer import together
 from cdi_worker.sources import trust
 from tests.support import chains, containers, oracle, ovas, registries, signing
 
@@ -81,10 +81,10 @@ def test_all_disks_of_an_ova_are_imported_only_if_it_is_signed(
         source="registry", location=location, target=str(folder), demand=demand(guarded, tmp_path, by)
     )
     if signed:
-        results = execute.run_all(wanted)
+        results = together.run_all(wanted)
         assert [len(result.signatures) for result in results] == [1, 1]
         assert sorted(path.read_bytes()[:1] for path in folder.iterdir()) == [b"\1", b"\2"]
         return
     with pytest.raises(errors.Untrusted, match="not signed"):
-        execute.run_all(wanted)
+        together.run_all(wanted)
     assert not [*folder.iterdir()]

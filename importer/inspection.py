@@ -1,0 +1,91 @@
+"""The inspection of a source: the facts and the plan of an import, without the import."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from cdi_worker import errors
+from cdi_worker.images import image
+from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contact, package, survey
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.plan import Content, Plan
+from cdi_worker.importer.progress import NullProgress
+from cdi_worker.importer.request import Request
+from cdi_worker.importer.survey import Survey
+from cdi_worker.sources import base
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inspection:
+    """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible."""
+
+    source: str
+    survey: Survey
+    plan: Plan | None
+    obstacle: errors.Error | None
+    volume_size: int | None
+    details: Mapping[str, object]
+
+
+def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | None = None) -> Inspection:
+    """Examine a source and plan its import; an error of the plan becomes ``obstacle``.
+
+    Without a target the plan is that for one with enough space.
+    """
+    request_module.check(request, needs_target=False)
+    silent = NullProgress()
+    engine = image.Engine(request.fetch)
+    with (
+        contact.begun(request, silent, cancel) as start,
+        contact.opened(start.source(), engine, start.request, silent, start.reads) as served,
+    ):
+        try:
+            return _inspected(served, engine, start)
+        except errors.NoRanges as err:
+            contact.fall_back(engine, err, silent)
+            return _inspected(served, engine, start)
+
+
+def _inspected(served: base.Source, engine: image.Engine, start: contact.Contact) -> Inspection:
+    images = contact.images(served, engine)
+    with package.unpacked(images, served, start.request, start.reads) as (source, files, request):
+        facts = survey.survey(source, files, request, start.reads)
+        plan, obstacle = None, None
+        try:
+            plan = facts.plan(request)
+        except errors.Error as err:
+            obstacle = err
+        volume = survey.volume_size(facts.content, request.room.overhead)
+        details = dict(source.describe())
+        if facts.content.chain and facts.offer.ranges:
+            details["chain"] = _shares(files, facts.content, request, start.reads)
+        return Inspection(source.name, facts, plan, obstacle, volume, {**details, **start.details})
+
+
+def _shares(
+    images: Sequence[base.Image], content: Content, request: Request, cancel: cancelling.Cancel
+) -> list[dict[str, object]]:
+    """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
+    # Imported when used: few sources are chains (start-up time).
+    from cdi_worker.formats.qcow2 import layers
+    from cdi_worker.images.disks import tables
+
+    fetchers = [each.fetcher(cancel) for each in images]
+    reads = [fetcher.read for fetcher in fetchers]
+    disk = layers.Tables(content.chain, reads, is_base=not request.is_delta)
+    for window in disk.windows():
+        tables.load(window, fetchers)
+        for fetcher in fetchers:
+            fetcher.confirm()
+    return [
+        {
+            "name": file.name,
+            "virtualSize": file.virtual_size,
+            "backingFile": file.facts.backing,
+            "bitmaps": list(file.facts.bitmaps),
+            "bytes": count,
+        }
+        for file, count in zip(content.chain, disk.shown, strict=True)
+    ]

@@ -1,0 +1,101 @@
+"""All disks of an OVA, imported in one pass to files of a folder, and made usable together."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+
+from cdi_worker import errors
+from cdi_worker.formats.ova import descriptor
+from cdi_worker.formats.ova import package as ova
+from cdi_worker.images import image, targets
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.targets import group
+from cdi_worker.importer import contact, execute, package
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.progress import NullProgress, Part, Progress
+from cdi_worker.importer.request import Request
+from cdi_worker.importer.result import Result, stated
+from cdi_worker.sources import base, selection, trust
+from cdi_worker.sources.packages import every
+
+
+def run_all(
+    request: Request,
+    progress: Progress | None = None,
+    cancel: cancelling.Cancel | cancelling.Event | None = None,
+) -> list[Result]:
+    """Import all disks of an OVA, as ``execute.run`` does, to files in the folder ``request.target``.
+
+    From a stream they are imported in one pass. None is usable before all are verified.
+    """
+    progress = progress or NullProgress()
+    request_module.check(request)
+    finish = execute.audited(request)
+    engine = image.Engine(request.fetch, progress.retry)
+    with (
+        contact.begun(request, progress, cancel) as start,
+        contact.opened(start.source(), engine, start.request, progress, start.reads) as served,
+    ):
+        run = execute.Run(Part(progress), start.reads)
+        try:
+            results = _imported(image.Image(served, engine), start.request, run)
+        except errors.NoRanges as err:
+            contact.fall_back(engine, err, progress)
+            results = _imported(image.Image(served, engine), start.request, run)
+    progress.done()
+    return finish([_of_package(each, served, start) for each in results])
+
+
+def _of_package(result: Result, served: base.Source, start: contact.Contact) -> Result:
+    """Return the result of a disk with what is known of the package."""
+    return dataclasses.replace(
+        result,
+        origin=served.name,
+        served=served.size,
+        identity=served.identity,
+        verified={**result.verified, **stated(start.request.checksum)},
+        signatures=(*served.signatures, *start.signatures),
+    )
+
+
+def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:
+    """Import all disks of ``whole``, an OVA that is open; return the results by path.
+
+    Raises ``errors.RequestError`` if it is not an OVA.
+    """
+    source = whole.served
+    if not (package.is_tar(source, request) and ova.is_ova(source.head)):
+        raise errors.RequestError(f"{source.name}: not an OVA; import its disk without --all")
+    results: dict[str, Result] = {}
+    key = selection.digest(request.location)[:16]
+    with group.Group() as disks:
+        member = dataclasses.replace(run, group=disks)
+
+        def begin(found: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
+            requests = _requests(request, found)
+            # Sorted, because two runs could wait for each other's claims otherwise.
+            for each in sorted(requests, key=lambda each: each.target):
+                disks.hold(each.target, execute.claimed(each, run.reads, key))
+            return [functools.partial(import_disk, each) for each in requests]
+
+        def import_disk(each: Request, disk: base.Source) -> None:
+            results[each.target] = execute.import_disk(disk, each, member)
+
+        every.each(whole, package.expected(request), run.reads, begin)
+        run.reads.check()
+        disks.publish()
+    return [results[path] for path in sorted(results)]
+
+
+def _requests(request: Request, disks: tuple[descriptor.Disk, ...]) -> list[Request]:
+    """Return the request for each disk, to a file of its own."""
+    paths = [targets.followed(pathlib.Path(request.target, every.image_name(disk))) for disk in disks]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+    # Nothing is demanded of a disk: what they are in was verified when it was opened.
+    part = dataclasses.replace(request, checksum=None, disk="", demand=trust.NOTHING)
+    return [dataclasses.replace(part, target=path) for path in paths]
