@@ -7,7 +7,9 @@ block/qcow2.c, so that QEMU accepts every value accepted here.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from cdi_worker import errors
 
@@ -29,15 +31,21 @@ _KNOWN = _DIRTY | _CORRUPT | _DATA_FILE | _COMPRESSION | _EXTENDED_L2
 _RAW_DATA_FILE = 2  # in the autoclear features
 
 _END, _LUKS = 0, 0x0537BE77
+BACKING_FORMAT, BITMAPS = 0xE2792ACA, 0x23852875
+_NONE: Final[Mapping[int, bytes]] = MappingProxyType({})
 _COMPRESSIONS = {0: "zlib", 1: "zstd"}
 
 _MAX_L1_BYTES = 32 << 20
 _MAX_REFCOUNT_TABLE_BYTES = 8 << 20
 _MAX_SNAPSHOTS = 65536
+_LONGEST_NAME = 1023
 
 
 class Header(NamedTuple):
-    """The header of an image that passed every check. Sizes and offsets in bytes."""
+    """The header of an image that passed every check. Sizes and offsets in bytes.
+
+    ``backing``: the name of the backing file: it is compared, never opened. ``extensions``: data by type.
+    """
 
     version: int
     virtual_size: int
@@ -50,6 +58,8 @@ class Header(NamedTuple):
     snapshots_offset: int
     compression: str = "zlib"
     extended_l2: bool = False
+    backing: str | None = None
+    extensions: Mapping[int, bytes] = _NONE
 
     @property
     def cluster_size(self) -> int:
@@ -71,8 +81,10 @@ class Header(NamedTuple):
         return -(-self.virtual_size // self.reach)
 
 
-def parse(head: bytes) -> Header:
+def parse(head: bytes, *, backed: bool = False) -> Header:
     """Read the header from the first ``HEAD_SIZE`` bytes of the file (all of a smaller one).
+
+    ``backed``: it may name a backing file.
 
     Raises ``errors.Refused`` if a safety rule forbids the image, ``errors.Unsupported`` if another program
     may be able to read it, ``errors.Corrupt`` or ``errors.Truncated`` if it is invalid.
@@ -80,14 +92,14 @@ def parse(head: bytes) -> Header:
     if len(head) < _V2.size:
         raise errors.Truncated(format="qcow2", reason=f"the file has {len(head)} bytes, less than a header")
     fields = _V2.unpack_from(head)
-    magic, version, backing, _, cluster_bits, virtual_size, crypt = fields[:7]
+    magic, version, backing, name_length, cluster_bits, virtual_size, crypt = fields[:7]
     if magic != MAGIC:
         raise errors.Corrupt(format="qcow2", reason="the magic number is missing")
     if version not in (2, 3):
         raise errors.Unsupported(reason=f"qcow2 version {version}; supported: 2 and 3")
     if not 9 <= cluster_bits <= 21:
         raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, expected 9 to 21")
-    if backing:
+    if backing and not backed:
         reason = (
             "the image has a backing file; name that one as SOURCE and this one with --layer, or flatten it: "
             "qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
@@ -95,8 +107,7 @@ def parse(head: bytes) -> Header:
         raise _refused("backing_file", reason)
     if crypt:
         raise _refused("encryption", f"the image is encrypted (method {crypt}); decrypt it first")
-    features, compression, extensions = _version_3(head) if version == 3 else (0, "zlib", _V2.size)
-    _check_extensions(head, extensions, 1 << cluster_bits)
+    features, compression, end = _version_3(head) if version == 3 else (0, "zlib", _V2.size)
     header = Header(
         version,
         virtual_size,
@@ -109,9 +120,19 @@ def parse(head: bytes) -> Header:
         snapshots_offset=fields[12],
         compression=compression,
         extended_l2=bool(features & _EXTENDED_L2),
+        backing=_name(head, backing, name_length) if backing else None,
+        extensions=dict(_extensions(head, end, 1 << cluster_bits)),
     )
     _check_sizes(header)
     return header
+
+
+def _name(head: bytes, offset: int, length: int) -> str:
+    name = head[offset : offset + length]
+    if length > _LONGEST_NAME or len(name) < length:
+        reason = f"the name of the backing file has {length} bytes at byte {offset}"
+        raise _refused("backing_file", reason)
+    return name.decode("utf-8", "replace")
 
 
 def _version_3(head: bytes) -> tuple[int, str, int]:
@@ -140,7 +161,8 @@ def _version_3(head: bytes) -> tuple[int, str, int]:
     return features, _COMPRESSIONS[kind], length
 
 
-def _check_extensions(head: bytes, offset: int, cluster_size: int) -> None:
+def _extensions(head: bytes, offset: int, cluster_size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield type and data of the header extensions from ``offset`` on."""
     end = min(len(head), cluster_size)
     if offset > end:
         raise errors.Corrupt(format="qcow2", reason=f"invalid header length of {offset} bytes")
@@ -152,7 +174,9 @@ def _check_extensions(head: bytes, offset: int, cluster_size: int) -> None:
             raise errors.Corrupt(format="qcow2", reason=f"the header extension at {offset} is too long")
         if kind == _END:
             return
-        offset += _EXTENSION.size + -(-length // 8) * 8
+        offset += _EXTENSION.size
+        yield kind, head[offset : offset + length]
+        offset += -(-length // 8) * 8
 
 
 def _check_sizes(header: Header) -> None:

@@ -13,9 +13,9 @@ from typing import cast
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.formats import views, zstd
-from cdi_worker.formats.mapped import image, passing
+from cdi_worker.formats import zstd
 from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
@@ -57,17 +57,6 @@ class Layout(mapped.Layout):
 
     def follow(self) -> passing.Passing:
         return passing.Passing(self)
-
-
-def read_layout(head: bytes) -> Layout:
-    """Return the layout from the first ``qcow2_header.HEAD_SIZE`` bytes of a file."""
-    return Layout(qcow2_header.parse(head))
-
-
-def required_length(read: views.Read, size: int) -> int:
-    """Return the minimum length in bytes of a qcow2 file; see ``mapped.image``."""
-    layout = read_layout(read(0, min(size, qcow2_header.HEAD_SIZE)))
-    return image.required_length(layout, read, size)
 
 
 _SECTOR = 512

@@ -11,6 +11,7 @@ from cdi_worker import errors
 from cdi_worker.formats import facts, vdi, vhdx, views
 from cdi_worker.formats.mapped import image
 from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import layout as qcow2
 from cdi_worker.formats.vhd import check as vhd
 from cdi_worker.formats.vmdk import check as vmdk
@@ -126,7 +127,7 @@ def view(data: bytes, *, ordered: bool = False, length: int = 64 << 10) -> views
 def layout(file_view: views.View, form: str) -> mapped.Layout:
     """Return how an image is laid out, without the second opinion of ``formats.safety``."""
     if form == "qcow2":
-        return qcow2.read_layout(file_view.head)
+        return qcow2.Layout(qcow2_header.parse(file_view.head))
     found = _CHECKS[form](file_view)
     if found.needs:
         raise errors.Truncated(format=form, reason=f"{found.needs} bytes are needed")

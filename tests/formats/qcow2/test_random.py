@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies
 
 from cdi_worker import errors
-from cdi_worker.formats.qcow2 import layout
+from cdi_worker.formats.qcow2 import check
 from tests.support import placing, processes, qcow2_images
 
 
@@ -21,7 +21,7 @@ def test_intact_image_is_read_as_by_qemu_img(recipe: qcow2_images.Recipe) -> Non
     data, disk = qcow2_images.made(recipe)
     assert placing.read_disk(data) == disk
     assert placing.streamed(data) == disk
-    required = layout.required_length(lambda offset, length: data[offset : offset + length], len(data))
+    required = check.required_length(placing.view(data))
     # At least one byte of the last sector of compressed data must be present; more may be needed.
     with contextlib.suppress(errors.Corrupt):
         assert placing.read_disk(data[:required]) == disk

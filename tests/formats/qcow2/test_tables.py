@@ -8,7 +8,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats.mapped import image
-from cdi_worker.formats.qcow2 import header, layout
+from cdi_worker.formats.qcow2 import check, header, layout
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 from tests.support import disks as disks_module
 from tests.support import placing, qcow2_parts
@@ -248,4 +248,4 @@ def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Dis
 
 
 def lengths(data: bytes) -> int:
-    return layout.required_length(lambda offset, length: data[offset : offset + length], len(data))
+    return check.required_length(placing.view(data))

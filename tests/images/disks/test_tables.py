@@ -13,7 +13,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import views
 from cdi_worker.formats.mapped import image
-from cdi_worker.formats.qcow2 import layout
+from cdi_worker.formats.qcow2 import header, layout
 from cdi_worker.images.disks import tables
 from cdi_worker.images.engine import fetch
 from cdi_worker.scratch import journal
@@ -114,7 +114,7 @@ def test_first_level_table_of_a_huge_disk_is_read_in_parts(tmp_path: Path) -> No
         lengths.append(length)
         return data[offset : offset + length]
 
-    found = image.read_image(layout.read_layout(data[: 64 << 10]), read, len(data))
+    found = image.read_image(layout.Layout(header.parse(data[: 64 << 10])), read, len(data))
     assert max(lengths) <= 2 * MiB
     assert sum(lengths) == 16 * MiB
     tables = [table for window in found.windows() for batch in window.tables() for table in batch.pieces]
@@ -144,7 +144,7 @@ class Location(NamedTuple):
 
 
 def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
-    laid_out = layout.read_layout(source.read(0, 64 << 10))
+    laid_out = layout.Layout(header.parse(source.read(0, 64 << 10)))
 
     def opened(reads: Sequence[views.Read]) -> tables.Image:
         return image.read_image(laid_out, reads[0], source.size)
