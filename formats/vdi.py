@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from cdi_worker.formats import facts, views
 from cdi_worker.formats.mapped import blocks, image, pieces
+from cdi_worker.formats.mapped.blocks import SECTOR
 
 _HEADER = struct.Struct("<68xI4xI260xII12xI4xQIII36x16s16s")
 _VERSION = 0x00010001
 _TYPES = (1, 2)  # dynamic, static
 _BLOCK = 1 << 20  # the only size that VirtualBox writes and QEMU reads
-_SECTOR = 512
 
 
 class _Header(NamedTuple):
@@ -42,9 +42,9 @@ def check(view: views.View) -> facts.Facts:
     if header.type not in _TYPES or any(header.linked) or any(header.parent):
         reason = f"the image depends on another image or its type is {header.type}, not dynamic or static"
         raise facts.refuse("vdi", "parent", reason)
-    if header.sector_size != _SECTOR or header.block_size != _BLOCK or header.block_extra:
+    if header.sector_size != SECTOR or header.block_size != _BLOCK or header.block_extra:
         raise facts.refuse("vdi", "header", "the block size is not 1 MiB")
-    if header.map_offset % _SECTOR or header.data_offset % _SECTOR:
+    if header.map_offset % SECTOR or header.data_offset % SECTOR:
         raise facts.refuse("vdi", "header", "the block map or the data does not begin at a sector")
     layout = Layout(header)
     if header.blocks < layout.count:
@@ -61,8 +61,8 @@ class Layout(blocks.Layout):
 
     def __init__(self, header: _Header) -> None:
         # QEMU rounds up too: VirtualBox writes disks of any size.
-        super().__init__(header.map_offset, _BLOCK, -(-header.virtual_size // _SECTOR) * _SECTOR)
-        self.fixed = ((0, _SECTOR),)
+        super().__init__(header.map_offset, _BLOCK, -(-header.virtual_size // SECTOR) * SECTOR)
+        self.fixed = ((0, SECTOR),)
         # QEMU reads the map of all blocks, not only of those that the disk has.
         self.map_length = 4 * header.blocks
         self._data = header.data_offset

@@ -207,8 +207,8 @@ def _table(
 ) -> dict[bytes, tuple[int, int, int]]:
     """Read a table with GUIDs as keys; return (offset, length, flags) of each entry."""
     header = struct.Struct(head)
-    found, count = header.unpack(view.at(offset, header.size))
-    if found != magic or count > _MAX_ENTRIES:
+    signature, count = header.unpack(view.at(offset, header.size))
+    if signature != magic or count > _MAX_ENTRIES:
         raise facts.refuse("vhdx", "header", f"the table at byte {offset} is damaged")
     rows = struct.iter_unpack(entry, view.at(offset + header.size, count * _ENTRY))
     table = {guid: (offset, length, flags) for guid, offset, length, flags in rows}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -13,17 +12,3 @@ class Extent:
     offset: int
     length: int
     zero: bool
-
-
-def joined(ranges: Iterable[tuple[int, int]], gap: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield ascending ranges (start, end); those with at most ``gap`` bytes between them as one."""
-    last: tuple[int, int] | None = None
-    for start, end in ranges:
-        if last is not None and start - last[1] <= gap:
-            last = last[0], end
-            continue
-        if last is not None:
-            yield last
-        last = start, end
-    if last is not None:
-        yield last

@@ -67,9 +67,9 @@ class Allocation(mapped.Allocation):
                 joined.append((start, end))
         self._spans = joined
 
-    def take_pieces(self, found: Iterable[Piece], /) -> None:
+    def take_pieces(self, data: Iterable[Piece], /) -> None:
         """Take data, given in file order."""
-        for piece in found:
+        for piece in data:
             self.take(piece.host, piece.length)
 
     def take(self, host: int, length: int) -> None:
@@ -141,12 +141,12 @@ class Layout(mapped.Layout):
             yield Piece(self._table + start * size, length, guest, covered, compressed=False)
 
     def decode(self, data: bytes | memoryview, guest: int, /) -> list[Piece]:
-        found: list[Piece] = []
+        result: list[Piece] = []
         for first, end, host in self.runs(bytes(data)):
             start = guest + first * self.block
             size = min(guest + end * self.block, self.virtual_size) - start
-            found.append(Piece(host, size, start, size, compressed=False))
-        return found
+            result.append(Piece(host, size, start, size, compressed=False))
+        return result
 
     def inflate(self, data: bytes | memoryview, _piece: Piece, /) -> bytes:
         return bytes(data)

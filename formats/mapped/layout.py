@@ -75,7 +75,7 @@ class Allocation(abc.ABC):
         """Take all second-level tables. Call it once, before ``take_pieces``."""
 
     @abc.abstractmethod
-    def take_pieces(self, found: Iterable[Piece], /) -> None:
+    def take_pieces(self, data: Iterable[Piece], /) -> None:
         """Take data, given in file order."""
 
 

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from cdi_worker import errors
-from cdi_worker.formats import views
+from cdi_worker.formats import spans, views
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.layout import Arrival, Follower, Layout
 from cdi_worker.formats.mapped.pieces import Piece
@@ -57,7 +57,7 @@ class Passing(Follower):
         unknown: Iterable[tuple[int, int]] = ()
         if not self.mapped:
             known = [_span(piece) for piece in chain(tables, now, waiting)]
-            unknown = pieces.gaps(sorted([*known, *self._layout.fixed]), start, end)
+            unknown = spans.gaps(sorted([*known, *self._layout.fixed]), start, end)
         if last:
             self._check_end(end)
         first = bisect.bisect_left(now, start, key=_host)
@@ -87,11 +87,11 @@ class Passing(Follower):
         late: list[Piece] = []
         while self._tables and self._tables[-1].host + self._tables[-1].length <= end:
             table = self._tables.pop()
-            found = self._layout.decode(read(table.host, table.length), table.guest)
-            holes.extend(pieces.holes(found, table.guest, table.guest + table.size))
-            found.sort()
-            self._allocation.take_pieces(found)
-            for piece in found:
+            data = self._layout.decode(read(table.host, table.length), table.guest)
+            holes.extend(pieces.holes(data, table.guest, table.guest + table.size))
+            data.sort()
+            self._allocation.take_pieces(data)
+            for piece in data:
                 passed, coming = _cut(piece, start)
                 late.extend(passed)
                 self._expected.extend(coming)
@@ -146,8 +146,8 @@ def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:
     return [Piece(host, first, guest, first, False)], [Piece(at, rest, guest + first, rest, False)]
 
 
-def _limited(found: Iterable[Piece]) -> list[Piece]:
-    limited = list(islice(found, LIMIT + 1))
-    if len(limited) > LIMIT:
+def _limited(expected: Iterable[Piece]) -> list[Piece]:
+    result = list(islice(expected, LIMIT + 1))
+    if len(result) > LIMIT:
         raise errors.ScratchRequired(reason="the image's mapping tables are too large for memory")
-    return limited
+    return result

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, islice, pairwise
 from typing import NamedTuple
 
+from cdi_worker.formats import spans
+
 #: Maximum bytes of a batch with compressed clusters: the length of the longest compressed cluster.
 BATCH = 4 << 20
 #: Maximum bytes of a batch without them, which is written unchanged: memory of this size stays in the CPU
@@ -144,17 +146,5 @@ def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, 
 
     ``pieces`` are in disk order.
     """
-    spans = ((piece.guest, piece.guest + piece.size) for piece in pieces)
-    return ((first, after - first) for first, after in gaps(spans, start, end))
-
-
-def gaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the gaps between ascending half-open ``spans``, from ``start`` to ``end``."""
-    for first, after in spans:
-        if first > start:
-            yield start, min(first, end)
-        start = max(start, after)
-        if start >= end:
-            return
-    if start < end:
-        yield start, end
+    covered = ((piece.guest, piece.guest + piece.size) for piece in pieces)
+    return ((first, after - first) for first, after in spans.gaps(covered, start, end))

@@ -7,21 +7,17 @@ is opened by them.
 from __future__ import annotations
 
 import dataclasses
-import posixpath
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import facts, smalljson
+from cdi_worker.formats import facts
+from cdi_worker.formats.qcow2 import check as qcow2_check
 from cdi_worker.formats.qcow2 import layout as qcow2_layout
 
 #: The most files of a chain.
 MOST: Final = 128
-#: Nodes of QEMU's ``json:`` names that are looked through.
-_NESTED: Final = 8
-#: Stands for one of them without a file's name. It is not shown: it may have a password.
-_OTHER: Final = "json:…"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,29 +35,6 @@ class File:
     @property
     def virtual_size(self) -> int:
         return self.facts.virtual_size or 0
-
-
-def backing_base_name(name: str) -> str:
-    """Return the base name that a header's backing file has, also in the ``json:`` form of QEMU."""
-    if not name.startswith("json:"):
-        return _base_name(name.removeprefix("file:"))
-    try:
-        found = smalljson.parse(name.removeprefix("json:"))
-    except ValueError:
-        return _OTHER
-    for _ in range(_NESTED):
-        if not isinstance(found, dict):
-            break
-        opened = found.get("filename", found.get("file.filename", found.get("path")))
-        if isinstance(opened, str):
-            return _base_name(opened)
-        found = found.get("file")
-    return _OTHER
-
-
-def _base_name(name: str) -> str:
-    """Return the last part of a path or URL. The query of a URL may be a signature, and is no part of it."""
-    return posixpath.basename(name.partition("?")[0] if "://" in name else name)
 
 
 def check(files: Sequence[File], previous: str | None = None) -> None:
@@ -88,8 +61,8 @@ def check(files: Sequence[File], previous: str | None = None) -> None:
 
 
 def _bits(file: File) -> int:
-    found = file.facts.layout
-    return found.header.cluster_bits if isinstance(found, qcow2_layout.Layout) else 63
+    layout = file.facts.layout
+    return layout.header.cluster_bits if isinstance(layout, qcow2_layout.Layout) else 63
 
 
 def _check_form(file: File, *, is_base: bool) -> None:
@@ -98,9 +71,9 @@ def _check_form(file: File, *, is_base: bool) -> None:
         raise errors.Unsupported(reason=f"{file.name}: {what}, this is {file.facts.format}")
     if is_base and file.facts.backing is not None:
         # Without the rest, which may be a URL with a password.
-        wanted = backing_base_name(file.facts.backing)
+        name = qcow2_check.backing_base_name(file.facts.backing)
         reason = (
-            f"{file.name}: needs its backing file {wanted!r}, which is missing; name that file "
+            f"{file.name}: needs its backing file {name!r}, which is missing; name that file "
             "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
             "--previous-checkpoint"
         )
@@ -120,14 +93,14 @@ def _check_names(files: Sequence[File], previous: str | None) -> None:
     below = previous
     for index, file in enumerate(files):
         if file.facts.backing is not None:
-            wanted = backing_base_name(file.facts.backing)
-            if wanted != below and wanted in names[index + 1 :]:
+            name = qcow2_check.backing_base_name(file.facts.backing)
+            if name != below and name in names[index + 1 :]:
                 reason = (
-                    f"{file.name}: its backing file {wanted!r} is given after it; give the oldest file first"
+                    f"{file.name}: its backing file {name!r} is given after it; give the oldest file first"
                 )
                 raise _refused("backing_file", reason)
-            if wanted != below:
-                reason = f"{file.name}: its backing file is {wanted!r}, but the file before it is {below!r}"
+            if name != below:
+                reason = f"{file.name}: its backing file is {name!r}, but the file before it is {below!r}"
                 raise _refused("backing_file", f"{reason}; name all files of the chain, the oldest first")
             if index:
                 _check_backing_format(file, files[index - 1])
@@ -136,9 +109,9 @@ def _check_names(files: Sequence[File], previous: str | None) -> None:
 
 def _check_backing_format(file: File, below: File) -> None:
     """Compare the format that a header gives its backing file with that of the file before it."""
-    wanted, found = file.facts.backing_format, "raw" if below.facts.format == "iso" else below.facts.format
-    if wanted and wanted != found:
-        reason = f"{file.name}: its backing file is {wanted}, but {below.name} is {found}"
+    name, other = file.facts.backing_format, "raw" if below.facts.format == "iso" else below.facts.format
+    if name and name != other:
+        reason = f"{file.name}: its backing file is {name}, but {below.name} is {other}"
         raise _refused("backing_format", f"{reason}; check that it is the right file")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import posixpath
 import struct
 from collections.abc import Iterator
+from typing import Final
 
-from cdi_worker.formats import facts, views
+from cdi_worker.formats import facts, smalljson, views
 from cdi_worker.formats.mapped import image
-from cdi_worker.formats.qcow2 import chain
 from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2.layout import Layout
 
@@ -18,6 +18,10 @@ _ENTRY = struct.Struct(">18xHI")
 #: QEMU writes at most so many bitmaps; a directory of them with names of ordinary length.
 _MOST_BITMAPS = 65535
 _LONGEST_DIRECTORY = 1 << 20
+#: Nodes of QEMU's ``json:`` names that are looked through.
+_NESTED: Final = 8
+#: Stands for one of them without a file's name. It is not shown: it may have a password.
+_OTHER: Final = "json:…"
 
 
 def check(view: views.View) -> facts.Facts:
@@ -37,7 +41,7 @@ def check(view: views.View) -> facts.Facts:
         )
     if name is not None and posixpath.basename(name) != view.allow_backing:
         # Without the rest, which may be a URL with a password.
-        reason = f"the backing file is {chain.backing_base_name(name)!r}, expected {view.allow_backing!r}"
+        reason = f"the backing file is {backing_base_name(name)!r}, expected {view.allow_backing!r}"
         raise facts.refuse("qcow2", "backing_file", reason)
     # An image with a backing file is not a complete disk and cannot be placed.
     layout = Layout(header) if name is None else None
@@ -48,6 +52,29 @@ def required_length(view: views.View) -> int:
     """Return the minimum length in bytes of a file with these tables. A backing file is ignored."""
     header = qcow2_header.parse(view.head, backed=True)
     return image.required_length(Layout(header), view.at, view.size or 0)
+
+
+def backing_base_name(name: str) -> str:
+    """Return the base name that a header's backing file has, also in the ``json:`` form of QEMU."""
+    if not name.startswith("json:"):
+        return _base_name(name.removeprefix("file:"))
+    try:
+        document = smalljson.parse(name.removeprefix("json:"))
+    except ValueError:
+        return _OTHER
+    for _ in range(_NESTED):
+        if not isinstance(document, dict):
+            break
+        opened = document.get("filename", document.get("file.filename", document.get("path")))
+        if isinstance(opened, str):
+            return _base_name(opened)
+        document = document.get("file")
+    return _OTHER
+
+
+def _base_name(name: str) -> str:
+    """Return the last part of a path or URL. The query of a URL may be a signature, and is no part of it."""
+    return posixpath.basename(name.partition("?")[0] if "://" in name else name)
 
 
 def _bitmaps(header: qcow2_header.Header, view: views.View) -> tuple[str, ...]:

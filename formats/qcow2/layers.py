@@ -9,14 +9,15 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final
 
-from cdi_worker.formats import views
+from cdi_worker.formats import spans, views
 from cdi_worker.formats.mapped import image, pieces
 from cdi_worker.formats.mapped.pieces import Batch, Piece
 from cdi_worker.formats.qcow2 import chain as qcow2_chain
 from cdi_worker.formats.qcow2 import layout as qcow2_layout
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
+from cdi_worker.formats.spans import Span
 
 #: The largest cluster; a window of the disk is a multiple of it.
 _LARGEST: Final = 2 << 20
@@ -24,8 +25,6 @@ _LARGEST: Final = 2 << 20
 _TABLES: Final = 32 << 20
 #: The most pieces of an extended entry.
 _SUBCLUSTERS: Final = 16
-
-_Span: TypeAlias = tuple[int, int]
 
 
 class Tables:
@@ -60,7 +59,7 @@ class Tables:
 class Part:
     """What one file has of a window."""
 
-    def __init__(self, layer: _Layer, span: _Span) -> None:
+    def __init__(self, layer: _Layer, span: Span) -> None:
         self.inflate = layer.inflate
         self.load = layer.load
         self.shown: list[Piece] = []
@@ -79,14 +78,14 @@ class Part:
 class Window:
     """A part of the disk. Load the tables of each file, call ``check``, then use ``holes`` and the data."""
 
-    def __init__(self, layers: Sequence[_Layer], span: _Span, *, is_base: bool, is_last: bool) -> None:
+    def __init__(self, layers: Sequence[_Layer], span: Span, *, is_base: bool, is_last: bool) -> None:
         self.parts = [Part(layer, span) for layer in layers]
         self._layers = layers
         self._span = span
         self._is_base = is_base
         #: Whether nothing after this window has data.
         self.is_last = is_last
-        self._holes: list[_Span] = []
+        self._holes: list[Span] = []
 
     def check(self) -> None:
         """Check the mapping of each file for overlaps, and find what the disk shows of it.
@@ -95,24 +94,18 @@ class Window:
         """
         uncovered = [self._span]
         for layer, part in zip(reversed(self._layers), reversed(self.parts), strict=True):
-            found, zeros = layer.decode(*self._span)
-            part.shown = sorted(layer.counted(_visible(found, uncovered)))
-            self._holes += _within(zeros, uncovered)
-            taken = sorted(chain(((each.guest, each.guest + each.size) for each in found), zeros))
-            uncovered = list(_without(uncovered, taken))
+            data, zeros = layer.decode(*self._span)
+            covered = [(piece.guest, piece.guest + piece.size) for piece in data]
+            part.shown = sorted(layer.counted(_visible(data, covered, uncovered)))
+            self._holes += chain.from_iterable(parts for _, parts in spans.common(zeros, uncovered))
+            below = list(spans.gaps(sorted(chain(covered, zeros)), *self._span))
+            uncovered = list(chain.from_iterable(parts for _, parts in spans.common(below, uncovered)))
         if self._is_base:
             self._holes += uncovered
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, length) of the parts of the disk that read as zeros, in order."""
-        start = end = 0
-        for first, after in sorted(self._holes):
-            if first > end:
-                if start < end:
-                    yield start, end - start
-                start = first
-            end = max(end, after)
-        if start < end:
+        for start, end in spans.joined(sorted(self._holes)):
             yield start, end - start
 
 
@@ -165,29 +158,25 @@ class _Layer:
     def inflate(self, data: bytes | memoryview, piece: Piece, /) -> bytes:
         return self._layout.inflate(data, piece) if self._layout is not None else bytes(data)
 
-    def decode(self, start: int, end: int) -> tuple[list[Piece], list[_Span]]:
+    def decode(self, start: int, end: int) -> tuple[list[Piece], list[Span]]:
         """Return the pieces and the zeros from ``start`` to ``end``, in disk order; take the pieces.
 
         Beyond its end a backing file reads as zeros, whatever is below it.
         """
         size = self._file.virtual_size
-        if self._layout is None:
-            found, zeros = self._decode_raw(start, end)
-        else:
-            found, zeros = [], []
+        data: list[Piece] = []
+        zeros: list[Span] = []
+        if self._layout is not None:
             for table in self._used:
-                self._decode_table(table, (start, min(end, size)), found, zeros)
-            self._allocation.take_pieces(sorted(found))
+                self._decode_table(table, (start, min(end, size)), data, zeros)
+            self._allocation.take_pieces(sorted(data))
+        elif (length := min(end, self._file.size) - start) > 0:
+            data.append(Piece(start, length, start, length, compressed=False))
         if size < end:
             zeros.append((max(start, size), end))
-        return found, zeros
+        return data, zeros
 
-    def _decode_raw(self, start: int, end: int) -> tuple[list[Piece], list[_Span]]:
-        end = min(end, self._file.size)
-        length = end - start
-        return [Piece(start, length, start, length, compressed=False)] if length > 0 else [], []
-
-    def _decode_table(self, table: Piece, span: _Span, found: list[Piece], zeros: list[_Span]) -> None:
+    def _decode_table(self, table: Piece, span: Span, data: list[Piece], zeros: list[Span]) -> None:
         assert self._layout is not None  # noqa: S101  (only a qcow2 file has tables)
         header = self._layout.header
         first, after = max(table.guest, span[0]), min(table.guest + table.size, span[1])
@@ -198,65 +187,29 @@ class _Layer:
         part = memoryview(self._loaded[table.guest])[
             begin * entry : -(-(after - table.guest) // cluster) * entry
         ]
-        found += qcow2_tables.decode(header, part, table.guest + begin * cluster)
+        data += qcow2_tables.decode(header, part, table.guest + begin * cluster)
         known = qcow2_tables.zeros(header, part, table.guest + begin * cluster)
         zeros += ((zero, min(end, span[1])) for zero, end in known if zero < span[1])
 
-    def counted(self, found: Iterable[Piece]) -> Iterator[Piece]:
+    def counted(self, visible: Iterable[Piece]) -> Iterator[Piece]:
         """Yield pieces that the disk shows, and count their bytes."""
-        for piece in found:
+        for piece in visible:
             shown = sum(end - start for start, end in piece.shown) if piece.shown else piece.size
             self.shown += shown
             yield piece
 
 
-def _visible(found: Iterable[Piece], uncovered: Sequence[_Span]) -> Iterator[Piece]:
-    """Yield the parts of pieces, in disk order, within ``uncovered``. A compressed one is not split."""
-    index = 0
-    for piece in found:
-        first, after = piece.guest, piece.guest + piece.size
-        while index < len(uncovered) and uncovered[index][1] <= first:
-            index += 1
-        if index == len(uncovered):
-            return
-        if uncovered[index][0] <= first and after <= uncovered[index][1]:
+def _visible(data: Sequence[Piece], covered: Sequence[Span], uncovered: Sequence[Span]) -> Iterator[Piece]:
+    """Yield the parts of pieces, in disk order, within ``uncovered``. A compressed one is not split.
+
+    ``covered``: the spans of the pieces on the disk.
+    """
+    for number, parts in spans.common(covered, uncovered):
+        piece, (first, after) = data[number], covered[number]
+        if parts == [(first, after)]:
             yield piece
-            continue
-        parts = list(_cut(first, after, uncovered, index))
-        if piece.compressed and parts:
+        elif piece.compressed:
             yield piece._replace(shown=tuple((start - first, end - first) for start, end in parts))
-        elif parts:
+        else:
             for start, end in parts:
                 yield Piece(piece.host + start - first, end - start, start, end - start, compressed=False)
-
-
-def _within(spans: Iterable[_Span], uncovered: Sequence[_Span]) -> Iterator[_Span]:
-    """Yield the parts of ascending spans within ``uncovered``."""
-    index = 0
-    for first, after in spans:
-        while index < len(uncovered) and uncovered[index][1] <= first:
-            index += 1
-        yield from _cut(first, after, uncovered, index)
-
-
-def _cut(first: int, after: int, uncovered: Sequence[_Span], index: int) -> Iterator[_Span]:
-    """Yield the parts of one span within ``uncovered``, from the one at ``index`` on."""
-    while index < len(uncovered) and uncovered[index][0] < after:
-        yield max(first, uncovered[index][0]), min(after, uncovered[index][1])
-        index += 1
-
-
-def _without(spans: Iterable[_Span], taken: Sequence[_Span]) -> Iterator[_Span]:
-    """Yield the parts of ascending spans that are not ``taken``."""
-    index = 0
-    for start, end in spans:
-        while index < len(taken) and taken[index][1] <= start:
-            index += 1
-        yield from pieces.gaps(_from(taken, index), start, end)
-
-
-def _from(taken: Sequence[_Span], index: int) -> Iterator[_Span]:
-    """Yield the items from ``index`` on, without a copy of the rest."""
-    while index < len(taken):
-        yield taken[index]
-        index += 1

@@ -109,7 +109,7 @@ class Allocation(mapped.Allocation):
         for table in tables:
             self.take(table.host, table.length)
 
-    def take_pieces(self, found: Iterable[Piece], /) -> None:
+    def take_pieces(self, data: Iterable[Piece], /) -> None:
         """Take data, given in file order.
 
         Subclusters of one cluster may be several pieces: the distance between their offsets in the file and
@@ -117,7 +117,7 @@ class Allocation(mapped.Allocation):
         earlier (specification, "Compressed Clusters Descriptor").
         """
         last_host = last_sector = last_cluster = shift = -1
-        for piece in found:
+        for piece in data:
             end = piece.host + piece.length
             if piece.compressed:
                 if piece.host <= last_host or piece.host < last_sector:

@@ -44,10 +44,9 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     count = min(header.table_entries, -(-(header.virtual_size - guest) // header.cluster_size))
     table = views.entries(data, ENTRY)
     if header.extended_l2:
-        found = pieces.merge(_subclusters(header, table[: 2 * count], guest))
+        result = list(pieces.merge(_subclusters(header, table[: 2 * count], guest)))
     else:
-        found = _clusters(header, table[:count], guest)
-    result = list(found)
+        result = list(_clusters(header, table[:count], guest))
     while result and result[-1].guest >= header.virtual_size:
         result.pop()  # the last cluster may have subclusters beyond the end of the disk
     if result and result[-1].guest + result[-1].size > header.virtual_size:

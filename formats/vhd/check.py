@@ -89,9 +89,9 @@ class _Allocation(blocks.Allocation):
         super().__init__("vhd", size, fixed, bitmap + block)
         self._bitmap, self._length = bitmap, bitmap + block
 
-    def take_pieces(self, found: Iterable[pieces.Piece], /) -> None:
+    def take_pieces(self, data: Iterable[pieces.Piece], /) -> None:
         """Take data, given in file order."""
-        for piece in found:
+        for piece in data:
             self.take(piece.host - self._bitmap, self._length)
 
 

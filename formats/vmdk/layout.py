@@ -117,9 +117,9 @@ class Allocation(blocks.Allocation):
         for end in (header.overhead * SECTOR, *(end for _, end in spans)):
             self.reach(end)
 
-    def take_pieces(self, found: Iterable[Piece], /) -> None:
+    def take_pieces(self, data: Iterable[Piece], /) -> None:
         """Take data, given in file order."""
-        for piece in found:
+        for piece in data:
             if piece.compressed:
                 # The length of a compressed grain is in its marker; at least one byte follows that.
                 self.avoid_spans(piece.host, vmdk_header.GRAIN_MARKER.size + 1)

@@ -10,7 +10,7 @@ import array
 from collections.abc import Iterator
 
 from cdi_worker import errors
-from cdi_worker.formats import views
+from cdi_worker.formats import spans, views
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.layout import Arrival, Follower
 from cdi_worker.formats.mapped.pieces import Piece
@@ -49,11 +49,11 @@ class Marked(Follower):
         self._blocks = header.directory_entries + OTHERS
         self._has_footer = False
         self._empty_sectors = 0
-        self._made: dict[int, array.array[int]] = {}  # tables built from markers, by index in the directory
+        self._tables: dict[int, array.array[int]] = {}  # tables built from markers, by index in the directory
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``. Both offsets are multiples of a sector, except at the end."""
-        found: list[Piece] = []
+        data: list[Piece] = []
         keep = [(start, min(self._kept_until, end))] if self._kept_until > start else []
         while not self.complete and self._next + (MARKER.size if last else SECTOR) <= end:
             at = self._next
@@ -72,10 +72,10 @@ class Marked(Follower):
                 raise self._invalid_grain(reason)
             if at + length > end:
                 break
-            found.append(self._grain(at, length, sector))
+            data.append(self._grain(at, length, sector))
             self._next = at - (-length // SECTOR) * SECTOR
-        first = sum(piece.host < start for piece in found)
-        ready = [*pieces.batches(found[:first], end, gap=0), *pieces.batches(found[first:], end)]
+        first = sum(piece.host < start for piece in data)
+        ready = [*pieces.batches(data[:first], end, gap=0), *pieces.batches(data[first:], end)]
         holes = (
             self._compare(self._next if self.complete else end, read) if last or self.complete else iter(())
         )
@@ -106,11 +106,11 @@ class Marked(Follower):
         if rest or sector >= header.capacity or at // SECTOR >> 32:
             raise self._invalid_grain(f"the grain at byte {at} has a marker for the invalid sector {sector}")
         which, index = divmod(number, header.table_entries)
-        table = self._made.get(which)
+        table = self._tables.get(which)
         if table is None:
-            if len(self._made) == LIMIT:
+            if len(self._tables) == LIMIT:
                 raise errors.ScratchRequired(reason="the image's grain tables are too large for memory")
-            table = self._made[which] = self._empty(which)
+            table = self._tables[which] = self._empty(which)
         if table[index]:
             raise errors.ScratchRequired(reason=f"the image has two grains for sector {sector}")
         table[index] = at // SECTOR
@@ -147,22 +147,22 @@ class Marked(Follower):
         if _geometry(footer) != _geometry(self._header):
             raise errors.ScratchRequired(reason="the image's footer contradicts its header")
         for which, sector in enumerate(_entries(read, footer.directory, footer.directory_entries)):
-            if not sector and which not in self._made:
+            if not sector and which not in self._tables:
                 continue
-            made = self._made.get(which) or self._empty(which)
-            table = _entries(read, sector, len(made)) if sector else self._empty(which)
+            expected = self._tables.get(which) or self._empty(which)
+            table = _entries(read, sector, len(expected)) if sector else self._empty(which)
             if footer.flags & vmdk_header.ZERO_GRAINS:
                 table = array.array("I", (0 if grain == 1 else grain for grain in table))
-            if table != made:
+            if table != expected:
                 raise errors.ScratchRequired(reason="the image's tables and markers contradict each other")
-        return ((first, after - first) for first, after in pieces.gaps(self._spans(), 0, self.virtual_size))
+        return ((first, after - first) for first, after in spans.gaps(self._spans(), 0, self.virtual_size))
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Yield (start, end) on the disk of each grain, in order."""
         grain = self._header.grain * SECTOR
-        for which in sorted(self._made):
+        for which in sorted(self._tables):
             guest = which * self._header.table_entries * grain
-            for index, sector in enumerate(self._made[which]):
+            for index, sector in enumerate(self._tables[which]):
                 if sector:
                     yield guest + index * grain, guest + (index + 1) * grain
 

@@ -38,5 +38,5 @@ class Chain(tables.Tables):
         return size
 
     def _open(self, reads: Sequence[views.Read]) -> tables.Image:
-        self._opened = found = layers.Tables(self._chain, reads, is_base=self.covers_all)
-        return found
+        self._opened = layers.Tables(self._chain, reads, is_base=self.covers_all)
+        return self._opened

@@ -220,8 +220,8 @@ class Placer:
     def _gathered(self) -> _Gathered:
         if not hasattr(self._local, "gathered"):
             self._local.gathered = _Gathered(self._sink)
-        found: _Gathered = self._local.gathered
-        return found
+        gathered: _Gathered = self._local.gathered
+        return gathered
 
 
 class _Gathered:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.images import directio, extents
+from cdi_worker.formats import spans
+from cdi_worker.images import directio
 from cdi_worker.images.sinks import base
 from cdi_worker.scratch import journal
 
@@ -101,7 +102,7 @@ class Updating:
             self._to.zero(start, end - start)
 
     def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
-        written = list(extents.joined(runs, _GAP))
+        written = list(spans.joined(runs, _GAP))
         with self._lock:
             self.changes.compared += compared
             self.changes.differed += sum(end - start for start, end in runs)
@@ -145,7 +146,7 @@ class Continuing:
         missing = self._noted.missing(start, end)
         found = list(missing)
         for first, after in _between(start, end, missing):
-            for part in extents.joined(wrong(first, after), _GAP):
+            for part in spans.joined(wrong(first, after), _GAP):
                 self._noted.discard(*part)
                 self.differed += part[1] - part[0]
                 found.append(part)

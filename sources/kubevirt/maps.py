@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from cdi_worker import errors
-from cdi_worker.formats import smalljson
-from cdi_worker.images import extents
+from cdi_worker.formats import smalljson, spans
 from cdi_worker.sources import base
 
 #: Extents of a page that is requested, at most. Each is about 75 bytes, written with the longest numbers 110.
@@ -97,7 +96,7 @@ class Map:
 
     def changed(self) -> Iterator[tuple[int, int]]:
         """Yield start and end of the areas that have changed, zeros and data alike."""
-        return extents.joined((extent.offset, extent.offset + extent.length) for extent in self.extents())
+        return spans.joined((extent.offset, extent.offset + extent.length) for extent in self.extents())
 
     def check_same(self, other: Map) -> None:
         """Raise ``errors.SourceChanged`` if ``other`` is not a later answer for the same backup.

@@ -85,8 +85,8 @@ MUTANTS = (
     mutant(
         "formats/vdi.py",
         "takes a vdi whose size is no multiple of a sector for shorter",
-        "-(-header.virtual_size // _SECTOR) * _SECTOR",
-        "header.virtual_size // _SECTOR * _SECTOR",
+        "-(-header.virtual_size // SECTOR) * SECTOR",
+        "header.virtual_size // SECTOR * SECTOR",
         "tests/formats/test_vdi.py::test_size_is_rounded_up_to_a_sector",
     ),
     mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
     mutant(
         "formats/vhdx.py",
         "takes a vhdx table without its signature",
-        "    if found != magic or count > _MAX_ENTRIES:\n",
+        "    if signature != magic or count > _MAX_ENTRIES:\n",
         "    if False:\n",
         "tests/formats/test_safety_fields.py::test_patched_field_is_refused[vhdx-region]",
     ),
@@ -211,7 +211,7 @@ MUTANTS = (
     mutant(
         "formats/qcow2/chain.py",
         "accepts a backing file of another format",
-        "    if wanted and wanted != found:\n",
+        "    if name and name != other:\n",
         "    if False:\n",
         "tests/formats/qcow2/test_chain.py::test_wrong_format_or_size_below_is_refused",
     ),
@@ -239,7 +239,7 @@ MUTANTS = (
     mutant(
         "formats/vmdk/markers.py",
         "does not compare tables and markers",
-        "            if table != made:\n",
+        "            if table != expected:\n",
         "            if False:\n",
         "tests/formats/vmdk/test_tables_last.py::test_markers_that_contradict_the_tables_need_scratch[<I]",
     ),
