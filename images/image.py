@@ -77,7 +77,7 @@ class Image(Generic[S]):
         self.known = remembered.Remembered(served.head)
         self._seams: seams.Seams | None = None
         #: A stream that is open already, from its first byte: the result of the next ``ordered``.
-        self._begun: tuple[readers.Peek, _Late] | None = None
+        self._begun: tuple[readers.Peek, Arrivals] | None = None
 
     @property
     def seeks(self) -> bool:
@@ -121,8 +121,8 @@ class Image(Generic[S]):
         if read is not None:
             return head + read(len(head), max(0, min(length, self.served.size or 0) - len(head)))
         if self._begun is None:
-            late = _Late()
-            self._begun = readers.Peek(self.ordered(cancel, late.arrived), length), late
+            arrivals = Arrivals()
+            self._begun = readers.Peek(self.ordered(cancel, arrivals.add), length), arrivals
         else:
             self._begun[0].extend(length)
         return self._begun[0].head
@@ -132,8 +132,8 @@ class Image(Generic[S]):
     ) -> readers.Reader:
         """Return a reader of all bytes, in order. ``advance`` gets the bytes received."""
         if self._begun is not None:
-            (begun, late), self._begun = self._begun, None
-            late.report(advance)
+            (begun, arrivals), self._begun = self._begun, None
+            arrivals.report(advance)
             return begun
         own = self.served.ordered(cancel, advance)
         return self.rest(cancel, 0, advance) if own is None else own
@@ -149,7 +149,7 @@ class Image(Generic[S]):
         if self.seeks:
             return self.fetcher(cancel, advance).stream(start)
         if served.once:
-            return _Once(served, advance)
+            return _Once(served, start, advance)
         resuming = lazy.load(_RESUMING)
         reader: readers.Reader = resuming(
             self._open_at,
@@ -202,15 +202,16 @@ class Image(Generic[S]):
         )
 
 
-class _Late:
-    """Counts bytes before it is known who wants to know. Thread-safe."""
+class Arrivals:
+    """Counts the bytes that arrive before it is known who wants to know, from ``before`` on. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: int = 0) -> None:
         self._lock = threading.Lock()
-        self._before = 0
+        self._before = before
         self._advance: Callable[[int], None] | None = None
 
-    def arrived(self, count: int) -> None:
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived."""
         with self._lock:
             advance = self._advance
             if advance is None:
@@ -228,11 +229,11 @@ class _Late:
 class _Once:
     """Reader of a source that can be read only once; counts the bytes and verifies the declared size."""
 
-    def __init__(self, served: Served, count: Callable[[int], None]) -> None:
+    def __init__(self, served: Served, start: int, count: Callable[[int], None]) -> None:
         self._served = served
-        self._reader = served.stream()
+        self._reader = served.stream(start)
         self._count = count
-        self._at = 0
+        self._at = start
 
     def readinto(self, into: memoryview, /) -> int:
         count = self._reader.readinto(into)

@@ -9,7 +9,6 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, facts, readers
@@ -18,73 +17,50 @@ from cdi_worker.formats.tar import archive, headers, walk
 
 #: Members of an archive, folders too: each costs a request where it is read by ranges.
 _MOST = 4096
-#: Bytes behind the archive: tools fill a record. A stream may be endless.
-_LARGEST_END = 64 << 20
-_SCRAP = 1 << 18
 #: Bytes of a manifest: a line for each file.
 _LARGEST_MANIFEST = 1 << 20
 #: ``SHA256(vm-disk1.vmdk)= 5fb1…``, with or without blanks and hyphens.
 _LINE = re.compile(r"\s*([A-Za-z0-9-]+)\s*\((.+)\)\s*=\s*([0-9A-Fa-f]+)\s*")
 
 
-class Member(NamedTuple):
-    """A file of the archive. Its data begins at ``offset``; ``type``: see ``formats.tar.headers``."""
-
-    name: str
-    offset: int
-    size: int
-    type: bytes
-
-
-class Package:
-    """One pass through an archive: iterate over its members. ``readinto`` reads the current one.
+class Package(walk.Walk):
+    """One pass through an OVA: its members without folders, under names that are safe.
 
     ``disks``: known after the first member, the descriptor. ``checksums``: of the manifest, None before it.
     Raises ``errors.Refused``, ``errors.Corrupt`` and ``errors.Truncated``.
     """
 
     def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
+        super().__init__(reader, "OVA")
         self.disks: tuple[descriptor.Disk, ...] = ()
         self.checksums: Mapping[str, checksum.Checksum] | None = None
-        self.members: dict[str, Member] = {}
-        self._walk = walk.Walk(reader)
+        self.members: dict[str, walk.Entry] = {}
         self._descriptor: tuple[str, bytes] = ("", b"")
         #: The other name of a member that a disk could mean.
         self._other: dict[str, str] = {}
         self._count = 0
 
-    def next(self) -> Member | None:
+    def next(self) -> walk.Entry | None:
         """Go to the next member; return None at the end of the archive."""
-        while entry := self._walk.next():
+        while entry := super().next():
             self._count += 1
             if self._count > _MOST:
                 raise descriptor.refused("size", f"more than {_MOST} members")
             path = archive.archive_path(entry.name.encode(errors="surrogateescape"))
             if entry.type == headers.DIRECTORY:
                 continue
-            member = Member("/".join(path), self._walk.at, entry.size, entry.type)
-            self._take(member)
+            member = entry._replace(name="/".join(path))
+            self._note(member)
             return member
         if not self.members:
             raise descriptor.refused("descriptor", "the archive is empty")
-        if self.checksums is None and not self._walk.has_end_mark:
+        if self.checksums is None and not self.has_end_mark:
             # Only a manifest says what is in a package; here it may be what is missing.
-            reason = f"the archive ends at byte {self._walk.at} without an end mark and without a manifest"
+            reason = f"the archive ends at byte {self.at} without an end mark and without a manifest"
             raise errors.Truncated(format="OVA", reason=reason)
         return None
 
-    def readinto(self, into: memoryview, /) -> int:
-        """Read the current member; return 0 after its last byte."""
-        return self._walk.readinto(into)
-
-    def drain(self) -> None:
-        """Read to the end of the stream. Raises ``errors.TrailingGarbage`` if much follows the archive."""
-        end, scrap = self._walk.at, memoryview(bytearray(_SCRAP))
-        while self._walk.read_behind(scrap):
-            if self._walk.at - end > _LARGEST_END:
-                raise errors.TrailingGarbage(format="OVA", offset=end)
-
-    def member_of(self, disk: descriptor.Disk) -> Member | None:
+    def member_of(self, disk: descriptor.Disk) -> walk.Entry | None:
         """Return the member of a disk, None if it has not passed. Raises ``errors.Refused`` for a bad one."""
         found = next(
             (self.members[name] for name in descriptor.names(disk.file) if name in self.members), None
@@ -101,7 +77,14 @@ class Package:
             raise descriptor.refused("size", f"{stated}; it was changed or cut")
         return found
 
-    def checksum_of(self, member: Member) -> checksum.Checksum | None:
+    def needed(self, disk: descriptor.Disk) -> walk.Entry:
+        """Return the member of a disk, as ``member_of``. Raises ``errors.Truncated`` if there is none."""
+        member = self.member_of(disk)
+        if member is None:
+            raise errors.Truncated(format="OVA", reason=f"the archive has no file {disk.file!r}")
+        return member
+
+    def checksum_of(self, member: walk.Entry) -> checksum.Checksum | None:
         """Return the checksum in the manifest; None without a manifest, or before it."""
         if self.checksums is None:
             return None
@@ -115,7 +98,7 @@ class Package:
             if not self.checksums or not any(name in self.checksums for name in descriptor.names(disk.file)):
                 raise descriptor.refused("manifest", f"the manifest has no checksum of {disk.file!r}")
 
-    def _take(self, member: Member) -> None:
+    def _note(self, member: walk.Entry) -> None:
         if member.name in self.members:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
         if (other := self._other.get(member.name)) in self.members:
@@ -130,7 +113,7 @@ class Package:
         elif member.name.lower().endswith(".mf"):
             self._take_manifest(member)
 
-    def _take_descriptor(self, member: Member, *, is_first: bool) -> None:
+    def _take_descriptor(self, member: walk.Entry, *, is_first: bool) -> None:
         if not is_first:
             raise descriptor.refused("descriptor", f"a second descriptor, {member.name!r}")
         if not member.name.lower().endswith(".ovf"):
@@ -144,7 +127,7 @@ class Package:
             possible = descriptor.names(disk.file)
             self._other |= zip(possible, reversed(possible), strict=True) if len(possible) > 1 else ()
 
-    def _take_manifest(self, member: Member) -> None:
+    def _take_manifest(self, member: walk.Entry) -> None:
         if self.checksums is not None:
             raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
         self.checksums = parse_manifest(self._content(member, _LARGEST_MANIFEST, "manifest"))
@@ -157,7 +140,7 @@ class Package:
                     algorithm=stated.algorithm, expected=stated.digest, calculated=calculated
                 )
 
-    def _content(self, member: Member, limit: int, what: str) -> bytes:
+    def _content(self, member: walk.Entry, limit: int, what: str) -> bytes:
         if member.type != headers.FILE:
             raise descriptor.refused("type", f"the {what} {member.name!r} is not a file")
         if member.size > limit:
@@ -166,19 +149,10 @@ class Package:
         readers.fill(self, data)
         return bytes(data)
 
-    def close(self) -> None:
-        """Do nothing: the caller closes the stream."""
-
 
 def is_ova(head: bytes) -> bool:
     """Return whether a tar archive that begins with ``head`` is an OVA: its first file is a descriptor."""
-    entries = walk.Walk(readers.Bytes(head))
-    try:
-        while (entry := entries.next()) is not None and entry.type == headers.DIRECTORY:
-            pass
-    except errors.ImageError:
-        return False
-    return entry is not None and entry.name.lower().endswith(".ovf")
+    return walk.first_file(head).lower().endswith(".ovf")
 
 
 def parse_manifest(data: bytes) -> dict[str, checksum.Checksum]:

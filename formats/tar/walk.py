@@ -8,6 +8,7 @@ archive/tar, which container tools use.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cdi_worker import errors
@@ -20,24 +21,30 @@ _HEADERS = 4 * headers.LARGEST_HEADER
 
 
 class Entry(NamedTuple):
-    """An entry. ``type``: a constant of ``formats.tar.headers``; SPARSE for sparse files of any format."""
+    """An entry. ``type``: a constant of ``formats.tar.headers``; SPARSE for sparse files of any format.
+
+    Its data begins at ``offset``.
+    """
 
     name: str
     type: bytes
     link: str
     size: int
+    offset: int
 
 
 class Walk(headers.Stream):
     """Read a tar archive entry by entry; ``next`` skips the unread data of the entry before.
 
     In a seekable file (``io.BufferedReader``) it seeks, also past the end of a truncated file: ``readinto``
-    raises ``errors.Truncated`` then. ``has_end_mark``: known after ``next`` has returned None.
+    raises ``errors.Truncated`` then. ``has_end_mark``: known after ``next`` has returned None. ``kind``: what
+    the archive is, for messages.
     """
 
     has_end_mark = False
 
-    def __init__(self, reader: readers.Reader | io.BufferedReader) -> None:
+    def __init__(self, reader: readers.Reader | io.BufferedReader, kind: str = "tar") -> None:
+        self.kind = kind
         if isinstance(reader, io.BufferedReader):
             super().__init__(reader)
         else:
@@ -79,17 +86,27 @@ class Walk(headers.Stream):
         self._left -= count
         return count
 
-    def drain(self) -> None:
-        """Read to the end of the stream; any bytes may follow the archive."""
-        scrap = memoryview(bytearray(BUFFER))
-        while self.read_behind(scrap):
-            pass
+    def close(self) -> None:
+        """Do nothing: the caller closes the stream."""
 
-    def read_behind(self, into: memoryview) -> int:
-        """Read bytes behind the archive; return 0 at the end of the stream."""
-        count = self._stream.readinto1(into)
-        self.at += count
-        return count
+    def within(self, size: int) -> Iterator[Entry]:
+        """Yield the entries of an archive of ``size`` bytes. Raises ``errors.Truncated`` if one is cut."""
+        while entry := self.next():
+            if (end := entry.offset + entry.size) > size:
+                reason = f"{entry.name!r} ends at byte {end} of {size}"
+                raise errors.Truncated(format=self.kind, reason=reason)
+            yield entry
+
+    def drain(self, most: int | None = None) -> None:
+        """Read to the end of the stream; any bytes may follow the archive.
+
+        Raises ``errors.TrailingGarbage`` for more than ``most``: a stream may be endless.
+        """
+        end, scrap = self.at, memoryview(bytearray(BUFFER))
+        while count := self._stream.readinto1(scrap):
+            self.at += count
+            if most is not None and self.at - end > most:
+                raise errors.TrailingGarbage(format=self.kind, offset=end)
 
     def _entry(self, raw: headers.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes]) -> Entry:
         name = records.get(b"path", names.get(headers.LONG_NAME, raw.name))
@@ -104,7 +121,7 @@ class Walk(headers.Stream):
         self._left, self._padding = size, -size % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
             kind = headers.DIRECTORY  # as in archives from before POSIX
-        return Entry(_text(name), kind, _text(link), size)
+        return Entry(_text(name), kind, _text(link), size, self.at)
 
     def _block(self) -> bytes:
         """Return the next block, b"" at the end: not every tool writes an end marker."""
@@ -122,6 +139,17 @@ class Walk(headers.Stream):
                 raise self._truncated()
             self.at += got
             count -= got
+
+
+def first_file(head: bytes) -> str:
+    """Return the name of the first file of an archive that begins with ``head``; empty if that shows none."""
+    entries = Walk(readers.Bytes(head))
+    try:
+        while (entry := entries.next()) is not None and entry.type == headers.DIRECTORY:
+            pass
+    except errors.ImageError:
+        return ""
+    return "" if entry is None else entry.name
 
 
 def _size(stated: bytes | None, raw: headers.Raw) -> int:

@@ -5,76 +5,47 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
 from cdi_worker.formats.ova import descriptor
 from cdi_worker.sources import base
-from cdi_worker.sources.packages import ova, passing
+from cdi_worker.sources.packages import ova
 
 #: Disks that are imported together: each keeps some files open until all are complete.
 MOST: Final = 100
 
-
-class PassingDisk(base.Source):
-    """One of all disks of an OVA, imported as they pass."""
-
-    once = True
-
-    def __init__(self, whole: base.Image, file: passing.File) -> None:
-        self.name = f"{whole.served.name}#{file.disk.file}"
-        self.size, self.head = file.member.size, file.head
-        self._file = file
-        self._used = False
-
-    def stream(self, offset: int = 0) -> base.Reader:
-        if offset or self._used:
-            raise errors.NoRanges(url=self.name, reason="it passes once")
-        self._used = True
-        return self._file
-
-    def verify(self) -> None:
-        """Verify the checksum if the manifest has passed; ``each`` does it otherwise. Safe to call twice."""
-        self._file.rest()
-        self._file.verify()
+#: Gets all disks, and returns what imports each.
+Begin: TypeAlias = Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]]
 
 
-def each(
-    whole: base.Image,
-    expected: checksum.Checksum | None,
-    cancel: base.Cancel,
-    begin: Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]],
-) -> None:
-    """Import each disk of ``whole``, an open OVA. ``begin`` gets them all, and returns what imports each.
+def each(whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, begin: Begin) -> None:
+    """Import each disk of ``whole``, an open OVA.
 
     When it returns, the whole is verified: none may be usable before.
     """
     if expected is None and whole.at_random(cancel) is not None:
-        found = ova.disks(whole, cancel)
-        _check_count(whole, found)
-        for disk, run in zip(found, begin(found), strict=True):
+        disks = ova.disks(whole, cancel)
+        _check_count(whole, disks)
+        for disk, run in zip(disks, begin(disks), strict=True):
             run(ova.OvaSource(whole, disk.file, None, cancel))
     else:
-        with contextlib.closing(passing.Pass(whole, cancel, expected)) as stream:
+        with contextlib.closing(ova.Pass(whole, cancel, expected)) as stream:
             _each_passing(whole, stream, begin)
     whole.served.verify()
 
 
-def _each_passing(
-    whole: base.Image,
-    stream: passing.Pass,
-    begin: Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]],
-) -> None:
+def _each_passing(whole: base.Image, stream: ova.Pass, begin: Begin) -> None:
     imports: list[Callable[[base.Source], None]] = []
-    while (file := stream.next_disk()) is not None:
+    for file in stream.files():
         if not imports:
-            found = stream.package.disks
-            ova.check(whole, *found)
-            _check_count(whole, found)
-            stream.package.check_listed()
-            imports.extend(begin(found))
-        imports[file.disk.index - 1](PassingDisk(whole, file))
+            disks = stream.archive.disks
+            ova.check(whole, *disks)
+            _check_count(whole, disks)
+            stream.archive.check_listed()
+            imports.extend(begin(disks))
+        imports[file.disk.index - 1](file)
 
 
 def _check_count(whole: base.Image, disks: tuple[descriptor.Disk, ...]) -> None:

@@ -6,44 +6,29 @@ before the disk, as KubeVirt writes them (enhancement 256), else twice.
 
 from __future__ import annotations
 
-import io
-import logging
+import functools
 import re
-from collections.abc import Callable
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum, readers
-from cdi_worker.formats.tar import headers
-from cdi_worker.formats.tar import walk as tar_walk
+from cdi_worker.formats import checksum, readers, views
+from cdi_worker.formats.tar import walk
 from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
-from cdi_worker.sources.packages import part
+from cdi_worker.sources.packages import part, passing
 from cdi_worker.sources.registry import archive, blobs, documents, layer, locations
 from cdi_worker.sources.registry import source as registry
 
-log = logging.getLogger(__name__)
-
-#: Bytes of a read for headers: documents after a header need no request of their own.
-_HEADERS: Final = 32 << 10
 #: Files of an archive that is read by ranges: each header costs a request.
 _MOST: Final = 4096
 #: Bytes of all documents of a stream. Each may have ``documents.LARGEST_MANIFEST``.
 _DOCUMENTS: Final = 64 << 20
-#: Bytes behind the archive in a stream, which may be endless.
-_LARGEST_END: Final = 64 << 20
 _FIRST = re.compile(r"oci-layout|index\.json|blobs/sha(?:256|512)/[0-9a-f]+")
 
 
 def is_archive(head: bytes) -> bool:
     """Return whether a tar archive that begins with ``head`` is an OCI image layout."""
-    walk = tar_walk.Walk(readers.Bytes(head))
-    try:
-        while (entry := walk.next()) is not None and entry.type == headers.DIRECTORY:
-            pass
-    except errors.ImageError:
-        return False
-    return entry is not None and _FIRST.fullmatch(entry.name.removeprefix("./")) is not None
+    return _FIRST.fullmatch(walk.first_file(head).removeprefix("./")) is not None
 
 
 class PackedSource(registry.RegistrySource):
@@ -92,18 +77,17 @@ class _Ranged(archive.Indexed):
         cancel: base.Cancel,
         read_blob: blobs.Read,
         whole: base.Image,
-        read: Callable[[int, int], bytes],
+        read: views.Read,
     ) -> None:
         super().__init__(reference, cancel, read_blob)
         self._whole = whole
         self._read_at = read
-        size = whole.served.size or 0
-        self._find_blobs(io.BufferedReader(readers.Seekable(read, size), _HEADERS), size, _MOST)
+        self._find_blobs(part.seekable(whole, read), whole.served.size or 0, _MOST)
 
     def _at(self, offset: int, size: int) -> base.Source:
-        found = part.Part(self._whole, offset, size, self.name)
-        found.head = self._read_at(offset, min(size, archive.HEAD_SIZE))
-        return found
+        blob = part.Part(self._whole, self.name)
+        blob.place(offset, size, self._read_at)
+        return blob
 
 
 class _Passing(archive.Layout):
@@ -122,52 +106,39 @@ class _Passing(archive.Layout):
         self._expected = expected
         self._documents: dict[str, bytes] = {}
         self._passed: set[str] = set()
-        self._hashing: checksum.HashingReader | None = None
-        self._reader, self._walk = self._begin()
+        self._pass = self._begin()
 
     def close(self) -> None:
         """Close the stream. Safe to call twice."""
-        self._reader.close()
+        self._pass.close()
 
     def finish(self) -> None:
         """Verify the checksum of the whole archive, if there is one. Safe to call twice."""
-        if self._hashing is None:
-            return
-        while self._walk.next() is not None:
-            pass
-        end, scrap = self._walk.at, memoryview(bytearray(tar_walk.BUFFER))
-        while self._walk.read_behind(scrap):
-            if self._walk.at - end > _LARGEST_END:
-                raise errors.TrailingGarbage(format="OCI archive", offset=end)
-        self._hashing.verify()
-        self._hashing = None
-
-    def _begin(self) -> tuple[base.Reader, tar_walk.Walk]:
-        """Return the stream of the archive from its start, and its entries."""
-        reader: base.Reader = self._whole.ordered(self._cancel)
         if self._expected is not None:
-            reader = self._hashing = checksum.HashingReader(reader, self._expected)
+            self._pass.finish()
+
+    def _begin(self) -> passing.Pass[walk.Walk]:
         self._passed.clear()
-        return reader, tar_walk.Walk(reader)
+        opened = functools.partial(walk.Walk, kind="OCI archive")
+        return passing.Pass(self._whole, self._cancel, self._expected, opened)
 
     def _part(self, name: str) -> tuple[base.Source, int]:
         if name in self._passed and not self._whole.served.once:
             # Another attempt to read the disk.
-            self._reader.close()
-            self._reader, self._walk = self._begin()
+            self.close()
+            self._pass = self._begin()
         while name not in self._documents:
-            entry = self._walk.next()
+            entry = self._pass.archive.next()
             if entry is None or name in self._passed:
                 raise self._late(name) if name in self._passed else self._missing(name)
-            found = entry.name.removeprefix("./")
-            if entry.type != headers.FILE or len(found) > archive.LONGEST_NAME:
+            if not (found := archive.file_name(entry)):
                 continue
             if entry.size <= documents.LARGEST_MANIFEST:
                 self._keep(found, entry.size)
                 continue
             self._passed.add(found)
             if found == name:
-                return _Member(self._walk, self.name), entry.size
+                return passing.File(self._pass.archive, entry.size, self.name), entry.size
             if archive.INDEX not in self._documents and self._whole.served.once:
                 raise self._late(archive.INDEX)
         data = self._documents[name]
@@ -178,7 +149,7 @@ class _Passing(archive.Layout):
             reason = f"{self.name}: more than {_DOCUMENTS} bytes of documents"
             raise errors.Refused(format="container", rule="size", reason=reason)
         data = memoryview(bytearray(size))
-        readers.fill(_Member(self._walk, self.name, head=0).stream(), data)
+        readers.fill(self._pass.archive, data)
         self._documents[name] = bytes(data)
 
     def _late(self, name: str) -> errors.Unsupported:
@@ -198,21 +169,3 @@ class _Document(base.Source):
 
     def stream(self, offset: int = 0) -> base.Reader:
         return readers.Bytes(self.head[offset:])
-
-
-class _Member(base.Source):
-    """The file of a tar that passes now; ``stream`` reads what follows its ``head``."""
-
-    once = True
-
-    def __init__(self, walk: tar_walk.Walk, name: str, head: int = archive.HEAD_SIZE) -> None:
-        self.name = name
-        self._walk = walk
-        into = memoryview(bytearray(head))
-        self.head = bytes(into[: readers.fill(self, into)])
-
-    def readinto(self, into: memoryview, /) -> int:
-        return self._walk.readinto(into)
-
-    def stream(self, offset: int = 0) -> base.Reader:
-        return self

@@ -7,21 +7,76 @@ and the disk is written as it passes. A checksum of the whole OVA also needs all
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum, detect, readers
+from cdi_worker.formats import checksum, detect, views
 from cdi_worker.formats.ova import descriptor, package
+from cdi_worker.formats.tar import walk
 from cdi_worker.sources import base
 from cdi_worker.sources.packages import part, passing
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a read for headers: small files after a header need no request of their own.
-_HEADERS: Final = 32 << 10
+#: Algorithms of a manifest that comes after the disk (DSP0243; ovftool's --shaAlgorithm).
+_LATER: Final = ("sha1", "sha256", "sha512")
+
+
+class Pass(passing.Pass[package.Package]):
+    """One pass through an OVA: its disks are verified when the manifest has passed."""
+
+    def __init__(self, whole: base.Image, cancel: base.Cancel, expected: checksum.Checksum | None) -> None:
+        super().__init__(whole, cancel, expected, package.Package)
+        self.name = whole.served.name
+
+    def find(self, choose: Callable[[package.Package], descriptor.Disk]) -> File:
+        """Let the archive pass to the disk that ``choose`` returns when the descriptor has passed."""
+        disk: descriptor.Disk | None = None
+        while self.archive.next() is not None:
+            disk = disk or choose(self.archive)
+            if member := self.archive.member_of(disk):
+                return File(self, disk, member)
+        reason = f"the archive has no file {disk.file!r}" if disk else "the archive has no descriptor"
+        raise errors.Truncated(format="OVA", reason=reason)
+
+    def files(self) -> Iterator[File]:
+        """Yield each disk as it passes; at the end everything is verified."""
+        passed: list[File] = []
+        while (member := self.archive.next()) is not None:
+            for disk in self.archive.disks:
+                if self.archive.member_of(disk) == member:
+                    passed.append(File(self, disk, member))
+                    yield passed[-1]
+        for disk in self.archive.disks:
+            self.archive.needed(disk)
+        self.finish()
+        for file in passed:
+            file.verify()
+
+    def finish(self) -> None:
+        if not self.is_finished:
+            super().finish()
+            _warn(self.name, self.archive)
+
+
+class File(passing.File):
+    """A disk that passes now."""
+
+    def __init__(self, stream: Pass, disk: descriptor.Disk, member: walk.Entry) -> None:
+        self.disk, self.member = disk, member
+        self._package = stream.archive
+        stated = self._package.checksum_of(member)
+        hashed = (stated.algorithm,) if stated else _LATER
+        super().__init__(self._package, member.size, f"{stream.name}#{disk.file}", hashed)
+        _check_compression(disk, self.head)
+
+    def verify(self) -> None:
+        """Read the rest, and compare with the manifest if it has passed. Safe to call twice."""
+        self.rest()
+        if stated := self._package.checksum_of(self.member):
+            _compare(stated, self.digests().get(stated.algorithm))
 
 
 class OvaSource(part.Part):
@@ -37,15 +92,14 @@ class OvaSource(part.Part):
         expected: checksum.Checksum | None,
         cancel: base.Cancel,
     ) -> None:
-        super().__init__(whole, 0, 0, whole.served.name)
+        super().__init__(whole, whole.served.name)
         self.once = whole.served.once
         self.weak = whole.served.weak
         self._choice = choice
         self._expected = expected
         self._cancel = cancel
-        self._passing: passing.Pass | None = None
-        self._file: passing.File | None = None
-        self._is_fresh = False
+        self._passing: Pass | None = None
+        self._file: File | None = None
         self._disk: descriptor.Disk | None = None
         self._package: package.Package | None = None
 
@@ -55,7 +109,7 @@ class OvaSource(part.Part):
             self._open_ranges(read)
         else:
             file = self._begin_pass()
-            self.size, self.head = file.member.size, file.head
+            self.size, self.head = file.size, file.head
             self._name(file.disk, file.member)
         disk, member = self._disk, self.size
         log.info("disk file=%r size=%r ranges=%s", disk.file if disk else "", member, read is not None)
@@ -71,7 +125,7 @@ class OvaSource(part.Part):
             return ()
         check(self._whole, *found.disks)
         for disk in found.disks:
-            found.checksum_of(passing.needed(found, disk))
+            found.checksum_of(found.needed(disk))
         return found.disks
 
     @property
@@ -87,7 +141,7 @@ class OvaSource(part.Part):
             return None
         file = self._begin()
         self._passing.report(advance)
-        return file
+        return file.stream()
 
     def verify(self) -> None:
         """Read the rest of an OVA that passes, and verify the checksums. Safe to call twice."""
@@ -105,51 +159,41 @@ class OvaSource(part.Part):
         disks = [disk.describe() for disk in self._package.disks]
         return {**self._whole.served.describe(), "disks": disks, "disk": self._disk.file, "manifest": there}
 
-    def _open_ranges(self, read: Callable[[int, int], bytes]) -> None:
+    def _open_ranges(self, read: views.Read) -> None:
         """Read all headers, the descriptor and the manifest; check them before the disk is read."""
-        size = self._whole.served.size or 0
-        self._package = found = package.Package(io.BufferedReader(readers.Seekable(read, size), _HEADERS))
-        while (member := found.next()) is not None:
-            if member.offset + member.size > size:
-                reason = f"{member.name!r} ends at byte {member.offset + member.size} of {size}"
-                raise errors.Truncated(format="OVA", reason=reason)
+        self._package = found = package.Package(part.seekable(self._whole, read))
+        for _ in found.within(self._whole.served.size or 0):
+            pass
         disk = self._choose(found)
-        chosen = passing.needed(found, disk)
-        stated = found.checksum_of(chosen)
-        passing.warn(self._whole.served.name, found)
+        member = found.needed(disk)
+        stated = found.checksum_of(member)
+        _warn(self._whole.served.name, found)
         self.checksum = f"{stated.algorithm}:{stated.digest}" if stated else ""
-        self._offset, self.size = chosen.offset, chosen.size
-        self.head = read(chosen.offset, min(chosen.size, detect.HEAD))
-        passing.check_compression(disk, self.head)
-        self._name(disk, chosen)
+        self.place(member.offset, member.size, read)
+        _check_compression(disk, self.head)
+        self._name(disk, member)
 
-    def _name(self, disk: descriptor.Disk, member: package.Member) -> None:
+    def _name(self, disk: descriptor.Disk, member: walk.Entry) -> None:
         self._disk = disk
         self.name = f"{self._whole.served.name}#{disk.file}"
         if self._whole.served.identity is not None:
             self.identity = f"{self._whole.served.identity} {member.name} at {member.offset}"
 
-    def _begin(self) -> passing.File:
+    def _begin(self) -> File:
         """Let the OVA pass to the disk, again if its first pass was used."""
-        if self._file is None or not self._is_fresh:
-            file = self._begin_pass()
-            self._check_same(file.member)
-        else:
-            file = self._file
-        self._is_fresh = False
+        if self._file is not None and not self._file.is_used:
+            return self._file
+        file = self._begin_pass()
+        if file.size != self.size:
+            before, now = f"{self.size} bytes", f"{file.size} bytes"
+            raise errors.SourceChanged(url=self.name, what="disk", before=before, now=now)
         return file
 
-    def _check_same(self, now: package.Member) -> None:
-        if now.size != self.size:
-            before, after = f"{self.size} bytes", f"{now.size} bytes"
-            raise errors.SourceChanged(url=self.name, what="disk", before=before, now=after)
-
-    def _begin_pass(self) -> passing.File:
+    def _begin_pass(self) -> File:
         self.close()
-        self._passing = passing.Pass(self._whole, self._cancel, self._expected)
+        self._passing = Pass(self._whole, self._cancel, self._expected)
         self._file = self._passing.find(self._choose)
-        self._package = self._passing.package
-        self._is_fresh = True
+        self._package = self._passing.archive
         return self._file
 
     def _choose(self, found: package.Package) -> descriptor.Disk:
@@ -187,3 +231,26 @@ def check(whole: base.Image, *disks: descriptor.Disk) -> None:
 def _listed(disk: descriptor.Disk) -> str:
     capacity = "" if disk.capacity is None else f", {disk.capacity} bytes"
     return f"{disk.index} {disk.file} ({disk.id}{capacity})"
+
+
+def _warn(name: str, found: package.Package) -> None:
+    if found.checksums is None:
+        log.warning("not verified url=%r: the OVA has no manifest", name)
+
+
+def _check_compression(disk: descriptor.Disk, head: bytes) -> None:
+    """Refuse a file that is not compressed as the descriptor states."""
+    if disk.compression and detect.detect(head) != disk.compression:
+        reason = f"the descriptor states that {disk.file!r} is compressed with {disk.compression}; it is not"
+        raise descriptor.refused("compression", reason)
+
+
+def _compare(stated: checksum.Checksum, calculated: str | None) -> None:
+    """Raise ``errors.ChecksumMismatch``; an algorithm that was not computed differs too."""
+    if calculated is None:
+        reason = f"the manifest comes after the disk and states its {stated.algorithm}"
+        raise errors.Unsupported(reason=f"{reason}; supported there: {', '.join(_LATER)}")
+    if calculated != stated.digest:
+        raise errors.ChecksumMismatch(
+            algorithm=stated.algorithm, expected=stated.digest, calculated=calculated
+        )

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import io
+from typing import Final
+
 from cdi_worker import errors
-from cdi_worker.formats import readers
+from cdi_worker.formats import detect, readers, views
 from cdi_worker.sources import base
+
+#: Bytes of a read for headers: small files after a header need no request of their own.
+_HEADERS: Final = 32 << 10
 
 
 class Part(base.Source):
-    """``size`` bytes from ``offset`` of ``whole``, an open image with ranges, which closing leaves open."""
+    """Bytes of ``whole``, an open image with ranges, which closing leaves open. ``place``: which ones."""
 
-    def __init__(self, whole: base.Image, offset: int, size: int, name: str) -> None:
+    def __init__(self, whole: base.Image, name: str) -> None:
         self.name = name
-        self.size = size
         self._whole = whole
-        self._offset = offset
+        self._offset = 0
         # How fast the server answers is known already.
         self.pace = whole.served.pace
+
+    def place(self, offset: int, size: int, read: views.Read) -> None:
+        """Be ``size`` bytes from ``offset``. ``read``: see ``images.image.Image.at_random``."""
+        self._offset, self.size = offset, size
+        self.head = read(offset, min(size, detect.HEAD))
 
     def ranges(self) -> base.RandomReader | None:
         found = self._whole.served.ranges()
@@ -29,6 +39,11 @@ class Part(base.Source):
 
     def verify(self) -> None:
         self._whole.served.verify()
+
+
+def seekable(whole: base.Image, read: views.Read) -> io.BufferedReader:
+    """Return a stream of the headers and small files in ``whole``; ``read``: see ``Part.place``."""
+    return io.BufferedReader(readers.Seekable(read, whole.served.size or 0), _HEADERS)
 
 
 class _Shifted:

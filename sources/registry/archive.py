@@ -11,7 +11,7 @@ import os
 import stat
 
 from cdi_worker import errors
-from cdi_worker.formats import readers
+from cdi_worker.formats import detect, readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
 from cdi_worker.sources import base
@@ -19,7 +19,6 @@ from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import blobs, documents
 
 INDEX = "index.json"
-HEAD_SIZE = 1 << 18
 #: More files than any image has.
 MOST_BLOBS = 100_000
 #: Longer than ``blobs/sha512/`` and 128 digits.
@@ -123,11 +122,11 @@ class Indexed(Layout):
         """Record offset and size of each file of the tar, which has ``end`` bytes. Reads only headers."""
         walk = tar_walk.Walk(stream)
         try:
-            while entry := walk.next():
-                if walk.at + entry.size > end or len(self._members) > most:
+            for entry in walk.within(end):
+                if len(self._members) > most:
                     raise self._unreachable("truncated, or not an OCI archive")
-                if entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME:
-                    self._members[entry.name.removeprefix("./")] = walk.at, entry.size
+                if name := file_name(entry):
+                    self._members[name] = entry.offset, entry.size
         except errors.ImageError as err:
             if isinstance(err, errors.Truncated) and walk.at >= headers.BLOCK:
                 raise self._unreachable("truncated, or not an OCI archive") from err
@@ -164,6 +163,12 @@ class Archive(Indexed):
         return _Part(self._file.fileno(), offset, size, self.name)
 
 
+def file_name(entry: tar_walk.Entry) -> str:
+    """Return the name of a file of a layout; empty for anything else."""
+    is_file = entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME
+    return entry.name.removeprefix("./") if is_file else ""
+
+
 def _open_file(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
     return os.open(path, flags | os.O_NONBLOCK)
@@ -183,7 +188,7 @@ class _Part(base.Source):
         self.size = size
         self._fd = fd
         self._offset = offset
-        head = memoryview(bytearray(min(size, HEAD_SIZE)))
+        head = memoryview(bytearray(min(size, detect.HEAD)))
         self.head = bytes(head[: readers.fill(self.stream(), head)])
 
     def stream(self, offset: int = 0) -> base.Reader:

@@ -163,7 +163,7 @@ MUTANTS = (
     mutant(
         "formats/ova/package.py",
         "accepts a package that was cut before its manifest",
-        "        if self.checksums is None and not self._walk.has_end_mark:\n",
+        "        if self.checksums is None and not self.has_end_mark:\n",
         "        if False:\n",
         "tests/formats/ova/test_package.py::test_archive_without_its_end_needs_a_manifest",
     ),
