@@ -70,6 +70,18 @@ def written(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> int:
     return int(counts.partition("\nwchar: ")[2].split()[0])
 
 
+def descriptors() -> set[str]:
+    """Return the open descriptors of this process, and what each is open for.
+
+    Compare sets, not their sizes: meanwhile a thread of an earlier test may close one of its own.
+    """
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of the listing
+            found.add(f"{number} {Path(f'/proc/self/fd/{number}').readlink()}")
+    return found
+
+
 def free_port() -> int:
     """Return a free TCP port of 127.0.0.1, reserved for this process until it ends.
 

@@ -121,6 +121,10 @@ def test_first_level_table_of_a_huge_disk_is_read_in_parts(tmp_path: Path) -> No
     assert [table.guest >> 42 for table in tables] == [0, 1, 2, 3]
 
 
+#: The beginning of ``large``. It has no holes: those that a thread zeroes last the journal may leave out.
+NOISE = 0, 18 * MiB
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     """Return an image of many ranges, and its disk."""
@@ -167,7 +171,7 @@ def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path
     again = FailsAfter(data, 1 << 30)
     place(placing.fetcher(again), target, notes)
     assert target.data == expected
-    assert notes.covered == len(expected)
+    assert notes.missing(*NOISE) == []
     assert 0 < before < len(expected)
     fresh = FailsAfter(data, 1 << 30)
     place(placing.fetcher(fresh), placing.Dirty(len(expected)), placing.unjournalled())
@@ -181,7 +185,7 @@ def test_resume_repeats_the_withheld_start(large: tuple[bytes, bytes], tmp_path:
     location.path.touch()
     notes = journal.Journal.open(location, "this", len(expected))
     place(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
-    assert notes.missing(0, len(expected)) == [(0, MiB)]
+    assert notes.missing(*NOISE) == [(0, MiB)]
     target, again = placing.Dirty(len(expected)), FailsAfter(data, 1 << 30)
     place(placing.fetcher(again), target, notes)
     assert target.data[:MiB] == expected[:MiB]

@@ -118,8 +118,9 @@ class Ending(uploads.Server):
 
     def _serve(self) -> report.Report:
         self._face = role.make(self.settings, self.cancel)
+        # Before it listens: no request comes first.
+        self._face._end()
         with self._face.listening():
-            self._face._end()
             self.cancel.wait()
         return report.deadline_passed()
 
