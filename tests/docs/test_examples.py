@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,8 +149,8 @@ def place(
     (tmp_path / "disk.qcow2").write_bytes(disks.image("qcow2").read_bytes())
     second = ovas.Disk(disks.image("vmdk-stream").read_bytes(), "vm-disk2.vmdk")
     (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
-    for path in increments(tmp_path).files:
-        path.rename(tmp_path / path.name)
+    for path in (web.root / "increments").iterdir():
+        shutil.copy(path, tmp_path)
     (tmp_path / "secret").write_text(PASSWORD)
     SIGNER.write(tmp_path / "team.pem")
     (tmp_path / "release.pub").write_bytes((web.root / "mini.pub").read_bytes())

@@ -44,6 +44,7 @@ PREPARED = (
     "cdi_worker.importer.cli",
     "cdi_worker.importer.commands.disk",
     "cdi_worker.importer.execute",
+    "cdi_worker.importer.kubernetes.manifest",
     "cdi_worker.importer.kubernetes.run",
     "cdi_worker.importer.roles.importer",
     "cdi_worker.importer.send.file",
@@ -51,8 +52,11 @@ PREPARED = (
     "cdi_worker.importer.upload.server",
     "cdi_worker.sources.ovirt.data",
     "cdi_worker.sources.web.http",
+    "jsonschema",  # takes a second, with the libraries that the tests need beside it
+    "keystoneauth1.session",
     "ovirtsdk4.types",
     "pyVmomi",
+    "yaml",
 )
 #: Variables that are read when a program starts, by their first letters.
 READ_AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "MALLOC_", "OPENSSL_", "PYTHON", "TZ")

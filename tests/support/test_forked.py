@@ -134,8 +134,9 @@ def test_missing_program_is_reported() -> None:
 def test_prepared_modules_read_only_the_language() -> None:
     """What a module reads while it is imported would be of the prepared process, not of the program."""
     code = """
-import importlib, os, sys
+import importlib, os, sys, sysconfig, zoneinfo
 from tests.support import forked
+sysconfig.get_config_vars()  # reads the directories of the interpreter, once
 names = []
 class Watched(type(os.environ)):
     def __getitem__(self, name):
