@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources.local import locations as local_locations
 from cdi_worker.sources.web import locations as http
-from tests.support import chains, devices, manifests, misbehave, oracle, processes, worker
+from tests.support import chains, devices, manifests, misbehave, oracle, pairs, processes, worker
 
 MIB = 1 << 20
 TARGETS = ["file", "block512", "block4096"]
@@ -153,7 +154,15 @@ def request(addresses: list[str], target: Path, **options: Any) -> cdi_worker.Re
     )
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        # Their ends are within a sector of 4096 bytes.
+        *itertools.product([larger, smaller, smallest, raw], TARGETS),
+        *pairs.dealt((each for each in KINDS if each not in {larger, smaller, smallest, raw}), TARGETS),
+    ],
+    indirect=["target"],
+)
 def test_disk_is_that_of_the_real_chain(
     server: misbehave.Server, chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None]
 ) -> None:
@@ -213,7 +222,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("wrong", "target"), pairs.dealt(WRONG, TARGETS), indirect=["target"])
 def test_wrong_list_is_refused_before_the_target_is_touched(
     server: misbehave.Server, chain: chains.Chain, target: Path, wrong: str
 ) -> None:
@@ -396,7 +405,14 @@ def stage(addresses: list[str], target: Path, previous: str, current: str) -> cd
     return cdi_worker.run(dataclasses.replace(wanted, location=staged(addresses[0], previous, current)))
 
 
-@pytest.mark.parametrize("make", [plain, zeros, compressed, subclusters, smaller, old, many, preallocated])
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        *itertools.product([plain, smaller], TARGETS),
+        *pairs.dealt([zeros, compressed, subclusters, old, many, preallocated], TARGETS),
+    ],
+    indirect=["target"],
+)
 def test_layers_are_applied_to_a_disk_that_holds_the_earlier_ones(
     server: misbehave.Server, chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None]
 ) -> None:
@@ -414,8 +430,9 @@ def test_layers_are_applied_to_a_disk_that_holds_the_earlier_ones(
     assert not [*target.parent.glob("disk.img.*")]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("make", [smaller, smallest, None])
+@pytest.mark.parametrize(
+    ("make", "seed"), [(smaller, 0), (smallest, 0), *((None, seed) for seed in range(4))]
+)
 def test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes(
     chain: chains.Chain, target: Path, make: Callable[[chains.Chain], None] | None, seed: int
 ) -> None:

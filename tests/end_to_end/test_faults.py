@@ -17,6 +17,7 @@ from tests.support import (
     hostile_archives,
     misbehave,
     oracle,
+    pairs,
     processes,
     servers,
     tls,
@@ -124,7 +125,7 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", list(SERVED))
+@pytest.mark.parametrize(("name", "target"), pairs.dealt(SERVED, ["file", "block"]), indirect=["target"])
 def test_bad_content_is_refused(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, name: str
 ) -> None:

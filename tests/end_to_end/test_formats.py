@@ -1,6 +1,7 @@
 """Every format, in every compression, over HTTP onto every kind of target, compared with qemu-img.
 
-Through the library, in this process: starting one for each would take longer than all imports.
+Through the library, in this process: starting one for each would take longer than all imports. A format, a
+compression and a kind of target meet in pairs: no code knows all three.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, oracle, processes, servers
+from tests.support import devices, misbehave, oracle, pairs, processes, servers
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -65,8 +66,11 @@ def import_disk(url: str, target: Path, **options: Any) -> cdi_worker.Result:
     return result
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("variant", disks_module.COMMON)
+@pytest.mark.parametrize(
+    ("variant", "compression", "target"),
+    pairs.covering(disks_module.COMMON, COMPRESSIONS, TARGETS),
+    indirect=["target"],
+)
 def test_format_and_compression_are_imported(
     disks: disks_module.Disks,
     web: servers.Web,
@@ -85,7 +89,11 @@ def test_format_and_compression_are_imported(
     assert result.compressions == ((compression,) if compression else ())
 
 
-@pytest.mark.parametrize("variant", sorted({*disks_module.FORMATS, "iso-hybrid"} - {*disks_module.COMMON}))
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    pairs.dealt(sorted({*disks_module.FORMATS, "iso-hybrid"} - {*disks_module.COMMON}), TARGETS),
+    indirect=["target"],
+)
 def test_rare_variant_is_imported(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str
 ) -> None:
@@ -93,8 +101,11 @@ def test_rare_variant_is_imported(
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
-@pytest.mark.parametrize("compression", ["gz", "xz"])
-@pytest.mark.parametrize("variant", ["qcow2-512", "vdi-static", "vhd-fixed", "vhdx-fixed"])
+@pytest.mark.parametrize(
+    ("variant", "compression", "target"),
+    pairs.covering(["qcow2-512", "vdi-static", "vhd-fixed", "vhdx-fixed"], ["gz", "xz"], TARGETS),
+    indirect=["target"],
+)
 def test_rare_compressed_variant_is_imported(
     disks: disks_module.Disks,
     web: servers.Web,
@@ -107,8 +118,13 @@ def test_rare_compressed_variant_is_imported(
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
-@pytest.mark.parametrize("content", ["ragged", "bytewise", "zero", "dense"])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"])
+@pytest.mark.parametrize(
+    ("variant", "content", "target"),
+    pairs.covering(
+        ["raw", "qcow2", "qcow2-zlib", "vmdk", "vhdx"], ["ragged", "bytewise", "zero", "dense"], TARGETS
+    ),
+    indirect=["target"],
+)
 def test_content_is_imported(
     disks: disks_module.Disks, web: servers.Web, target: Path, scratch: Path, variant: str, content: str
 ) -> None:
@@ -125,9 +141,14 @@ def test_disk_of_odd_size_is_imported_from_a_stream(
     oracle.same(target, disks.expected("raw", content), beyond=devices.beyond(target))
 
 
-@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
 @pytest.mark.parametrize(
-    "variant", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vdi-static", "vhd", "vhd-fixed", "vhdx", "iso"]
+    ("variant", "framing", "target"),
+    pairs.covering(
+        ["raw", "qcow2", "qcow2-zstd", "vmdk", "vdi-static", "vhd", "vhd-fixed", "vhdx", "iso"],
+        ["length", "chunked", "close"],
+        TARGETS,
+    ),
+    indirect=["target"],
 )
 def test_disk_is_imported_without_ranges(
     disks: disks_module.Disks, target: Path, scratch: Path, variant: str, framing: str
@@ -201,7 +222,9 @@ def test_file_is_grown_to_the_requested_size(
     assert target.stat().st_size == 18 * MiB  # 20 MiB / 1.055, rounded down
 
 
-@pytest.mark.parametrize("variant", disks_module.COMMON)
+@pytest.mark.parametrize(
+    ("variant", "target"), pairs.dealt(disks_module.COMMON, TARGETS), indirect=["target"]
+)
 def test_ranges_need_no_scratch(
     disks: disks_module.Disks, web: servers.Web, target: Path, variant: str
 ) -> None:

@@ -34,10 +34,10 @@ from tests.support import disks as disks_module
 
 MiB = 1 << 20
 #: The disk, and the noise at its end: everything before it is a hole.
-SIZE = 512 * MiB
+SIZE = 128 * MiB
 DATA = 12 * MiB
 #: Bytes per second of the server: of a connection, and of the connections that an import opens.
-RATE = 400 << 10
+RATE = 500 << 10
 WIRE = 6 * RATE
 PERCENT = "kubevirt_cdi_import_progress_total"
 
@@ -74,11 +74,14 @@ def image_of(sparse: Path, form: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["qcow2", "qcow2-zstd", "vmdk", "vhdx", "vhdx-log"])
+@pytest.mark.parametrize("form", ["qcow2", "vhdx-log"])
 def test_progress_of_a_sparse_image_follows_the_data(
     form: str, sparse: Path, slow: servers.Web, pod: worker.Pod, tmp_path: Path
 ) -> None:
-    """A controller sees the percentage of what must be read, and a speed that the wire has."""
+    """A controller sees the percentage of what must be read, and a speed that the wire has.
+
+    With our own reader and with qemu-img; ``images.disks.tables`` counts alike for each format.
+    """
     image = image_of(sparse, form, tmp_path)
     seen: list[meters.Scrape] = []
     with worker.started(*pod.arguments, env={**pod.env, "IMPORTER_ENDPOINT": slow.url(image)}) as process:
@@ -110,10 +113,10 @@ def test_disk_in_a_compressed_layer_counts_as_bytes_of_the_layer(
     """The holes of the disk are a few bytes of the layer."""
     disk = bytes(64 * MiB) + random.Random(4).randbytes(8 * MiB)
     image = containers.Image((containers.layer(*containers.disk(disk)),))
-    (layer,) = image.layers
+    (layer,), (piece, pause) = image.layers, (64 << 10, 0.08)
     server.serve("/v2/r/manifests/latest", misbehave.Page(image.manifest.data))
     server.serve(f"/v2/r/blobs/{image.config_blob.digest}", misbehave.Page(image.config_blob.data))
-    server.serve(f"/v2/r/blobs/{layer.digest}", misbehave.Page(layer.data, drip=(64 << 10, 0.25)))
+    server.serve(f"/v2/r/blobs/{layer.digest}", misbehave.Page(layer.data, drip=(piece, pause)))
     env = {"IMPORTER_SOURCE": "registry", "INSECURE_TLS": "true"}
     env["IMPORTER_ENDPOINT"] = f"docker://127.0.0.1:{server.port}/r"
     with worker.started(*pod.arguments, env={**pod.env, **env}) as process:
@@ -128,7 +131,7 @@ def test_disk_in_a_compressed_layer_counts_as_bytes_of_the_layer(
         read = each["cdi_worker_read_bytes_total"]
         assert read <= len(layer.data)
         assert abs(each[PERCENT] - 100 * read / len(layer.data)) < 1
-        assert each["cdi_worker_speed_bytes_per_second"] < 1.5 * 6 * (64 << 10) / 0.25
+        assert each["cdi_worker_speed_bytes_per_second"] < 1.5 * 6 * piece / pause
     assert moving[0][PERCENT] < 50 < moving[-1][PERCENT]
 
 
@@ -164,7 +167,7 @@ def test_clone_of_a_sparse_device_follows_the_data(
     """Zeros of a device are read, not moved."""
     with (
         devices.attached(sparse) as source,
-        devices.slow(tmp_path, SIZE, bytes_per_second=3 * MiB) as target,
+        devices.slow(tmp_path, SIZE, bytes_per_second=6 * MiB) as target,
         uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
     ):
         env = clones.environment(server, "block", source, OWNER_UID="uid")

@@ -92,8 +92,14 @@ def image_of(raw: Path, form: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.65])
-@pytest.mark.parametrize("form", ["raw", "qcow2", "qcow2-zstd", "vmdk", "vhdx", "vhdx-log"])
+@pytest.mark.parametrize(
+    ("form", "share"),
+    [
+        *[(form, share) for form in ("raw", "qcow2", "vhdx-log") for share in (0.2, 0.65)],
+        # The other formats take the route of qcow2.
+        *[("qcow2-zstd", 0.4), ("vmdk", 0.2), ("vhdx", 0.65)],
+    ],
+)
 def test_resumed_import_begins_with_what_is_kept(
     server: misbehave.Server, raw: Path, tmp_path: Path, form: str, share: float
 ) -> None:

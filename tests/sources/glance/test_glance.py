@@ -17,7 +17,7 @@ from cdi_worker.importer import execute, plan, request
 from cdi_worker.importer.result import Result
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import keystone, locations, source
-from tests.support import devices, disks, misbehave, objectservers, openstack, oracle, reading, worker
+from tests.support import devices, disks, misbehave, objectservers, openstack, oracle, pairs, reading, worker
 
 #: The first test starts the services.
 pytestmark = pytest.mark.timeout(openstack.START * 2)
@@ -69,7 +69,7 @@ def stored(cloud: openstack.Cloud, tmp_path_factory: pytest.TempPathFactory) -> 
     return cloud.upload(path, "raw"), path
 
 
-@pytest.mark.parametrize("variant", FORMATS)
+@pytest.mark.parametrize(("variant", "block"), pairs.dealt(FORMATS, [512, 4096]), indirect=["block"])
 def test_every_format_is_imported_and_verified_without_scratch(
     cloud: openstack.Cloud, disks: disks.Disks, block: Path, variant: str
 ) -> None:
