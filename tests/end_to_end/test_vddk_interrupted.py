@@ -148,15 +148,31 @@ def test_temporary_error_is_retried(tmp_path: Path) -> None:
         vmware_stages.check(vcsim, target, 0)
 
 
+def impatient(vcsim: vmware.Vcsim, target: Path, slowest: int = 0) -> cdi_worker.Request:
+    """Return a request for the first stage that waits two seconds for progress, as ``--stall-timeout 2``."""
+    request = vmware_stages.request(vcsim, target, 0)
+    access = dataclasses.replace(request.location.access, patience=2, slowest=slowest)
+    location = dataclasses.replace(request.location, access=access)
+    fetch = dataclasses.replace(request.fetch, no_progress=2, slowest=slowest)
+    return dataclasses.replace(request, location=location, fetch=fetch)
+
+
 def test_silent_library_is_given_up(tmp_path: Path) -> None:
     vcsim = vmware_stages.migration(tmp_path / "vcsim")
     vcsim.settings["delay"] = "60000000"
-    request = vmware_stages.request(vcsim, tmp_path / "disk.img", 0)
-    location = dataclasses.replace(
-        request.location, access=dataclasses.replace(request.location.access, patience=2)
-    )
     with vcsim.running(), pytest.raises(errors.TransferFailed, match="no answer within 2 s"):
-        cdi_worker.run(dataclasses.replace(request, location=location))
+        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img"))
+
+
+def test_slow_library_is_given_up(tmp_path: Path) -> None:
+    """It answers each read, long before it would count as silent."""
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    vcsim.settings["delay"] = "1500000"
+    with (
+        vcsim.running(),
+        pytest.raises(errors.TransferFailed, match="in [2-9] s, less than 1.07374e.09 per second"),
+    ):
+        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", slowest=1 << 30))
 
 
 # -- killed at any moment --------------------------------------------------------------------------
