@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import click
 from click import core
@@ -14,57 +14,54 @@ from cdi_worker.importer.commands import parameters
 
 SIGNATURE = "Signature"
 
-
-ANNOTATION = parameters.TypedLines("annotation", contract.parse_annotation)
+#: The options but for the policy, whose default is another one in a pod: names, and settings.
+_OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]] = (
+    (
+        ("--checksum-file",),
+        {"metavar": "URL", "help": "File with the checksum of the disk, such as SHA256SUMS: URL or path."},
+    ),
+    (
+        ("--signed-by",),
+        {
+            "metavar": "FILE",
+            "help": "Public keys, in a file or a folder: import only what one of them has signed. "
+            "PEM for images in a registry; OpenPGP or minisign for --checksum-file.",
+        },
+    ),
+    (
+        ("--certificate-identity", "identity"),
+        {
+            "metavar": "TEXT",
+            "help": "Signer in the certificate of a signature without a key: mail address or URL.",
+        },
+    ),
+    (
+        ("--certificate-oidc-issuer", "issuer"),
+        {"metavar": "URL", "help": "Who has identified the signer of --certificate-identity."},
+    ),
+    (
+        ("--trusted-root",),
+        {
+            "metavar": "FILE",
+            "help": "Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
+        },
+    ),
+    (
+        ("--signature-annotation", "annotations"),
+        {
+            "type": parameters.TypedLines("annotation", contract.parse_annotation),
+            "multiple": True,
+            "metavar": "KEY=VALUE",
+            "help": "Annotation that must have been signed, too; may be repeated.",
+        },
+    ),
+)
 
 
 def options(group: str, policy: str = "") -> tuple[parameters.Decorator, ...]:
     """Return the options in the section ``group`` of the help. ``policy``: its default path."""
     return (
-        parameters.option(
-            group,
-            "--checksum-file",
-            metavar="URL",
-            help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
-        ),
-        parameters.option(
-            group,
-            "--signed-by",
-            metavar="FILE",
-            help=(
-                "Public keys, in a file or a folder: import only what one of them has signed. PEM for images "
-                "in a registry; OpenPGP or minisign for --checksum-file."
-            ),
-        ),
-        parameters.option(
-            group,
-            "--certificate-identity",
-            "identity",
-            metavar="TEXT",
-            help="Signer in the certificate of a signature without a key: mail address or URL.",
-        ),
-        parameters.option(
-            group,
-            "--certificate-oidc-issuer",
-            "issuer",
-            metavar="URL",
-            help="Who has identified the signer of --certificate-identity.",
-        ),
-        parameters.option(
-            group,
-            "--trusted-root",
-            metavar="FILE",
-            help="Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
-        ),
-        parameters.option(
-            group,
-            "--signature-annotation",
-            "annotations",
-            type=ANNOTATION,
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Annotation that must have been signed, too; may be repeated.",
-        ),
+        *(parameters.option(group, *names, **settings) for names, settings in _OPTIONS),
         parameters.option(
             group,
             "--signature-policy",
