@@ -36,7 +36,7 @@ class Options:
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
     supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
-    ``update`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
+    ``delta`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
     change, before which it calls ``begun`` with the path. ``cancel`` ends a long zeroing with
     ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it until it is closed.
     ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
@@ -45,7 +45,7 @@ class Options:
 
     preallocate: bool = False
     direct: bool = False
-    mode: Literal["new", "resume", "update", "refresh"] = "new"
+    mode: Literal["new", "resume", "delta", "refresh"] = "new"
     begun: Callable[[str], None] = lambda _: None
     cancel: cancelling.Cancel = cancelling.NEVER
     claim: claim.Claim | None = None

@@ -41,7 +41,7 @@ class BlockTarget(base.Target):
         self.resumed = options.mode != "new"
         rungs = zeroing.WRITTEN if options.preallocate else zeroing.SPARSE
         self._ladder = zeroing.Ladder(fd, rungs, self._sector, self._put)
-        self._head = bytearray(0 if options.mode == "update" else _head_size(size, device_size))
+        self._head = bytearray(0 if options.mode == "delta" else _head_size(size, device_size))
         self._head_written = False
         self.withheld = len(self._head)
         try:

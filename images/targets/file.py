@@ -53,12 +53,12 @@ class FileTarget(base.Target):
             fd, self.resumed = _open_part(path, options)
             undo.callback(os.close, fd)
             self._inode = os.fstat(fd)
-            super().__init__(held, fd, _length(fd) if options.mode == "update" else size, options)
+            super().__init__(held, fd, _length(fd) if options.mode == "delta" else size, options)
             undo.pop_all()
         self.written_path = _written(path, options)
         self.is_fresh = not self.resumed
         try:
-            if options.mode == "update":
+            if options.mode == "delta":
                 # The old name must be gone before the first change, also after a power cut.
                 self._sync_directory()
             self._prepare(self.size)
@@ -165,7 +165,7 @@ class FileTarget(base.Target):
         kernel.sync_directory(self._directory)
 
     def _abandon(self) -> None:
-        if not self._kept and self._options.mode not in {"update", "refresh"}:
+        if not self._kept and self._options.mode not in {"delta", "refresh"}:
             self._check_claim()
             _remove(part(self.path))
 
@@ -176,7 +176,7 @@ class FileTarget(base.Target):
 
 def _open_part(path: str, options: base.Options) -> tuple[int, bool]:
     """Return a descriptor, and whether the file holds bytes of an earlier attempt or stage."""
-    if options.mode == "update":
+    if options.mode == "delta":
         return _open_finished(path), True
     if options.mode == "refresh":
         return os.open(_written(path, options), _FLAGS), True
@@ -197,7 +197,7 @@ def _written(path: str, options: base.Options) -> str:
     """Return the name under which the disk is written. A refresh has changed nothing yet."""
     if options.mode == "refresh":
         return path if os.path.lexists(path) else changing(path)
-    return changing(path) if options.mode == "update" else part(path)
+    return changing(path) if options.mode == "delta" else part(path)
 
 
 def _open_finished(path: str) -> int:

@@ -45,7 +45,7 @@ def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
 
 def _place(attempt: Attempt, total: int | None) -> delivery.Place:
     """Return the place of a delta."""
-    options = dataclasses.replace(delivery.options(attempt), mode="update")
+    options = dataclasses.replace(delivery.options(attempt), mode="delta")
     return dataclasses.replace(
         delivery.to_target(attempt, total), options=options, begin=lambda out: begin(attempt, out)
     )

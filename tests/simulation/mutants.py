@@ -238,7 +238,7 @@ MUTANTS = (
         "changes a finished disk before its new name is durable",
         {
             "images/targets/file.py": {
-                'if options.mode == "update":\n                #': "if False:\n                #"
+                'if options.mode == "delta":\n                #': "if False:\n                #"
             }
         },
         is_rare=True,

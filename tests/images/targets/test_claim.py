@@ -286,8 +286,8 @@ def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_
 def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"0" * SIZE)
-    stale = targets.open(path, None, targets.Options(mode="update"))
-    with lost_lock(path), targets.open(path, None, targets.Options(mode="update")) as disk:
+    stale = targets.open(path, None, targets.Options(mode="delta"))
+    with lost_lock(path), targets.open(path, None, targets.Options(mode="delta")) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)

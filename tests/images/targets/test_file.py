@@ -162,17 +162,17 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
 
 def test_update_needs_a_disk(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="no such file"):
-        targets.open(tmp_path / "disk.img", None, targets.Options(mode="update"))
+        targets.open(tmp_path / "disk.img", None, targets.Options(mode="delta"))
     assert os.listdir(tmp_path) == []
 
 
 def test_failed_update_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with targets.open(path, None, targets.Options(mode="update")) as disk:
+    with targets.open(path, None, targets.Options(mode="delta")) as disk:
         disk.write(0, memoryview(b"b"))
     oracle.unusable(path)
-    with targets.open(path, None, targets.Options(mode="update")) as disk:
+    with targets.open(path, None, targets.Options(mode="delta")) as disk:
         disk.write(0, memoryview(b"b"))
         disk.commit()
     assert path.read_bytes() == b"b" + b"a" * 1023
@@ -184,13 +184,13 @@ def test_update_does_not_accept_an_unfinished_disk(tmp_path: Path) -> None:
         disk.write(0, memoryview(b"a"))
         disk.keep()
     with pytest.raises(errors.TargetError, match="no such file"):
-        targets.open(path, None, targets.Options(mode="update"))
+        targets.open(path, None, targets.Options(mode="delta"))
 
 
 def test_new_disk_replaces_an_interrupted_update(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with targets.open(path, None, targets.Options(mode="update")):
+    with targets.open(path, None, targets.Options(mode="delta")):
         assert targets.facts(path).size == 1024
     with targets.open(path, 512) as disk:
         disk.commit()

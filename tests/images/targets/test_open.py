@@ -126,7 +126,7 @@ def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None
     with targets.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(content))
         disk.commit()
-    with targets.open(disk_path, None, targets.Options(mode="update")) as disk:
+    with targets.open(disk_path, None, targets.Options(mode="delta")) as disk:
         disk.write(500, memoryview(b"new"))
         disk.zero(2 * MiB, MiB)
         disk.commit()
