@@ -18,8 +18,9 @@ from cdi_worker import errors, lazy
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import contact, package, result, survey
+from cdi_worker.importer import contact, package, survey
 from cdi_worker.importer import request as request_module
+from cdi_worker.importer import result as result_module
 from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
@@ -63,8 +64,8 @@ def run(
     request_module.check(request)
     finish = audited(request)
     with contact.begun(request, progress, cancel) as start:
-        done = import_disk(start.source(), start.request, Run(progress, start.reads))
-    return finish([dataclasses.replace(done, signatures=(*done.signatures, *start.signatures))])[0]
+        result = import_disk(start.source(), start.request, Run(progress, start.reads))
+    return finish([dataclasses.replace(result, signatures=(*result.signatures, *start.signatures))])[0]
 
 
 def run_source(
@@ -126,10 +127,10 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
         attempt = _attempts(served, engine, request, claim, run)
-        done = result.of(attempt, served, request, time.monotonic() - started)
+        result = result_module.of(attempt, served, request, time.monotonic() - started)
     run.progress.done()
-    _log(done)
-    return done
+    _log(result)
+    return result
 
 
 def _attempts(
@@ -148,9 +149,6 @@ def _attempts(
             with package.unpacked(files, served, request, run.reads) as (source, images, asked):
                 facts = survey.survey(source, images, asked, run.reads, two_passes)
                 plan = facts.plan(asked)
-                log.info("plan %s", plan.describe())
-                if plan.virtual_size is not None:
-                    run.progress.disk(plan.virtual_size)
                 attempt = Attempt(
                     asked,
                     claim,
@@ -164,23 +162,36 @@ def _attempts(
                     accepted=run.accepted,
                     group=run.group,
                 )
-                try:
-                    with attempt.scoped() as scoped:
-                        ROUTES[plan.route](scoped)
-                except errors.ScratchRequired as err:
-                    if not plan.spill:
-                        raise
-                    two_passes = str(err.fields["reason"])
-                    # Raises an error if the image cannot be read twice.
-                    facts.with_two_passes(two_passes).plan(asked)
-                    continue
-                source.finish()
-                return attempt
+                two_passes = _follow(attempt, facts)
+                if not two_passes:
+                    return attempt
         except errors.NoRanges as err:
             if plan is not None and plan.route is Route.UPDATE:
                 # Changes are not a stream.
                 raise
             contact.fall_back(engine, err, run.progress)
+
+
+def _follow(attempt: Attempt, facts: survey.Survey) -> str:
+    """Run the route of the plan. Return why the image must be read twice, which the route has shown, or "".
+
+    Raises an error of the plan if it cannot be read twice.
+    """
+    plan = attempt.plan
+    log.info("plan %s", plan.describe())
+    if plan.virtual_size is not None:
+        attempt.progress.disk(plan.virtual_size)
+    try:
+        with attempt.scoped() as scoped:
+            ROUTES[plan.route](scoped)
+    except errors.ScratchRequired as err:
+        if not plan.spill:
+            raise
+        two_passes = str(err.fields["reason"])
+        facts.with_two_passes(two_passes).plan(attempt.request)
+        return two_passes
+    attempt.source.finish()
+    return ""
 
 
 @contextlib.contextmanager
@@ -189,12 +200,12 @@ def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Itera
     terms = targets.Terms(request.wait, cancel, request.permissions, key)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take
-    with take(request.target, terms) as held:
+    with take(request.target, terms) as claim:
         if not (folder or request.is_delta or request.existing == "remove"):
-            targets.check_replaceable(held, force=request.existing in {"replace", "update"})
-            if request.existing in {"refuse", "update"} and targets.is_foreign(held):
-                _check_signatures(held.path)
-        yield held
+            targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
+            if request.existing in {"refuse", "update"} and targets.is_foreign(claim):
+                _check_signatures(claim.path)
+        yield claim
 
 
 def _check_signatures(path: str) -> None:
@@ -202,8 +213,8 @@ def _check_signatures(path: str) -> None:
     # Imported when used: it starts a program (start-up time).
     from cdi_worker.images.tools import wipefs
 
-    if found := wipefs.in_use(path):
-        raise errors.TargetExists(path=path, reason=f"holds {', '.join(found)}")
+    if owners := wipefs.in_use(path):
+        raise errors.TargetExists(path=path, reason=f"holds {', '.join(owners)}")
 
 
 @contextlib.contextmanager
@@ -215,17 +226,17 @@ def _reached() -> Iterator[None]:
         raise errors.Withdrawn(**err.fields) from err
 
 
-def _log(done: Result) -> None:
+def _log(result: Result) -> None:
     log.info(
         "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
-        done.plan.route,
-        done.size,
-        done.read,
-        done.resumed,
-        done.refetched,
-        done.seconds,
+        result.plan.route,
+        result.size,
+        result.read,
+        result.resumed,
+        result.refetched,
+        result.seconds,
     )
-    if (changes := done.changes) is not None:
+    if (changes := result.changes) is not None:
         log.info(
             "updated compared=%d differed=%d written=%d", changes.compared, changes.differed, changes.written
         )

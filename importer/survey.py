@@ -179,12 +179,12 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
         source, read = each.served, each.checked(cancel)
         if read is None or not source.size:
             return plan.Content("qcow2", chain=(chain.File(source.name, "", 0, facts.Facts("qcow2", 0)),))
-        found = _look(each, read, request, cancel)
-        if found.compressions:
-            reason = f"{source.name}: is compressed with {found.compressions[0]}; decompress it first"
+        content = _look(each, read, request, cancel)
+        if content.compressions:
+            reason = f"{source.name}: is compressed with {content.compressions[0]}; decompress it first"
             raise errors.Unsupported(reason=f"{reason}, layers are read by range")
-        checked = safety.check(found.format, found.head, read=read, size=source.size, layer=True)
-        if found.format in {"raw", "iso"}:
+        checked = safety.check(content.format, content.head, read=read, size=source.size, layer=True)
+        if content.format in {"raw", "iso"}:
             checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(source.size))
         files.append(chain.File(source.name, chained.base_name(source), source.size, checked))
     chain.check(files, request.stage.previous or None)
@@ -228,36 +228,36 @@ def _room(request: Request) -> plan.Space:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     # An update uses the space of the disk again.
     is_removed = request.existing in {"remove", "update"}
-    found = targets.facts(request.target, removed=is_removed)
-    if request.is_archive and found.kind != "block":
-        found = targets.facts(f"{request.target}/disk.img", removed=is_removed)
-    if found.kind == "missing":
+    target = targets.facts(request.target, removed=is_removed)
+    if request.is_archive and target.kind != "block":
+        target = targets.facts(f"{request.target}/disk.img", removed=is_removed)
+    if target.kind == "missing":
         raise errors.TargetError(path=request.target, reason="no such directory or device")
-    if found.kind == "stream":
+    if target.kind == "stream":
         limit = ANYTHING if request.disk_size is None else request.disk_size
         return plan.Space(block=False, available=limit, usable=limit, ordered=True)
-    if found.kind == "block":
-        return plan.Space(block=True, available=found.available, usable=found.available, present=True)
-    available, size = found.available, request.disk_size
+    if target.kind == "block":
+        return plan.Space(block=True, available=target.available, usable=target.available, present=True)
+    available, size = target.available, request.disk_size
     if request.room.limit is not None:
         available = min(available, request.room.limit)
     if request.is_exact and size is not None:
         usable = units.usable_space(available, request.room.overhead)
         return plan.Space(
-            block=False, available=min(available, size), usable=min(usable, size), present=bool(found.size)
+            block=False, available=min(available, size), usable=min(usable, size), present=bool(target.size)
         )
     if size is not None:
         available = min(available, size)
     usable = units.usable_space(available, request.room.overhead)
-    return plan.Space(block=False, available=available, usable=usable, present=bool(found.size))
+    return plan.Space(block=False, available=available, usable=usable, present=bool(target.size))
 
 
 def spare(request: Request) -> int | None:
     """Return the free bytes of scratch, None without scratch; unlimited if no target is named."""
     if not request.target:
         return ANYTHING
-    found = space.facts(request.scratch, request.target)
-    return None if found is None else found.available
+    scratch = space.facts(request.scratch, request.target)
+    return None if scratch is None else scratch.available
 
 
 def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
@@ -276,15 +276,15 @@ def _look(
     head, size = image.served.head, image.served.size
     is_whole = size is not None and len(head) >= size
     most = max(detect.HEAD, enough)
-    found = layers.look(head, whole=is_whole, size=most)
+    content = layers.look(head, whole=is_whole, size=most)
     for length in HEADS:
-        if is_whole or len(found.head) >= enough:
+        if is_whole or len(content.head) >= enough:
             break
         longer = functools.partial(image.head, length, cancel, read)
         head = retry.patiently(longer, request.connect_patience, cancel)
         is_whole = len(head) < length or len(head) == size
-        found = layers.look(head, whole=is_whole, size=most)
-    if found.format == layers.UNKNOWN:
+        content = layers.look(head, whole=is_whole, size=most)
+    if content.format == layers.UNKNOWN:
         reason = f"its first {len(head) >> 20} MiB decompress to nothing"
-        raise errors.Refused(format=found.compressions[-1], rule="head", reason=reason)
-    return found
+        raise errors.Refused(format=content.compressions[-1], rule="head", reason=reason)
+    return content

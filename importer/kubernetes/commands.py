@@ -125,28 +125,27 @@ def manifest(
     from cdi_worker.importer.kubernetes import datavolume, documents, pod
     from cdi_worker.importer.kubernetes import manifest as datavolume_manifest
 
-    found = documents.read(manifest)
-    manifests = datavolume.find_all(found)
+    parts = documents.read(manifest)
+    manifests = datavolume.find_all(parts)
     volumes = datavolume.parse_all(manifests)
     settings = pod.Settings(image=image or version.image() or "", overhead=overhead, scratch=scratch, **given)
-    made = datavolume_manifest.all_objects(volumes, [settings] * len(volumes))
-    if not settings.image and any(each["kind"] == "Job" for each in made):
+    each_settings = [settings] * len(volumes)
+    objects = datavolume_manifest.all_objects(volumes, each_settings)
+    if not settings.image and any(each["kind"] == "Job" for each in objects):
         raise errors.RequestError(NO_IMAGE)
     if contact and scratch is None:
-        each_settings = []
-        for document, volume in zip(manifests, volumes, strict=True):
+        for index, (document, volume) in enumerate(zip(manifests, volumes, strict=True)):
             # Only this DataVolume, with the Secrets and ConfigMaps of all.
-            own = [each for each in found if each.kind != "DataVolume" or each is document]
+            own = [each for each in parts if each.kind != "DataVolume" or each is document]
             needed = _contacted(obj, own, volume, secrets, overhead)
-            each_settings.append(dataclasses.replace(settings, scratch=needed))
-        made = datavolume_manifest.all_objects(volumes, each_settings)
-    beside, warnings = datavolume_manifest.companions(found, volumes)
+            each_settings[index] = dataclasses.replace(settings, scratch=needed)
+        objects = datavolume_manifest.all_objects(volumes, each_settings)
+    companions, warnings = datavolume_manifest.companions(parts, volumes)
     for warning in warnings:
         log.warning("%s", warning)
-    # First, so that no pod waits for them.
-    all_made = [*beside, *made]
-    text = datavolume_manifest.as_list(all_made) if obj.as_json else datavolume_manifest.dump(all_made)
-    output.say(text.rstrip("\n"))
+    # Companions first, so that no pod waits for them.
+    write = datavolume_manifest.as_list if obj.as_json else datavolume_manifest.dump
+    output.say(write([*companions, *objects]).rstrip("\n"))
 
 
 def _contacted(

@@ -42,7 +42,7 @@ class Report:
 
     def __init__(self, path: str, request: Request) -> None:
         self._path = path
-        self._wanted = request
+        self._request = request
         self._started = _now()
         if path == targets.STDOUT:
             if request.target == targets.STDOUT:
@@ -58,7 +58,7 @@ class Report:
 
     def _check(self) -> None:
         """Raise ``errors.RequestError`` for a path that a file must not replace."""
-        if os.path.realpath(self._path) in {os.path.realpath(e) for e in targets.used(self._wanted.target)}:
+        if os.path.realpath(self._path) in {os.path.realpath(e) for e in targets.used(self._request.target)}:
             raise errors.RequestError(f"--report {self._path}: is the target; name another file")
         try:
             mode = Path(self._path).lstat().st_mode
@@ -79,7 +79,7 @@ class Report:
 
     def write(self, results: Sequence[Result]) -> None:
         """Write the report of finished imports. Raises ``errors.TargetError``; the disks stay."""
-        text = json.dumps(masking.masked(statement(self._wanted, results, self._started)), indent=2) + "\n"
+        text = json.dumps(masking.masked(statement(self._request, results, self._started)), indent=2) + "\n"
         try:
             if self._path == targets.STDOUT:
                 sys.stdout.write(text)

@@ -11,7 +11,9 @@ from typing import Any
 
 from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contract, execute, metrics, plan, progress, report, request
+from cdi_worker.importer import contract, execute, metrics, plan, progress, report
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room
 from cdi_worker.sources import base, fields
 
@@ -60,7 +62,7 @@ VARIABLES = (
 )
 
 
-def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
+def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
     """Return the request that the environment makes.
 
     Raises ``RequestError`` for a malformed environment, with all faults of the request too. One of a
@@ -88,21 +90,21 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> request.Request:
         disk=reading.text("CDI_WORKER_DISK"),
         existing="remove" if is_archive else paths.settings.existing,
     )
-    made = request.make(source, _location(sources.find(source), reading, paths), target, settings)
+    request = request_module.make(source, _location(sources.find(source), reading, paths), target, settings)
     if reading.faults:
-        request.check(made, reading.faults)
-    return made
+        request_module.check(request, reading.faults)
+    return request
 
 
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
-    wanted = read(env, paths)
+    request = read(env, paths)
     with (
         progress.Lines(sys.stderr) as lines,
-        metrics.exposed("importer", wanted.room.owner, paths.metrics_port) as meter,
+        metrics.exposed("importer", request.room.owner, paths.metrics_port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        result = execute.run(wanted, reporter, cancel)
+        result = execute.run(request, reporter, cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
         preallocated=result.preallocated,

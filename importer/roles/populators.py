@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_worker import errors
-from cdi_worker.importer import contract, execute, metrics, progress, request
+from cdi_worker.importer import contract, execute, metrics, progress
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
@@ -100,12 +102,12 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             try:
                 with _access(env, user, obj.settings) as access:
                     location = locate(access, env, **{each: given[each] for each in own})
-                    wanted = _request(source, location, obj.settings, given)
-                    _populate(name, wanted, obj, given["metrics_port"])
+                    request = _request(source, location, obj.settings, given)
+                    _populate(name, request, obj, given["metrics_port"])
             except errors.Error as err:
                 secret = given["secret_name"]
                 names = {field: f"{key} in the Secret {secret}".rstrip() for field, key in NAMES}
-                text = err.worded(lambda found: found.words(names))
+                text = err.worded(lambda remedy: remedy.words(names))
                 log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)
                 # Kubernetes starts the pod again after any failure, whatever its status.
@@ -139,24 +141,22 @@ def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_i
     return ovirt.Imageio(engine_url, access, disk_id=disk_id)
 
 
-def _request(
-    source: str, location: base.Location, settings: Settings, given: Mapping[str, Any]
-) -> request.Request:
+def _request(source: str, location: base.Location, settings: Settings, given: Mapping[str, Any]) -> Request:
     target, size = given["target"], given["size"]
     log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
     settings = dataclasses.replace(settings, layers=(), room=room, scratch=given["scratch_dir"] or None)
-    return request.make(source, location, target, settings)
+    return request_module.make(source, location, target, settings)
 
 
-def _populate(name: str, wanted: request.Request, obj: roles.Process, port: int) -> None:
+def _populate(name: str, request: Request, obj: roles.Process, port: int) -> None:
     with (
         progress.Lines(sys.stderr) as lines,
-        metrics.exposed(name, wanted.room.owner, port) as meter,
+        metrics.exposed(name, request.room.owner, port) as meter,
     ):
         reporter = progress.Several(lines, meter)
-        execute.run(wanted, reporter, obj.cancel)
+        execute.run(request, reporter, obj.cancel)
 
 
 @contextlib.contextmanager

@@ -51,10 +51,10 @@ class Server:
             self.answer,
             idle=settings.idle,
             patience=self.patience,
-            slowest=settings.wanted.fetch.slowest,
+            slowest=settings.request.fetch.slowest,
         )
         with listener.listening(settings.host, settings.port, self._end) as port:
-            log.info("listening address=%r port=%d target=%r", settings.host, port, settings.wanted.target)
+            log.info("listening address=%r port=%d target=%r", settings.host, port, settings.request.target)
             yield port
 
     def _end(self) -> None:
@@ -79,7 +79,7 @@ class Server:
     @property
     def patience(self) -> float:
         """Seconds without data after which an upload is aborted."""
-        return self.settings.wanted.fetch.no_progress
+        return self.settings.request.fetch.no_progress
 
     def answer(self, request: Request, exchange: Exchange) -> Answer:
         """Process one request and return the answer. Raises ``Refusal``."""
@@ -133,7 +133,7 @@ class Server:
     def _start(
         self, fields: Mapping[str, str], size: int | None, *, archive: bool = False
     ) -> upload_running.Running:
-        order = upload_running.order(self.settings.wanted, fields, archive=archive)
+        order = upload_running.order(self.settings.request, fields, archive=archive)
         self.running = upload_running.Running(order, size, self.cancel)
         self.running.work.add_done_callback(self._ended)
         log.info("upload started size=%r clone=%r", size, order.clone)

@@ -8,7 +8,9 @@ import pathlib
 from collections.abc import Mapping
 
 from cdi_worker import errors
-from cdi_worker.importer import contract, execute, request
+from cdi_worker.importer import contract, execute
+from cdi_worker.importer import request as request_module
+from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import base
@@ -43,7 +45,7 @@ VARIABLES = (
 class Settings:
     """Settings of an upload server.
 
-    ``wanted``: the request that each upload completes with its own headers. ``deadline``: None waits forever.
+    ``request``: the one that each upload completes with its own headers. ``deadline``: None waits forever.
     ``idle``: seconds that a connection may be idle, or take to send the headers of a request.
     """
 
@@ -51,7 +53,7 @@ class Settings:
     port: int
     tls: upload_tls.Server
     client_name: str
-    wanted: request.Request
+    request: Request
     deadline: dt.datetime | None = None
     idle: float = 30.0
 
@@ -86,14 +88,14 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
         deadline=_deadline(reading.text("DEADLINE"), faults),
-        wanted=request.make("upload", base.Location("upload"), target, import_settings),
+        request=request_module.make("upload", base.Location("upload"), target, import_settings),
     )
     if faults:
         raise errors.RequestError(*faults)
     # Each upload would be refused; this pod says so before one begins.
     reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
     paths.settings.refuse_demand("upload server", reason)
-    execute.audited(settings.wanted)
+    execute.audited(settings.request)
     return settings
 
 

@@ -32,12 +32,12 @@ NEEDED = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "CL
 def test_environment_has_defaults(tmp_path: Path) -> None:
     made = settings.read(NEEDED, contract.Paths())
     assert (made.host, made.port, made.deadline) == ("0.0.0.0", 8443, None)
-    wanted = made.wanted
+    wanted = made.request
     assert (wanted.target, wanted.room.size, wanted.room.overhead) == ("/data/disk.img", None, 0)
     assert not wanted.preallocation
     device = tmp_path / "device"
     device.touch()
-    assert settings.read(NEEDED, contract.Paths(block=str(device))).wanted.target == str(device)
+    assert settings.read(NEEDED, contract.Paths(block=str(device))).request.target == str(device)
 
 
 def test_all_variables_are_read() -> None:
@@ -50,7 +50,7 @@ def test_all_variables_are_read() -> None:
         "PREALLOCATION": "true",
     }
     made = settings.read({**NEEDED, **variables}, contract.Paths())
-    wanted = made.wanted
+    wanted = made.request
     assert (made.host, made.port, wanted.target) == ("::1", 9443, "/dev/cdi-block-volume")
     assert (wanted.room.size, wanted.room.overhead, wanted.preallocation) == (
         10 << 30,

@@ -107,7 +107,7 @@ def test_killed_run_leaves_nothing_to_clean_up(server: misbehave.Server, target:
 
 def patient(server: uploads.Server, seconds: float) -> uploads.Server:
     server.settings = dataclasses.replace(
-        server.settings, wanted=dataclasses.replace(server.settings.wanted, wait=seconds)
+        server.settings, request=dataclasses.replace(server.settings.request, wait=seconds)
     )
     return server
 

@@ -99,9 +99,9 @@ class Server:
 
     def with_short_timeouts(self, seconds: float = 0.5) -> Server:
         """Set the timeout of a silent client in seconds, and four times as much for an idle server."""
-        fetch = dataclasses.replace(self.settings.wanted.fetch, no_progress=seconds)
-        wanted = dataclasses.replace(self.settings.wanted, fetch=fetch)
-        self.settings = dataclasses.replace(self.settings, wanted=wanted, idle=4 * seconds)
+        fetch = dataclasses.replace(self.settings.request.fetch, no_progress=seconds)
+        request = dataclasses.replace(self.settings.request, fetch=fetch)
+        self.settings = dataclasses.replace(self.settings, request=request, idle=4 * seconds)
         return self
 
     def _serve(self) -> report.Report:

@@ -66,8 +66,8 @@ def test_failing_device_is_reported_to_a_silent_client(
     with devices.failing(tmp_path, 2 * SIZE) as target:
         server = uploads.Server(certificates, {"DESTINATION": str(target.path)}, paths)
         # With direct I/O: the page cache reports errors only at the end.
-        wanted = dataclasses.replace(server.settings.wanted, direct=True)
-        server.settings = dataclasses.replace(server.settings, wanted=wanted)
+        request = dataclasses.replace(server.settings.request, direct=True)
+        server.settings = dataclasses.replace(server.settings, request=request)
         body = stream(kind, tmp_path)
         with server:
             target.fail()

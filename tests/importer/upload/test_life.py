@@ -147,8 +147,8 @@ def test_stop_during_processing_leaves_nothing(
     """The rest of the conversion, and bytes that wait for the device, are abandoned."""
     with devices.slow(tmp_path, 16 * MIB, bytes_per_second=2 * MIB) as target:
         server = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
-        wanted = dataclasses.replace(server.settings.wanted, direct=True)
-        server.settings = dataclasses.replace(server.settings, wanted=wanted)
+        request = dataclasses.replace(server.settings.request, direct=True)
+        server.settings = dataclasses.replace(server.settings, request=request)
         body = disks.image(variant, "dense").read_bytes()
         with server, server.connect() as connection:
             connection.request("POST", SYNC, body)
