@@ -11,7 +11,7 @@ from typing import Self
 from cdi_worker import errors
 from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, crew
-from cdi_worker.images.targets import base
+from cdi_worker.images.targets import storage
 from cdi_worker.scratch import digests, journal
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ class ReadBack:
 
     def __init__(
         self,
-        target: base.Target,
+        stored: storage.Storage,
         noted: journal.Journal,
         scope: cancelling.Cancel,
         missing: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._target = target
+        self._stored = stored
         self._noted = noted
         self._scope = scope
         self._missing = missing
@@ -56,15 +56,24 @@ class ReadBack:
         return self.differing
 
     def _run(self) -> None:
-        self._target.drop_cache()
-        with _reading(self._target) as stored:
+        self._stored.drop_cache()
+        with self._opened() as disk:
             for start, end in _spans(self._records, volume.CHUNK):
-                for part in stored.pieces(start, end):
+                for part in disk.pieces(start, end):
                     self._scope.check()
                     self._compare(part)
         # A file that was cut off has no bytes to compare.
         for record in self._records:
             self._differs(self._noted.compare(record, b""))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[volume.Volume]:
+        try:
+            with volume.Volume(self._stored.readable) as disk:
+                yield disk
+        except (errors.Unreachable, errors.TransferFailed) as err:
+            reason = f"read back: {err.fields['reason']}"
+            raise errors.TargetError(path=self._stored.path, reason=reason) from err
 
     def _compare(self, part: volume.Part) -> None:
         after = part.offset + part.length
@@ -80,25 +89,16 @@ class ReadBack:
             self._differs(self._noted.compare(self._records.popleft(), bytes(self._tags)))
             self._tags.clear()
 
-    def _differs(self, found: list[journal.Range]) -> None:
-        for start, end in found:
-            log.debug("differs path=%r offset=%d length=%d", self._target.path, start, end - start)
+    def _differs(self, parts: list[journal.Range]) -> None:
+        for start, end in parts:
+            log.debug("differs path=%r offset=%d length=%d", self._stored.path, start, end - start)
             self.differing += end - start
             self._missing(end - start)
 
 
 def _spans(records: Iterable[digests.Record], unit: int) -> list[journal.Range]:
     """Return the ranges to read for ``records``, in whole ``unit``s."""
-    found = journal.Ranges()
+    spans = journal.Ranges()
     for record in records:
-        found.add(record.start // unit * unit, -(-record.end // unit) * unit)
-    return list(found)
-
-
-@contextlib.contextmanager
-def _reading(target: base.Target) -> Iterator[volume.Volume]:
-    try:
-        with volume.Volume(target.readable) as stored:
-            yield stored
-    except (errors.Unreachable, errors.TransferFailed) as err:
-        raise errors.TargetError(path=target.path, reason=f"read back: {err.fields['reason']}") from err
+        spans.add(record.start // unit * unit, -(-record.end // unit) * unit)
+    return list(spans)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import spans
 from cdi_worker.images import directio
 from cdi_worker.images.sinks import base
+from cdi_worker.images.targets.base import Target
+from cdi_worker.images.targets.storage import Storage
 from cdi_worker.scratch import journal
 
 #: Start and end, in bytes.
@@ -20,19 +22,6 @@ Range: TypeAlias = tuple[int, int]
 _BLOCK: Final = directio.UNIT
 #: Writing so many equal bytes is cheaper than another write.
 _GAP: Final = 64 << 10
-_PIECE: Final = 1 << 20
-
-
-class Storage(Protocol):
-    """What is compared with. Thread-safe. Raises ``errors.TargetError``."""
-
-    path: str
-
-    def read(self, offset: int, length: int, /) -> bytes:
-        """Return the bytes from ``offset``, fewer at the end."""
-
-    def allocated(self, start: int, end: int, /) -> Iterator[Range]:
-        """Yield the parts of a range that are not holes; everything if holes are not known."""
 
 
 def differing(storage: Storage, offset: int, data: memoryview) -> list[Range]:
@@ -51,16 +40,6 @@ def differing(storage: Storage, offset: int, data: memoryview) -> list[Range]:
     return runs
 
 
-def nonzero(storage: Storage, start: int, end: int) -> list[Range]:
-    """Return the ranges from ``start`` to ``end`` in which storage holds other bytes than zeros."""
-    runs = []
-    for first, after in storage.allocated(start, end):
-        for at in range(first, after, _PIECE):
-            piece = memoryview(storage.read(at, min(_PIECE, after - at)))
-            runs += [(at + a, at + b) for a, b, zero in directio.extents(piece, _BLOCK) if not zero]
-    return runs
-
-
 @dataclasses.dataclass(slots=True)
 class Changes:
     """What an update found, in bytes of the disk: ``compared``, ``differed``, and ``written`` or zeroed.
@@ -73,17 +52,10 @@ class Changes:
     written: int = 0
 
 
-class Updated(Storage, base.Sink, Protocol):
-    """A finished disk that is changed in place."""
-
-    def reach(self, end: int, /) -> None:
-        """Note that the disk reaches to ``end``. Raises ``errors.TooLarge``."""
-
-
 class Updating:
     """Write what differs from a finished disk, and nothing else. Thread-safe."""
 
-    def __init__(self, to: Updated) -> None:
+    def __init__(self, to: Target) -> None:
         self._to = to
         #: What was found so far.
         self.changes = Changes()
@@ -92,13 +64,13 @@ class Updating:
     def write(self, offset: int, data: memoryview, /) -> None:
         """See ``base.Sink``."""
         self._to.reach(offset + len(data))
-        for start, end in self._counted(len(data), differing(self._to, offset, data)):
+        for start, end in self._counted(len(data), differing(self._to.storage, offset, data)):
             self._to.write(start, data[start - offset : end - offset])
 
     def zero(self, offset: int, length: int, /) -> None:
         """See ``base.Sink``."""
         self._to.reach(offset + length)
-        for start, end in self._counted(length, nonzero(self._to, offset, offset + length)):
+        for start, end in self._counted(length, list(self._to.storage.nonzero(offset, offset + length))):
             self._to.zero(start, end - start)
 
     def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
@@ -134,23 +106,19 @@ class Continuing:
 
     def zero(self, offset: int, length: int, /) -> None:
         """See ``base.Sink``."""
-
-        def wrong(start: int, end: int) -> list[Range]:
-            return nonzero(self._stored, start, end)
-
-        for start, end in self._unfinished(offset, offset + length, wrong):
+        for start, end in self._unfinished(offset, offset + length, self._stored.nonzero):
             self._into.zero(start, end - start)
 
-    def _unfinished(self, start: int, end: int, wrong: Callable[[int, int], list[Range]]) -> list[Range]:
+    def _unfinished(self, start: int, end: int, wrong: Callable[[int, int], Iterable[Range]]) -> list[Range]:
         """Return the parts of a range that storage does not contain."""
         missing = self._noted.missing(start, end)
-        found = list(missing)
+        parts = list(missing)
         for first, after in _between(start, end, missing):
             for part in spans.joined(wrong(first, after), _GAP):
                 self._noted.discard(*part)
                 self.differed += part[1] - part[0]
-                found.append(part)
-        return found
+                parts.append(part)
+        return parts
 
 
 class Sampled:

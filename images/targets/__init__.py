@@ -1,43 +1,277 @@
-"""The target of a disk: a file or block device that becomes usable only when the disk is complete."""
+"""The target of a disk: inspect it, claim it, and open it for a disk that is usable only when complete."""
 
-from cdi_worker.images.targets.open import (
-    STDOUT,
-    Claim,
-    Options,
-    Target,
-    TargetFacts,
-    Terms,
-    check_replaceable,
-    facts,
-    followed,
-    is_block,
-    is_folder,
-    is_foreign,
-    is_left_over,
-    journal_slots,
-    open,  # noqa: A004 - targets.open() is what it is
-    take,
-    take_folder,
-    used,
-)
+from __future__ import annotations
 
-__all__ = [
-    "STDOUT",
-    "Claim",
-    "Options",
-    "Target",
-    "TargetFacts",
-    "Terms",
-    "check_replaceable",
-    "facts",
-    "followed",
-    "is_block",
-    "is_folder",
-    "is_foreign",
-    "is_left_over",
-    "journal_slots",
-    "open",
-    "take",
-    "take_folder",
-    "used",
-]
+import contextlib
+import os
+import pathlib
+import stat
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+from cdi_worker import errors
+from cdi_worker.images import directio
+from cdi_worker.images.targets import base, block, claim, file
+from cdi_worker.scratch import journal
+
+Claim = claim.Claim
+Options = base.Options
+Terms = claim.Terms
+Target = base.Target
+#: The target that is standard output; a file with this name is ``./-``.
+STDOUT: Final = "-"
+
+# O_DIRECT is tried on a file without a name, so that nothing is left behind.
+_TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+
+
+class TargetFacts(NamedTuple):
+    """The facts of a target. Sizes in bytes.
+
+    ``missing``: not a block device, and its directory does not exist. ``stream``: standard output. ``size``:
+    of the device, or of the existing disk, also after an interrupted update (0: no disk). ``available``: size
+    of the device, or free bytes for unprivileged users including what is removed before a new disk is
+    written. ``direct``: O_DIRECT is supported.
+    """
+
+    kind: Literal["file", "block", "stream", "missing"]
+    size: int = 0
+    available: int = 0
+    direct: bool = False
+
+
+def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts:
+    """Inspect a target without changing it. ``removed``: the existing disk is removed first.
+
+    Raises ``errors.TargetError``.
+    """
+    path = os.fspath(path)
+    directory = pathlib.Path(path).parent
+    try:
+        if path == STDOUT:
+            return TargetFacts("stream")
+        if _is_block(path):
+            return _block_facts(path)
+        if not directory.is_dir() or _holds_devices(directory):
+            return TargetFacts("missing")
+        return _file_facts(path, directory, removed)
+    except OSError as err:
+        raise errors.target_error(path, err, "inspect") from err
+
+
+def followed(path: str | os.PathLike[str]) -> str:
+    """Return the file that a symbolic link points to, which need not exist; any other path unchanged.
+
+    The incomplete disk, the lock and the rename then are in the directory of the file. Raises
+    ``errors.TargetError``.
+    """
+    path = os.fspath(path)
+    if path == STDOUT:
+        return path
+    try:
+        return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+
+
+def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return a target and the names that a run with this target uses, and removes what is there."""
+    path = os.fspath(path)
+    return path, file.part(path), file.changing(path), file.lock_file(path)
+
+
+def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
+    """Claim a target, so that no other run writes to it; nothing on it is changed yet.
+
+    Raises ``errors.TargetBusy`` and ``errors.TargetError``.
+    """
+    path = os.fspath(path)
+
+    def make() -> claim.Claim:
+        if path == STDOUT:
+            return claim.Output()
+        if _is_block(path):
+            return claim.Device(path)
+        return claim.LockFile(path, _lock_file(path), terms.permissions, terms.key)
+
+    return _take(path, make, terms)
+
+
+def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
+    """Claim a folder for an archive, as ``take`` does. The claim excludes a disk on the same volume."""
+    folder = os.fspath(folder)
+    path = f"{folder}/{file.DISK}"
+    return _take(folder, lambda: claim.LockFile(folder, _lock_file(path), terms.permissions), terms)
+
+
+def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
+    try:
+        return claim.wait_for(make, terms)
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+
+
+def _lock_file(path: str) -> str:
+    directory = pathlib.Path(path).parent
+    if not directory.is_dir() or _holds_devices(directory):
+        if pathlib.Path(path).exists():
+            reason = "is neither a block device nor in a directory of files; name another target"
+            raise errors.TargetError(path=path, reason=reason)
+        raise errors.TargetError(path=path, reason="no such directory or device; check the path")
+    if file.is_reserved(path):
+        reason = (
+            "names that end with .part, .changing or .lock are those of incomplete disks; choose another name"
+        )
+        raise errors.TargetError(path=path, reason=reason)
+    return file.lock_file(path)
+
+
+def check_replaceable(held: claim.Claim, *, force: bool) -> None:
+    """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
+    try:
+        if isinstance(held, claim.Device | claim.Output):
+            return
+        for path in (held.path, file.changing(held.path)):
+            if not os.path.lexists(path):
+                continue
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                raise errors.TargetError(path=path, reason="is not a regular file; name another target")
+            if not (force or (path == held.path and held.may_replace)):
+                raise errors.TargetExists(path=path, reason="exists")
+    except OSError as err:
+        raise errors.target_error(held.path, err, "inspect") from err
+
+
+def is_foreign(held: claim.Claim) -> bool:
+    """Return whether a claimed target is a device without the left-over of an interrupted run."""
+    return isinstance(held, claim.Device) and not is_left_over(held)
+
+
+def is_left_over(held: claim.Claim) -> bool:
+    """Return whether a claimed device holds the left-over of an interrupted run."""
+    try:
+        return isinstance(held, claim.Device) and held.is_left_over
+    except OSError as err:
+        raise errors.target_error(held.path, err, "read") from err
+
+
+def open(  # noqa: A001 - read as targets.open
+    path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
+) -> Target:
+    """Open a target for a disk of ``size`` bytes (None: not known before the end).
+
+    In mode ``new``, the left-over of an earlier attempt is removed. Raises ``errors.TargetError``,
+    ``errors.TargetLost`` if the claim is lost, and ``errors.TooLarge`` if a device is too small.
+    """
+    if options.claim is not None:
+        # A run opens its target again when it falls back to another route: its claim may be lost since then.
+        options.claim.check()
+        return _open(options.claim, size, options)
+    with contextlib.ExitStack() as undo:
+        held = undo.enter_context(take(path, claim.Terms(permissions=options.permissions)))
+        target = _open(held, size, options)
+        undo.push(target.owned)  # closed before the claim
+        target.owned = undo.pop_all()
+        return target
+
+
+def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
+    try:
+        if isinstance(held, claim.Device):
+            return block.BlockTarget(held, size, options)
+        if isinstance(held, claim.Output):
+            # Imported when used: few imports need it (start-up time).
+            from cdi_worker.images.targets import stream
+
+            return stream.StreamTarget(held, size, options)
+        kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
+        return kind(held, size, options)
+    except OSError as err:
+        raise errors.target_error(held.path, err, "open") from err
+
+
+def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
+    """Return where the journal of a disk of this size is stored (704 KiB); None for a small disk.
+
+    It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
+    device. So it is removed together with the data.
+    """
+    path = os.fspath(path)
+    if size < block.HEAD:
+        return None
+    if _is_block(path):
+        return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
+    return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
+
+
+def is_block(path: str) -> bool:
+    """Return whether it is a block device, False for what cannot be inspected: opening it reports why."""
+    try:
+        return _is_block(path)
+    except OSError:
+        return False
+
+
+def is_folder(path: str) -> bool:
+    """Return whether it is a directory, False for what cannot be inspected."""
+    try:
+        return pathlib.Path(path).is_dir()
+    except OSError:
+        return False
+
+
+def _is_block(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(pathlib.Path(path).stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _holds_devices(directory: pathlib.Path) -> bool:
+    # If a device node has disappeared, a file in /dev would be written to memory (devtmpfs).
+    return os.path.realpath(directory) == "/dev"
+
+
+def _block_facts(path: str) -> TargetFacts:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        return TargetFacts("block", size, size, direct=True)
+    finally:
+        os.close(fd)
+
+
+def _file_facts(path: str, directory: pathlib.Path, removed: bool) -> TargetFacts:
+    room = os.statvfs(directory)
+    changing = file.changing(path)
+    left_overs = [file.part(path), file.lock_file(path)] + ([path, changing] if removed else [])
+    return TargetFacts(
+        "file",
+        size=_size(path) or _size(changing),
+        available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
+        direct=_takes_direct(directory),
+    )
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _occupied(path: str) -> int:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return 0
+    # Removing a file with another hard link frees no blocks.
+    return status.st_blocks * 512 if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
+
+
+def _takes_direct(directory: pathlib.Path) -> bool:
+    try:
+        os.close(os.open(directory, _TRY_DIRECT, 0o600))
+    except OSError:
+        return False
+    return True

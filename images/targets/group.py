@@ -43,7 +43,7 @@ class Group:
 
     def add(self, out: base.Target, size: int) -> None:
         """Take over a completely written target; ``size``: see ``base.Target.commit``."""
-        out.detach()
+        out.is_detached = True
         self._targets.append((out, size))
 
     def keep(self, out: base.Target) -> None:

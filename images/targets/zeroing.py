@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from cdi_worker.images import directio, kernel
+from cdi_worker.images.targets import writeback
 
 log = logging.getLogger(__name__)
+
+#: Bytes of adjacent ranges that are zeroed in one call.
+TOGETHER: Final = 16 << 20
 
 Rung = Callable[[int, int, int], None]
 
@@ -36,8 +41,24 @@ class Ladder:
         self._rungs = tuple(rungs)
         self._sector = sector
         self._write = write
+        self._ranges = writeback.Merger(TOGETHER)
+        # A merged range holds zeros of several threads: ``drain`` must wait for the thread that zeroes it.
+        self._merging = threading.Lock()
+
+    def add(self, start: int, end: int) -> None:
+        """Zero a range, at the latest on the next ``drain``: adjacent ranges are zeroed together."""
+        with self._merging:
+            for merged in self._ranges.add(start, end):
+                self.zero(*merged)
+
+    def drain(self) -> None:
+        """Zero what was added."""
+        with self._merging:
+            for merged in self._ranges.drain():
+                self.zero(*merged)
 
     def zero(self, start: int, end: int) -> None:
+        """Zero a range now."""
         first = min(end, -(-start // self._sector) * self._sector)
         last = max(first, end // self._sector * self._sector)
         self._write_zeros(start, first)

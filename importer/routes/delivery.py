@@ -179,7 +179,11 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     if not outcome.resumed:
         return _pour(disk, sink, place, meter, noted)[1]
     readback = lazy.load(READBACK)
-    with readback.ReadBack(out, noted, attempt.scope, lambda count: counted.skip(-count)) as reading_back:
+
+    def missing(count: int) -> None:
+        counted.skip(-count)
+
+    with readback.ReadBack(out.storage, noted, attempt.scope, missing) as reading_back:
         _, count = _pour(disk, sink, place, meter, noted)
         outcome.refetched = reading_back.wait()
     outcome.resumed -= outcome.refetched
@@ -192,8 +196,8 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
 def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened) -> None:
     """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
     out, noted = opened
-    out.drop_cache()
-    stored = lazy.load(COMPARED).Sampled(out, noted)
+    out.storage.drop_cache()
+    stored = lazy.load(COMPARED).Sampled(out.storage, noted)
     try:
         with attempt.scoped() as sampling:
             _pour(make(sampling), stored, place, _Meter.of(progress.NullProgress()), noted.sample())
@@ -210,7 +214,7 @@ def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Open
     _begin_phase(attempt, place)
     start = end = out.withheld
     if noted.covered:
-        with lazy.load(READBACK).ReadBack(out, noted, attempt.scope) as reading_back:
+        with lazy.load(READBACK).ReadBack(out.storage, noted, attempt.scope) as reading_back:
             outcome.refetched = reading_back.wait()
         end = next((first for first, _ in noted.missing(start, noted.total)), noted.total)
         # The rest is sent again, and its digests may change.
@@ -235,8 +239,8 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
     if not disk.tentative:
         sink = noting = journaled.Journaled(out, noted, out.flush)
         meter = _Meter.of(attempt.progress, noting.moved)
-    out.drop_cache()
-    continuing = lazy.load(COMPARED).Continuing(out, noted, sink)
+    out.storage.drop_cache()
+    continuing = lazy.load(COMPARED).Continuing(out.storage, noted, sink)
     size, count = _pour(disk, continuing, place, meter)
     _check_size(attempt, noted.total, size)
     outcome.refetched = continuing.differed
@@ -268,7 +272,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     if noted.covered:
         asked = dataclasses.replace(asked, mode="resume")
     with targets.open(place.path, size, asked) as out:
-        noted.store_in(out.readable)
+        noted.store_in(out.storage.readable)
         if not out.resumed:
             noted.forget()
         log.info("resume covered=%d of=%d identity=%r", noted.covered, size, attempt.source.identity)

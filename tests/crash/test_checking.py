@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import units
 from cdi_worker.images import kernel, targets
 from cdi_worker.images.targets import base, block, claim, file
 from tests.crash import checking, media
@@ -18,6 +19,12 @@ STEP = 64 << 10
 PLAN = checking.Plan(epochs=2, cuts=2, sets=4, reruns=0)
 
 
+def write_head(device: block.BlockStorage) -> None:
+    """Write the head at once."""
+    device._device.unmark()
+    device._put(0, memoryview(device.head))
+
+
 class HeadWithoutFlush(block.BlockTarget):
     """Write the head while the data may still be in the device's cache."""
 
@@ -25,46 +32,39 @@ class HeadWithoutFlush(block.BlockTarget):
         """Do not sync the data."""
 
     def _finish(self) -> None:
-        self._device.unmark()
-        self._put(0, memoryview(self._head))
-        os.fsync(self._fd)
-        self._release()
+        write_head(self.storage)
+        os.fsync(self.storage.fd)
 
 
 class HeadInOnePiece(block.BlockTarget):
     """Write the head at once, so that a power cut may tear it."""
 
     def _finish(self) -> None:
-        os.fsync(self._fd)
-        self._device.unmark()
-        self._put(0, memoryview(self._head))
-        os.fsync(self._fd)
-        self._release()
+        os.fsync(self.storage.fd)
+        write_head(self.storage)
+        os.fsync(self.storage.fd)
 
 
 class HeadNeverFlushed(block.BlockTarget):
     """Report success while the head may still be in the device's cache."""
 
     def _finish(self) -> None:
-        os.fsync(self._fd)
-        self._device.unmark()
-        self._put(0, memoryview(self._head))
-        kernel.start_writeback(self._fd, 0, block.HEAD)
-        kernel.finish_writeback(self._fd, 0, block.HEAD)
-        self._release()
+        os.fsync(self.storage.fd)
+        write_head(self.storage)
+        kernel.start_writeback(self.storage.fd, 0, block.HEAD)
+        kernel.finish_writeback(self.storage.fd, 0, block.HEAD)
 
 
 class RenameWithoutSync(file.FileTarget):
     """Rename a file whose data may still be in the page cache."""
 
     def _ready(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
-        self._close_files()
+        os.ftruncate(self.storage.fd, size)
+        self.storage.close()
 
     def _finish(self) -> None:
         Path(self.written_path).rename(self.path)
-        self._sync_directory()
-        self._release()
+        kernel.sync_directory(self._directory)
 
 
 Opened = Callable[[claim.Claim, int, base.Options], base.Target]
@@ -73,7 +73,7 @@ Opened = Callable[[claim.Claim, int, base.Options], base.Target]
 def violations(kind: str, opened: Opened, tmp_path: Path) -> list[str]:
     """Record a target of a class being written, and return the violations found."""
     expected, place = tmp_path / "expected", tmp_path / "check"
-    expected.write_bytes(DATA + bytes(-len(DATA) % base.SECTOR))
+    expected.write_bytes(DATA + bytes(-len(DATA) % units.SECTOR))
     place.mkdir()
 
     def write(target: Path, _scratch: Path) -> None:

@@ -130,7 +130,7 @@ MUTANTS = (
         "short-write",
         "takes a short write for a complete one",
         {
-            "images/targets/base.py": {
+            "images/targets/storage.py": {
                 "        done += os.pwrite(": "        done += len(data) + 0 * os.pwrite("
             }
         },
@@ -139,8 +139,8 @@ MUTANTS = (
         "zeros-of-a-device",
         "leaves old data where the image has zeros",
         {
-            "images/targets/base.py": {
-                "                    self._clear(start, end)\n": "                    pass\n"
+            "images/targets/storage.py": {
+                "                    self._ladder.add(*part)\n": "                    pass\n"
             }
         },
     ),
@@ -149,21 +149,25 @@ MUTANTS = (
         "renames a file that is not synced",
         {
             "images/targets/file.py": {
-                "        os.fsync(self._fd)\n        self._close_files()": "        self._close_files()"
+                "        self.storage.sync()\n        self.storage.close()": "        self.storage.close()"
             }
         },
     ),
     Mutant(
         "directory-not-synced",
         "reports a disk whose name a power failure undoes",
-        {"images/targets/file.py": {"kernel.sync_directory(self._directory)": "pass"}},
+        {
+            "images/targets/file.py": {
+                "kernel.sync_directory(self._directory)\n        except": "pass\n        except"
+            }
+        },
     ),
     Mutant(
         "device-not-synced",
         "reports a disk whose first MiB a power failure undoes",
         {
             "images/targets/block.py": {
-                "self._put(last.start, memoryview(data))\n        os.fsync(self._fd)": (
+                "self._put(last.start, memoryview(data))\n        os.fsync(self.fd)": (
                     "self._put(last.start, memoryview(data))"
                 )
             }
@@ -174,12 +178,10 @@ MUTANTS = (
         "syncs a file after it has its name",
         {
             "images/targets/file.py": {
-                "        os.fsync(self._fd)\n        self._close_files()\n        self._check_claim()": (
-                    "        self._check_claim()"
-                ),
+                "        self.storage.sync()\n        self.storage.close()\n": "",
                 "_rename(self.written_path, self.path)\n        if not": (
-                    "_rename(self.written_path, self.path)\n        os.fsync(self._fd)\n"
-                    "        self._close_files()\n        if not"
+                    "_rename(self.written_path, self.path)\n        self.storage.sync()\n"
+                    "        self.storage.close()\n        if not"
                 ),
             }
         },
@@ -187,15 +189,15 @@ MUTANTS = (
     Mutant(
         "head-in-one-write",
         "writes the sector that makes a device usable together with others",
-        {"images/targets/block.py": {"        self._head[last] = bytes(len(data))\n": ""}},
+        {"images/targets/block.py": {"        self.head[last] = bytes(len(data))\n": ""}},
     ),
     Mutant(
         "head-without-sync",
         "writes the sector that makes a device usable before the others are on storage",
         {
             "images/targets/block.py": {
-                "(0, memoryview(self._head))\n        os.fsync(self._fd)\n        self._put(": (
-                    "(0, memoryview(self._head))\n        self._put("
+                "(0, memoryview(self.head))\n        os.fsync(self.fd)\n        self._put(": (
+                    "(0, memoryview(self.head))\n        self._put("
                 )
             }
         },
@@ -220,7 +222,7 @@ MUTANTS = (
     Mutant(
         "failed-write",
         "goes on after a failed write",
-        {"images/targets/base.py": {"            raise self._failure from err": "            pass"}},
+        {"images/targets/storage.py": {"            raise self._failure from err": "            pass"}},
         is_rare=True,
     ),
     Mutant(
@@ -228,7 +230,7 @@ MUTANTS = (
         "looks in the page cache for the sector that makes an old disk usable, also after a kill",
         {
             "images/targets/block.py": {
-                "        os.fsync(self._fd)\n        self.drop_cache()\n        try:": "        try:"
+                "        os.fsync(self.fd)\n        self.drop_cache()\n        try:": "        try:"
             }
         },
         is_rare=True,
@@ -238,7 +240,8 @@ MUTANTS = (
         "changes a finished disk before its new name is durable",
         {
             "images/targets/file.py": {
-                'if options.mode == "delta":\n                #': "if False:\n                #"
+                "        # The old name must be gone before the first change, also after a power cut.\n"
+                "        kernel.sync_directory(self._directory)\n": ""
             }
         },
         is_rare=True,

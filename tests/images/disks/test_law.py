@@ -366,35 +366,17 @@ def _fill(device: Path, data: bytes) -> None:
 
 
 @every_whole
-def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files) -> None:
+def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files, tmp_path: Path) -> None:
     """Storage holds other bytes in one unit that the journal claims."""
     made = make(kind, files)
+    old = bytearray(made.expected[: 4 * MiB].ljust(SIZE, b"\xff"))
+    old[3 * MiB : 3 * MiB + 512] = b"y" * 512
+    (tmp_path / "disk.part").write_bytes(old)
     noted = journal.Journal(None, "", SIZE)
-    stored = Stored(made.expected)
     noted.zeroed([(0, 4 * MiB)])
-    stored.data[3 * MiB : 3 * MiB + 512] = b"y" * 512
-    sink = compared.Continuing(stored, noted, journaled.Journaled(stored, noted, lambda: None))
-    delivered(made.disk, sink)
-    assert stored.data == made.expected
+    with targets.open(tmp_path / "disk", SIZE, targets.Options(mode="resume")) as out:
+        sink = compared.Continuing(out.storage, noted, journaled.Journaled(out, noted, lambda: None))
+        delivered(made.disk, sink)
+        out.commit()
+    assert (tmp_path / "disk").read_bytes() == made.expected
     assert 0 < sink.differed <= 64 << 10
-
-
-class Stored:
-    """A disk in memory that can be compared with."""
-
-    path = "memory"
-
-    def __init__(self, data: bytes) -> None:
-        self.data = bytearray(data[: 4 * MiB] + b"\xff" * (len(data) - 4 * MiB))
-
-    def write(self, offset: int, data: memoryview, /) -> None:
-        self.data[offset : offset + len(data)] = data
-
-    def zero(self, offset: int, length: int, /) -> None:
-        self.data[offset : offset + length] = bytes(length)
-
-    def read(self, offset: int, length: int, /) -> bytes:
-        return bytes(self.data[offset : offset + length])
-
-    def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
-        yield start, end

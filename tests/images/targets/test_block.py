@@ -14,7 +14,6 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import kernel, targets
-from cdi_worker.images.targets import zeroing
 from tests.support import devices, oracle, processes
 
 MiB = 1 << 20
@@ -279,7 +278,7 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
         kernel.punch_hole(fd, offset, length)
 
     with targets.open(block, 32 * MiB) as disk:
-        disk._ladder = zeroing.Ladder(disk._fd, (slow,), 4096, disk._put)
+        disk.storage.zero_by((slow,), 4096)
         for start in range(2 * MiB, 6 * MiB, MiB // 4):
             disk.zero(start, 4096)  # as many runs as may grow side by side
         zeroing_thread = threading.Thread(target=disk.zero, args=(8 * MiB, 4096))

@@ -271,7 +271,7 @@ def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_
     noted = journal.Journal.open(targets.journal_slots(path, SIZE), "stale", SIZE)
     with contextlib.ExitStack() as stack:
         stale = stack.enter_context(targets.open(path, SIZE))
-        noted.store_in(stale.readable)
+        noted.store_in(stale.storage.readable)
 
         def replaced() -> None:
             stack.enter_context(lost_lock(path))

@@ -14,7 +14,7 @@ GROUP = "tests/images/targets/test_group.py"
 
 MUTANTS = (
     mutant(
-        "images/targets/base.py",
+        "images/targets/storage.py",
         "forgets a failed write: a later commit succeeds",
         "            self._failure = errors.target_error(self.path, err, doing)\n            raise self._failure from err",
         "            raise errors.target_error(self.path, err, doing) from err",
@@ -23,35 +23,35 @@ MUTANTS = (
     mutant(
         "images/targets/base.py",
         "leaves the padding of the last sector as it was",
-        "                self._clear(self._end, end)\n            self._flush_zeros()",
-        "                pass\n            self._flush_zeros()",
+        "                self.storage.zero(self._end, max(end, self.withheld))\n",
+        "                pass\n",
         BLOCK,
     ),
     mutant(
         "images/targets/file.py",
         "renames the disk before it is synced",
-        "        os.fsync(self._fd)\n        self._close_files()\n        self._check_claim()",
-        "        self._close_files()\n        self._check_claim()",
+        "        self.storage.sync()\n        self.storage.close()\n",
+        "        self.storage.close()\n",
         CUTS,
     ),
     mutant(
         "images/targets/block.py",
         "writes the head of a device at once, with the sector that makes it usable",
-        "        last = _first_data(self._head, self._sector)\n        data = bytes(self._head[last])",
-        "        last = slice(0, 0)\n        data = bytes(self._head[last])",
+        "        last = _first_data(self.head, self._sector)\n        data = bytes(self.head[last])",
+        "        last = slice(0, 0)\n        data = bytes(self.head[last])",
         CUTS,
     ),
     mutant(
         "images/targets/block.py",
         "does not sync the head before the sector that makes it usable",
-        "        self._put(0, memoryview(self._head))\n        os.fsync(self._fd)\n",
-        "        self._put(0, memoryview(self._head))\n",
+        "        self._put(0, memoryview(self.head))\n        os.fsync(self.fd)\n",
+        "        self._put(0, memoryview(self.head))\n",
         CUTS,
     ),
     mutant(
         "images/targets/block.py",
         "does not sync the data before another disk of the group is usable",
-        "    def _ready(self, _size: int) -> None:\n        os.fsync(self._fd)\n",
+        "    def _ready(self, _size: int) -> None:\n        self.storage.sync()\n",
         "    def _ready(self, _size: int) -> None:\n        pass\n",
         GROUP,
     ),
@@ -65,7 +65,7 @@ MUTANTS = (
     mutant(
         "images/targets/block.py",
         "does not read the head back after it was written",
-        "        if claim.read_past_cache(self._fd, len(first)) != first:",
+        "        if claim.read_past_cache(self.fd, len(first)) != first:",
         "        if False:",
         BLOCK,
     ),
@@ -98,63 +98,55 @@ MUTANTS = (
         "tests/sources/objects",
     ),
     mutant(
-        "images/targets/base.py",
+        "images/targets/storage.py",
         "writes on after another run has taken the target over",
-        ("        self._claim.guard()\n        try:\n            yield\n"),
+        ("        self.claim.guard()\n        try:\n            yield\n"),
         ("        try:\n            yield\n"),
         "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_stops",
     ),
     mutant(
         "images/targets/file.py",
         "publishes whatever has the name of the incomplete disk",
-        ('        if not is_same:\n            raise self._claim.lose(f"another run has removed'),
-        ('        if False:\n            raise self._claim.lose(f"another run has removed'),
+        ('        if not is_same:\n            raise self.storage.claim.lose(f"another run has removed'),
+        ('        if False:\n            raise self.storage.claim.lose(f"another run has removed'),
         "tests/images/targets/test_claim.py::test_replaced_part_is_not_renamed",
     ),
     mutant(
         "images/targets/file.py",
         "leaves the file's mode to the umask",
-        "            os.fchmod(fd, options.permissions)  # open(2) has applied the umask\n",
-        "            pass\n",
+        "                os.fchmod(fd, options.permissions)  # open(2) has applied the umask\n",
+        "                pass\n",
         "tests/images/targets/test_file.py::test_mode_is_the_one_given_or_that_of_the_umask",
     ),
     mutant(
-        "images/targets/base.py",
+        "images/targets/storage.py",
         "zeroes a huge disk without looking at the cancel",
-        ("            if self._options.cancel.is_set():\n                raise errors.Cancelled\n"),
+        ("            if self._cancel.is_set():\n                raise errors.Cancelled\n"),
         "",
         "tests/images/targets/test_block.py::test_cancel_interrupts_long_zeroing",
     ),
     mutant(
         "images/targets/file.py",
         "keeps the bytes of an earlier attempt behind the end of the disk",
-        ("        os.ftruncate(self._fd, self._end)\n        os.ftruncate(self._fd, size)\n"),
-        "        os.ftruncate(self._fd, size)\n",
+        "            os.ftruncate(self.storage.fd, self._end)\n",
+        "",
         "tests/images/targets/test_file.py::test_longer_resumed_file_is_truncated",
     ),
     mutant(
         "images/targets/file.py",
         "keeps the name of a finished disk while it is updated",
         (
-            "    if os.path.lexists(path):\n"
-            "        _rename(path, changing(path))\n"
-            "    fd = _open_left_over(changing(path))"
+            "            _rename(self.path, changing(self.path))\n"
+            "            self.written_path = changing(self.path)\n"
         ),
-        "    fd = _open_left_over(path)",
+        "            pass\n",
         "tests/images/targets/test_file.py::test_failed_update_can_be_repeated",
     ),
     mutant(
         "images/targets/block.py",
         "writes the first MiB of a device with the others",
-        (
-            "        inside = self._inside(offset, len(data))\n"
-            "        self._set_head(offset, data[:inside])\n"
-            "        super().write(offset + inside, data[inside:])"
-        ),
-        (
-            "        super().write(offset, data)\n"
-            "        self._set_head(offset, data[: self._inside(offset, len(data))])"
-        ),
+        "        super().write(offset + inside, data[inside:])",
+        "        super().write(offset, data)",
         "tests/images/targets/test_block.py::test_head_is_written_last",
     ),
     mutant(
@@ -179,7 +171,7 @@ MUTANTS = (
         "tests/end_to_end/test_chains.py::test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes",
     ),
     mutant(
-        "images/targets/base.py",
+        "images/targets/storage.py",
         "forgets the unaligned edges of a direct write",
         "        self._write_cached(offset, data[:first])\n",
         "",
@@ -188,14 +180,14 @@ MUTANTS = (
     mutant(
         "images/targets/base.py",
         "makes a disk usable after another run has taken it over",
-        ('        with self._storage("sync"):\n            self._check_claim()\n            self._finish()'),
-        ('        with self._storage("sync"):\n            self._finish()'),
+        "            self._check_claim()\n            if self.has_begun:\n",
+        "            if self.has_begun:\n",
         "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_does_not_finish",
     ),
     mutant(
         "images/targets/file.py",
         "does not sync the directory after the rename",
-        "            _remove(changing(self.path))  # replaced by the new disk\n            self._sync_directory()\n",
+        "            _remove(changing(self.path))  # replaced by the new disk\n            kernel.sync_directory(self._directory)\n",
         "            _remove(changing(self.path))  # replaced by the new disk\n",
         CUTS,
     ),

@@ -20,7 +20,7 @@ MUTANTS = (
         "tests/images/disks/test_raw.py::test_copy_up_to_the_limit_is_allowed",
     ),
     mutant(
-        "images/targets/open.py",
+        "images/targets/__init__.py",
         "replaces a special file",
         "            if not stat.S_ISREG(os.lstat(path).st_mode):\n",
         "            if False:\n",
@@ -38,10 +38,10 @@ MUTANTS = (
         "writes the end of a disk to a pipe before it is verified",
         (
             "        if sum(map(len, self._waiting)) >= _HELD:\n"
-            "            self._drain()\n"
+            "            self.drain()\n"
             "        self._waiting.append(data)"
         ),
-        ("        self._waiting.append(data)\n        self._drain()"),
+        ("        self._waiting.append(data)\n        self.drain()"),
         "tests/importer/test_streams.py::test_wrong_checksum_leaves_the_disk_without_its_end",
     ),
     mutant(
@@ -66,14 +66,14 @@ MUTANTS = (
         "tests/images/targets/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
     ),
     mutant(
-        "images/targets/open.py",
+        "images/targets/__init__.py",
         "does not check the claim when a target is opened again",
         "        options.claim.check()\n",
         "        pass\n",
         "tests/images/targets/test_claim.py::test_stale_run_that_begins_again_removes_nothing",
     ),
     mutant(
-        "images/targets/open.py",
+        "images/targets/__init__.py",
         "writes a disk to memory where a device node has disappeared",
         ("    if not directory.is_dir() or _holds_devices(directory):\n        if"),
         ("    if not directory.is_dir():\n        if"),
@@ -87,9 +87,9 @@ MUTANTS = (
         "tests/images/targets/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
     ),
     mutant(
-        "images/targets/open.py",
+        "images/targets/__init__.py",
         "counts the blocks of a file with another name as free",
-        " and found.st_nlink == 1 else 0",
+        " and status.st_nlink == 1 else 0",
         " else 0",
         "tests/images/targets/test_open.py::test_facts_count_leftovers_as_free",
     ),
@@ -130,7 +130,7 @@ MUTANTS = (
         "tests/images/targets/test_claim.py::test_stale_run_stops_while_its_replacement_resumes_the_same_file",
     ),
     mutant(
-        "images/targets/open.py",
+        "images/targets/__init__.py",
         "takes the incomplete disk of another run for a target",
         "    if file.is_reserved(path):\n",
         "    if False:\n",
