@@ -32,11 +32,13 @@ if TYPE_CHECKING:
         Access,
         Cancel,
         Extent,
+        Facts,
         Location,
         Opening,
         RandomReader,
         Reader,
         Source,
+        Wire,
     )
     from cdi_worker.sources.fields import field
     from cdi_worker.sources.kind import Kind
@@ -46,6 +48,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
     {
         "Access": "cdi_worker.sources.base:Access",
         "Error": "cdi_worker.errors:Error",
+        "Facts": "cdi_worker.images.image:Facts",
         "FetchOptions": "cdi_worker.images.engine.fetch:Options",
         "Inspection": "cdi_worker.importer.inspection:Inspection",
         "Kind": "cdi_worker.sources.kind:Kind",
@@ -60,6 +63,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Room": "cdi_worker.importer.settings:Room",
         "Route": "cdi_worker.importer.plan:Route",
         "Source": "cdi_worker.sources.base:Source",
+        "Wire": "cdi_worker.images.image:Wire",
         "field": "cdi_worker.sources.fields:field",
         "inspect": "cdi_worker.importer.inspection:inspect",
         "register": "cdi_worker.sources:register",
@@ -79,6 +83,7 @@ __all__ = [
     "Cancel",
     "Error",
     "Extent",
+    "Facts",
     "FetchOptions",
     "Inspection",
     "Kind",
@@ -95,6 +100,7 @@ __all__ = [
     "Room",
     "Route",
     "Source",
+    "Wire",
     "__version__",
     "errors",
     "field",

@@ -8,36 +8,130 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from cdi_worker import errors, lazy
 from cdi_worker.formats import readers, remembered, views
-from cdi_worker.images.engine import cancelling, fetch, pace, seams
+from cdi_worker.images.engine import cancelling, fetch, seams
+from cdi_worker.images.engine.pace import Pace
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import clone, signature
+    from cdi_worker.images.extents import Extent
 
 #: Sources with ranges do not need it (start-up time).
 _RESUMING = "cdi_worker.images.engine.resume:Resuming"
 
+#: A run of a disk: the length of a hole in bytes, or data.
+Run: TypeAlias = "int | memoryview | clone.Kept"
+#: Returns reusable buffers of the given size in bytes.
+Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
+#: Is called with numbers of bytes that have arrived.
+Advance: TypeAlias = Callable[[int], None]
+
 
 class Served(Protocol):
-    """What a source serves when it is open; see ``sources.base.Source``."""
+    """The raw reads of a source that is open; see ``sources.base.Source``."""
+
+    def stream(self, offset: int = 0, /) -> readers.Reader: ...
+    def verify(self) -> None: ...
+    def finish(self, facts: Facts, /) -> Facts: ...
+
+
+class Wire(NamedTuple):
+    """What is transferred for an image where that is not its bytes: a package, or something compressed.
+
+    ``size``: in bytes; None: unknown. ``ordered``: returns a reader of all bytes of the image that retries by
+    itself, and reports what is transferred; None: ``stream`` is read.
+    """
+
+    size: int | None
+    ordered: Callable[[cancelling.Cancel, Advance], readers.Reader] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """What a source states of an image when it is open. The defaults: it states and supports nothing.
+
+    ``name``: the address without secrets, for logs and messages.
+    """
 
     name: str
-    size: int | None
-    head: bytes
-    longest_read: int | None
-    once: bool
+    #: Size in bytes as served; None if the server does not send it.
+    size: int | None = None
+    #: The bytes of the first response (the whole image if it is small).
+    head: bytes = dataclasses.field(default=b"", repr=False)
+    #: ETag, digest or generation. None: unknown, and an import is not resumed after a kill.
+    identity: str | None = None
+    #: Whether equal identities do not prove equal bytes (a date, a weak ETag): a resumed import then fetches
+    #: a sample again, and starts over if it differs.
+    weak: bool = False
+    #: ``ALGORITHM:HEX`` of the bytes as served, as stated by the server; empty: unknown.
+    checksum: str = ""
+    #: ``KIND:VALUE`` without blanks, for callers that watch the source; it changes whenever the bytes change;
+    #: empty: unknown.
+    digest: str = ""
+    #: Format as stated by the protocol (a name of ``formats.detect``); a guest cannot forge it by writing
+    #: to its disk. None: detected from the first bytes.
+    format: str | None = None
+    #: Size in bytes of the disk, if the protocol states it apart from the bytes, which must agree.
+    disk_size: int | None = None
+    #: Size in bytes of the disk at the previous checkpoint of a delta, where the protocol knows it.
+    previous_size: int | None = None
+    #: Whether ``stream`` can be read only once.
+    once: bool = False
+    #: Whether it is a thin volume, which may be larger than a file system that has room for its data.
+    thin: bool = False
+    #: Whether the disk is blank: no bytes to read, the size comes from the request.
+    blank: bool = False
+    #: The verified signatures.
+    signatures: tuple[signature.Signature, ...] = ()
+    #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
+    #: without error only if they are right.
+    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
+    obstacle: errors.Error | None = None
+    #: All names of checkpoints that have several, by the one that the request has for it.
+    checkpoints: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    #: The ``kubevirt.io`` labels of the image.
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: The server's details for the termination message (``vddkInfo``).
+    info: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: Details of this kind of source for ``inspect``.
+    description: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    # -- how it can be read; None: it cannot
+
+    #: Random access. None: the source can only be read in order.
+    ranges: readers.RandomReader | None = None
+    #: Largest number of bytes that one read of ``ranges`` returns. None: no limit.
+    longest_read: int | None = None
+    #: The measured answers of the server.
+    pace: Pace = dataclasses.field(default_factory=Pace)
+    #: Returns the extents of the virtual disk that ``ranges`` reads, in order.
+    extents: Callable[[], Iterator[Extent]] | None = None
+    #: None: the bytes of the image are what is transferred.
+    wire: Wire | None = None
+    #: Removes the protocol's framing from what ``stream`` returns. Closing the result closes that.
+    unwrap: Callable[[readers.Reader], readers.Reader] | None = None
+    #: Decodes ``stream`` into the runs of the disk, in order.
+    runs: Callable[[readers.Reader, Buffers], Iterable[Run]] | None = None
+    #: Decodes ``stream`` into disk and other files of a file system.
+    folder: Callable[[readers.Reader, Buffers], clone.Folder] | None = None
+    #: Called before ``runs`` with the part of the disk, from one offset to another, that need not be sent.
+    keep: Callable[[int, int], None] | None = None
+    #: The files of a chain, the oldest first.
+    files: tuple[Image, ...] = ()
 
     @property
-    def pace(self) -> pace.Pace: ...
-    def ranges(self) -> readers.RandomReader | None: ...
-    def stream(self, offset: int = 0, /) -> readers.Reader: ...
-    def ordered(
-        self, cancel: cancelling.Cancel, advance: Callable[[int], None], /
-    ) -> readers.Reader | None: ...
+    def transferred(self) -> int | None:
+        """Bytes that are transferred for the whole image; None: unknown."""
+        return self.size if self.wire is None else self.wire.size
 
-
-S = TypeVar("S", bound=Served)
+    def names(self, checkpoint: str) -> frozenset[str]:
+        """Return all names of a checkpoint of the request."""
+        return self.checkpoints.get(checkpoint, frozenset({checkpoint}))
 
 
 class Engine:
@@ -64,39 +158,47 @@ class Engine:
         self.given_up = str(failure.fields["reason"])
 
 
-class Image(Generic[S]):
-    """The bytes of one source that is open, as served.
+class Image:
+    """The bytes of a source that is open, as served, and its facts.
 
     The ``cancel`` of a read is that of an attempt: a failure sets it, which ends the other reads of it.
     """
 
-    def __init__(self, served: S, engine: Engine) -> None:
-        self.served = served
+    def __init__(self, source: Served, facts: Facts, engine: Engine) -> None:
+        self.source = source
+        self.facts = facts
         self.engine = engine
         #: The bytes of ranges that detection and checks have read, from the head on. An import gets the same.
-        self.known = remembered.Remembered(served.head)
+        self.known = remembered.Remembered(facts.head)
         self._seams: seams.Seams | None = None
         #: A stream that is open already, from its first byte: the result of the next ``ordered``.
         self._begun: tuple[readers.Peek, Arrivals] | None = None
 
+    def anew(self) -> Image:
+        """Return the same image, with nothing known of it but its head."""
+        files = tuple(file.anew() for file in self.facts.files)
+        return Image(self.source, dataclasses.replace(self.facts, files=files), self.engine)
+
+    @property
+    def files(self) -> tuple[Image, ...]:
+        """The files of a chain, the oldest first; this one only, if it is not a chain."""
+        return self.facts.files or (self,)
+
     @property
     def seeks(self) -> bool:
         """Whether it is read by ranges."""
-        served = self.served
-        return not self.engine.given_up and served.ranges() is not None and served.size is not None
+        return not self.engine.given_up and self.facts.ranges is not None and self.facts.size is not None
 
-    def fetcher(
-        self, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
-    ) -> fetch.Fetcher:
+    def fetcher(self, cancel: cancelling.Cancel, advance: Advance = lambda _: None) -> fetch.Fetcher:
         """Return a fetcher, which reads ranges in parallel. ``advance`` gets the bytes that arrive."""
         if not self.seeks:
-            raise errors.NoRanges(url=self.served.name, reason="not offered by the source")
+            raise errors.NoRanges(url=self.facts.name, reason="not offered by the source")
         self.engine.used = True
         return fetch.Fetcher(
             self._reader(),
-            self.served.size or 0,
+            self.facts.size or 0,
             self._tuned(),
-            name=self.served.name,
+            name=self.facts.name,
             scope=cancel,
             known=self.known,
             advance=advance,
@@ -105,7 +207,7 @@ class Image(Generic[S]):
 
     def at_random(self, cancel: cancelling.Cancel) -> views.Read | None:
         """Return a function that reads ``(offset, length)``; None if the image is read in order."""
-        return self.fetcher(cancel).read if self.seeks and self.served.size else None
+        return self.fetcher(cancel).read if self.seeks and self.facts.size else None
 
     def checked(self, cancel: cancelling.Cancel) -> views.Read | None:
         """Return ``at_random`` for checks: what it reads is what the import gets, too."""
@@ -117,9 +219,9 @@ class Image(Generic[S]):
 
         What is read of a stream is the beginning of the next ``ordered``.
         """
-        head = self.served.head
+        head = self.facts.head
         if read is not None:
-            return head + read(len(head), max(0, min(length, self.served.size or 0) - len(head)))
+            return head + read(len(head), max(0, min(length, self.facts.size or 0) - len(head)))
         if self._begun is None:
             arrivals = Arrivals()
             self._begun = readers.Peek(self.ordered(cancel, arrivals.add), length), arrivals
@@ -127,73 +229,81 @@ class Image(Generic[S]):
             self._begun[0].extend(length)
         return self._begun[0].head
 
-    def ordered(
-        self, cancel: cancelling.Cancel, advance: Callable[[int], None] = lambda _: None
-    ) -> readers.Reader:
+    def ordered(self, cancel: cancelling.Cancel, advance: Advance = lambda _: None) -> readers.Reader:
         """Return a reader of all bytes, in order. ``advance`` gets the bytes received."""
         if self._begun is not None:
             (begun, arrivals), self._begun = self._begun, None
             arrivals.report(advance)
             return begun
-        own = self.served.ordered(cancel, advance)
-        return self.rest(cancel, 0, advance) if own is None else own
+        wire = self.facts.wire
+        if wire is not None and wire.ordered is not None:
+            return wire.ordered(cancel, advance)
+        return self.rest(cancel, 0, advance)
 
     def rest(
-        self, cancel: cancelling.Cancel, start: int, advance: Callable[[int], None] = lambda _: None
+        self, cancel: cancelling.Cancel, start: int, advance: Advance = lambda _: None
     ) -> readers.Reader:
         """Return a reader of the bytes that the source streams, from ``start``, at most the end of its head.
 
         Ranges are fetched in parallel if the source supports them.
         """
-        served, engine = self.served, self.engine
+        facts, engine = self.facts, self.engine
         if self.seeks:
             return self.fetcher(cancel, advance).stream(start)
-        if served.once:
-            return _Once(served, start, advance)
+        if facts.once:
+            return _Once(self.source.stream(start), facts, start, advance)
         resuming = lazy.load(_RESUMING)
         reader: readers.Reader = resuming(
             self._open_at,
-            served.size,
-            name=served.name,
+            facts.size,
+            name=facts.name,
             no_progress=engine.options.no_progress,
             slowest=engine.options.slowest,
             cancel=cancel,
-            delivered=served.head[:start],
+            delivered=facts.head[:start],
             advance=advance,
             retried=engine.retried,
         )
         return reader
 
+    def verify(self) -> None:
+        """Verify digests at the end of the transfer. Called before the disk becomes usable."""
+        self.source.verify()
+
+    def finish(self) -> Facts:
+        """Notify the server that the disk is on storage; return what is known at the end."""
+        return self.source.finish(self.facts)
+
     def _open_at(self, offset: int) -> readers.Reader:
         """Open the stream at an offset: only at 0 if the ranges were not right."""
         failed = self.engine.given_up
-        if offset and failed and self.served.ranges() is not None:
+        if offset and failed and self.facts.ranges is not None:
             reason = f"cannot continue at an offset, since byte ranges failed: {failed}"
-            raise errors.NoRanges(url=self.served.name, reason=reason)
-        return self.served.stream(offset)
+            raise errors.NoRanges(url=self.facts.name, reason=reason)
+        return self.source.stream(offset)
 
     def _reader(self) -> readers.RandomReader:
         """Return a reader that compares the ranges of a server with each other."""
-        ranges = self.served.ranges()
+        ranges = self.facts.ranges
         if ranges is None:
-            raise errors.NoRanges(url=self.served.name, reason="not offered by the source")
+            raise errors.NoRanges(url=self.facts.name, reason="not offered by the source")
         if not isinstance(ranges, readers.Continuing):
             return ranges
         if self._seams is None:
             self._seams = seams.Seams(
                 ranges,
-                self.served.size or 0,
-                name=self.served.name,
-                head=self.served.head,
+                self.facts.size or 0,
+                name=self.facts.name,
+                head=self.facts.head,
                 known=self.known,
-                pace=self.served.pace,
+                pace=self.facts.pace,
             )
         return self._seams
 
     def _tuned(self) -> fetch.Options:
         """Return the fetch options; a source that limits the length of a read gets more connections."""
         asked = self.engine.options
-        parts = max(1, asked.chunk // (self.served.longest_read or asked.chunk))
+        parts = max(1, asked.chunk // (self.facts.longest_read or asked.chunk))
         return dataclasses.replace(
             asked,
             chunk=asked.chunk // parts,
@@ -208,7 +318,7 @@ class Arrivals:
     def __init__(self, before: int = 0) -> None:
         self._lock = threading.Lock()
         self._before = before
-        self._advance: Callable[[int], None] | None = None
+        self._advance: Advance | None = None
 
     def add(self, count: int) -> None:
         """Count bytes that have arrived."""
@@ -219,7 +329,7 @@ class Arrivals:
         if advance is not None:
             advance(count)
 
-    def report(self, advance: Callable[[int], None]) -> None:
+    def report(self, advance: Advance) -> None:
         """Call ``advance`` with the bytes so far, and from now on with those that arrive."""
         with self._lock:
             before, self._before, self._advance = self._before, 0, advance
@@ -229,9 +339,9 @@ class Arrivals:
 class _Once:
     """Reader of a source that can be read only once; counts the bytes and verifies the declared size."""
 
-    def __init__(self, served: Served, start: int, count: Callable[[int], None]) -> None:
-        self._served = served
-        self._reader = served.stream(start)
+    def __init__(self, reader: readers.Reader, facts: Facts, start: int, count: Advance) -> None:
+        self._reader = reader
+        self._facts = facts
         self._count = count
         self._at = start
 
@@ -239,7 +349,7 @@ class _Once:
         count = self._reader.readinto(into)
         self._at += count
         self._count(count)
-        size, name = self._served.size, self._served.name
+        size, name = self._facts.size, self._facts.name
         if size is not None and self._at > size:
             raise errors.SourceChanged(url=name, what="size", before=size, now=f"more than {size}")
         if not count and len(into) and self._at < (size or 0):

@@ -35,9 +35,14 @@ class Contact(NamedTuple):
     signatures: tuple[signature.Signature, ...]
 
     def source(self) -> base.Source:
-        """Return the source, not open yet. It may consist of several files."""
+        """Return the source, not open yet. It may consist of several files.
+
+        Raises ``errors.Untrusted`` if signatures are demanded that it cannot verify.
+        """
         request, reads = self.request, self.reads
-        first = self.kind.open(request.location, reads)
+        location = self.kind.accept(request.location)
+        first = self.kind.open(location, reads)
+        trust.check(request.demand, self.kind.name, location, first.name)
         if not request.layers and not (request.is_delta and request.location.of_files):
             return first
         # Imported when used: few imports are of several files (start-up time).
@@ -77,32 +82,33 @@ def opened(
     request: Request,
     progress: Progress,
     cancel: cancelling.Cancel,
-) -> Iterator[base.Source]:
-    """Yield the source, opened and reached; close it after the block.
+) -> Iterator[base.Image]:
+    """Yield the image of the source, opened and reached; close it after the block.
 
     Transient failures are retried for ``request.connect_patience`` seconds. Raises ``errors.Untrusted`` if
     its data does not have the demanded signatures, without reading it.
     """
     progress.phase("connect", None)
     try:
-        _open(source, engine, request, cancel)
-        yield source
+        yield _open(source, engine, request, cancel)
     finally:
         source.close()
 
 
-def _open(source: base.Source, engine: image.Engine, request: Request, cancel: cancelling.Cancel) -> None:
+def _open(
+    source: base.Source, engine: image.Engine, request: Request, cancel: cancelling.Cancel
+) -> base.Image:
+    def begin(judging: trust.Judging | None) -> base.Facts:
+        opening = functools.partial(source.open, base.Opening(engine, judging))
+        attempts = request.connect_patience, cancel, engine.retried
+        try:
+            return retry.patiently(opening, *attempts)
+        except errors.NoRanges as err:
+            engine.do_without_ranges(err)
+            return retry.patiently(opening, *attempts)
+
     try:
-        with trust.opening(source, request.demand, request.source) as judging:
-            opening = functools.partial(source.open, base.Opening(engine, judging))
-            begin = functools.partial(
-                retry.patiently, opening, request.connect_patience, cancel, engine.retried
-            )
-            try:
-                begin()
-            except errors.NoRanges as err:
-                engine.do_without_ranges(err)
-                begin()
+        return image.Image(source, trust.opened(begin, request.demand, request.source), engine)
     except errors.SourceError as err:
         if cancel.is_set():
             # Interrupting a read makes it fail like any other.
@@ -111,11 +117,6 @@ def _open(source: base.Source, engine: image.Engine, request: Request, cancel: c
             about = {name: value for name, value in err.fields.items() if name != "offset"}
             raise errors.Unreachable(**about) from err
         raise
-
-
-def images(source: base.Source, engine: image.Engine) -> tuple[base.Image, ...]:
-    """Return the files of a source that is open, with nothing known of them but their heads."""
-    return tuple(image.Image(file, engine) for file in source.files)
 
 
 def fall_back(engine: image.Engine, failure: errors.NoRanges, progress: Progress) -> None:

@@ -119,24 +119,26 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
         contextlib.nullcontext(group.claim(request.target))
         if group
         else claimed(request, run.reads) as claim,
-        contact.opened(source, engine, request, run.progress, run.reads) as served,
+        contact.opened(source, engine, request, run.progress, run.reads) as whole,
         _reached(),
     ):
         folder = request.room.mount or request.target
         if (request.room.mount or request.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        attempt = _attempts(served, engine, request, claim, run)
-        result = result_module.of(attempt, served, request, time.monotonic() - started)
+        attempt, facts = _attempts(whole, request, claim, run)
+        result = result_module.of(attempt, facts, whole, request, time.monotonic() - started)
     run.progress.done()
     _log(result)
     return result
 
 
 def _attempts(
-    served: base.Source, engine: image.Engine, request: Request, claim: targets.Claim, run: Run
-) -> Attempt:
-    """Find the disk in what is served, plan, and run the route; return the attempt that succeeded.
+    whole: base.Image, request: Request, claim: targets.Claim, run: Run
+) -> tuple[Attempt, base.Facts]:
+    """Find the disk in ``whole``, plan, and run the route.
+
+    Returns the attempt that succeeded, and what its source has stated until the end.
 
     What an attempt has shown is a fact for the next one: that byte ranges are not served, or that the image
     must be read twice. Everything is examined again, as what was read before may be wrong too.
@@ -145,15 +147,13 @@ def _attempts(
     while True:
         plan = None
         try:
-            files = contact.images(served, engine)
-            with package.unpacked(files, served, request, run.reads) as (source, images, asked):
-                facts = survey.survey(source, images, asked, run.reads, two_passes)
+            with package.unpacked(whole.anew(), request, run.reads) as (disk, asked):
+                facts = survey.survey(disk, asked, run.reads, two_passes)
                 plan = facts.plan(asked)
                 attempt = Attempt(
                     asked,
                     claim,
-                    source,
-                    images,
+                    disk,
                     facts.content,
                     plan,
                     facts.space,
@@ -164,12 +164,12 @@ def _attempts(
                 )
                 two_passes = _follow(attempt, facts)
                 if not two_passes:
-                    return attempt
+                    return attempt, disk.finish()
         except errors.NoRanges as err:
             if plan is not None and plan.route is Route.UPDATE:
                 # Changes are not a stream.
                 raise
-            contact.fall_back(engine, err, run.progress)
+            contact.fall_back(whole.engine, err, run.progress)
 
 
 def _follow(attempt: Attempt, facts: survey.Survey) -> str:
@@ -190,7 +190,6 @@ def _follow(attempt: Attempt, facts: survey.Survey) -> str:
         two_passes = str(err.fields["reason"])
         facts.with_two_passes(two_passes).plan(attempt.request)
         return two_passes
-    attempt.source.finish()
     return ""
 
 

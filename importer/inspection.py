@@ -39,29 +39,28 @@ def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | Non
     engine = image.Engine(request.fetch)
     with (
         contact.begun(request, silent, cancel) as start,
-        contact.opened(start.source(), engine, start.request, silent, start.reads) as served,
+        contact.opened(start.source(), engine, start.request, silent, start.reads) as whole,
     ):
         try:
-            return _inspected(served, engine, start)
+            return _inspected(whole.anew(), start)
         except errors.NoRanges as err:
             contact.fall_back(engine, err, silent)
-            return _inspected(served, engine, start)
+            return _inspected(whole.anew(), start)
 
 
-def _inspected(served: base.Source, engine: image.Engine, start: contact.Contact) -> Inspection:
-    images = contact.images(served, engine)
-    with package.unpacked(images, served, start.request, start.reads) as (source, files, request):
-        facts = survey.survey(source, files, request, start.reads)
+def _inspected(whole: base.Image, start: contact.Contact) -> Inspection:
+    with package.unpacked(whole, start.request, start.reads) as (disk, request):
+        facts = survey.survey(disk, request, start.reads)
         plan, obstacle = None, None
         try:
             plan = facts.plan(request)
         except errors.Error as err:
             obstacle = err
         volume = survey.volume_size(facts.content, request.room.overhead)
-        details = dict(source.describe())
+        details = dict(disk.facts.description)
         if facts.content.chain and facts.offer.ranges:
-            details["chain"] = _shares(files, facts.content, request, start.reads)
-        return Inspection(source.name, facts, plan, obstacle, volume, {**details, **start.details})
+            details["chain"] = _shares(disk.files, facts.content, request, start.reads)
+        return Inspection(disk.facts.name, facts, plan, obstacle, volume, {**details, **start.details})
 
 
 def _shares(

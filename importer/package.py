@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect
-from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.sources import base
@@ -16,25 +15,21 @@ from cdi_worker.sources import base
 
 @contextlib.contextmanager
 def unpacked(
-    images: tuple[base.Image, ...], source: base.Source, request: Request, cancel: cancelling.Cancel
-) -> Iterator[tuple[base.Source, tuple[base.Image, ...], Request]]:
-    """Yield the disk in ``source``, its files, and the request for it; any other source as it is.
+    whole: base.Image, request: Request, cancel: cancelling.Cancel
+) -> Iterator[tuple[base.Image, Request]]:
+    """Yield the disk in ``whole``, and the request for it; any other image as it is.
 
-    ``images``: the files of ``source``. A checksum in the request is of the whole package, whose source
-    verifies it.
+    A checksum in the request is of the whole package, whose source verifies it.
     """
-    disk = _disk(images[0], request, cancel) if len(images) == 1 else None
-    if disk is None:
+    source = None if whole.facts.files else _disk(whole, request, cancel)
+    if source is None:
         if request.disk:
-            raise errors.RequestError(
-                f"{source.name}: neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"
-            )
-        yield source, images, request
+            reason = f"neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"
+            raise errors.RequestError(f"{whole.facts.name}: {reason}")
+        yield whole, request
         return
-    engine = images[0].engine
-    with contextlib.closing(disk):
-        disk.open(base.Opening(engine))
-        yield disk, (image.Image(disk, engine),), dataclasses.replace(request, checksum=None)
+    with base.opened(source, base.Opening(whole.engine)) as disk:
+        yield disk, dataclasses.replace(request, checksum=None)
 
 
 def expected(request: Request) -> checksum.Checksum | None:
@@ -44,25 +39,25 @@ def expected(request: Request) -> checksum.Checksum | None:
 
 def _disk(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> base.Source | None:
     """Return the disk in ``whole``, None if it is not a package."""
-    source = whole.served
-    if not is_tar(source, request):
+    head = whole.facts.head
+    if not is_tar(whole.facts, request):
         return None
     # Imported when used: few sources are packages (start-up time).
     from cdi_worker.formats.ova import package
 
-    if package.is_ova(source.head):
+    if package.is_ova(head):
         from cdi_worker.sources.packages import ova
 
         return ova.OvaSource(whole, request.disk, expected(request), cancel)
     from cdi_worker.sources.packages import oci
 
-    if oci.is_archive(source.head):
+    if oci.is_archive(head):
         return oci.PackedSource(whole, request.disk, expected(request), cancel)
     return None
 
 
-def is_tar(source: base.Source, request: Request) -> bool:
+def is_tar(facts: base.Facts, request: Request) -> bool:
     """Return whether the bytes are a tar archive, and not asked for as one."""
-    if source.blank or source.format is not None or request.is_archive:
+    if facts.blank or facts.format is not None or request.is_archive:
         return False
-    return detect.detect(source.head) == "tar"
+    return detect.detect(facts.head) == "tar"

@@ -76,14 +76,15 @@ class Result:
         return fields
 
 
-def of(attempt: Attempt, served: base.Source, request: Request, seconds: float) -> Result:
-    """Return the result of the attempt that succeeded, whose sources are still open.
+def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request, seconds: float) -> Result:
+    """Return the result of the attempt that succeeded.
 
-    ``served``: the source, which may be a package with the disk; ``request``: that for the package.
+    ``facts``: those of the disk, known at the end. ``whole``: what was opened, which may be a package with
+    the disk; ``request``: that for the package.
     """
-    outcome, source = attempt.outcome, attempt.source
+    outcome, served = attempt.outcome, whole.facts
     return Result(
-        source=source.name,
+        source=facts.name,
         target=attempt.request.target,
         plan=attempt.plan,
         format=attempt.content.format,
@@ -94,16 +95,16 @@ def of(attempt: Attempt, served: base.Source, request: Request, seconds: float) 
         refetched=outcome.refetched,
         seconds=seconds,
         preallocated=attempt.request.preallocates,
-        labels=source.labels(),
-        vddk_info=source.info(),
+        labels=facts.labels,
+        vddk_info=facts.info,
         layers=outcome.layers,
         changes=outcome.changes,
         origin=served.name,
         served=served.size,
         identity=served.identity,
-        verified={**source.verified, **served.verified, **stated(_checksums(attempt, served, request))},
+        verified={**facts.verified, **served.verified, **stated(_checksums(attempt, whole, request))},
         signatures=served.signatures,
-        sha256=_sha256(attempt, served, request),
+        sha256=_sha256(attempt, whole, request),
     )
 
 
@@ -112,24 +113,24 @@ def stated(checksums: str | None) -> dict[str, str]:
     return {"file": str(checksum.parse(checksums))} if checksums else {}
 
 
-def _checksums(attempt: Attempt, served: base.Source, request: Request) -> str:
+def _checksums(attempt: Attempt, whole: base.Image, request: Request) -> str:
     """Return the checksums of the bytes as served that were verified; may be empty."""
     # The checksum of a request for a package is that of the whole.
-    if attempt.source is not served and request.checksum:
+    if attempt.image.source is not whole.source and request.checksum:
         return request.checksum
     return attempt.checksums
 
 
-def _sha256(attempt: Attempt, served: base.Source, request: Request) -> str:
+def _sha256(attempt: Attempt, whole: base.Image, request: Request) -> str:
     """Return the SHA-256 of the disk, if the checksum of the request is one; else empty."""
     # In this route alone, the bytes that were hashed are those that were written, all of them.
     is_same = (
         attempt.plan.route is plan.Route.STREAM
-        and attempt.source is served
+        and attempt.image.source is whole.source
         and request.checksum is not None
         and not (attempt.content.compressions or attempt.outcome.resumed)
         and not (request.is_archive or request.is_delta)
-        and attempt.outcome.size == served.size
+        and attempt.outcome.size == whole.facts.size
     )
-    digests = stated(_checksums(attempt, served, request)).get("file", "") if is_same else ""
+    digests = stated(_checksums(attempt, whole, request)).get("file", "") if is_same else ""
     return dict(each.split(":") for each in digests.split(",") if each).get("sha256", "")

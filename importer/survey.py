@@ -50,38 +50,33 @@ class Survey(NamedTuple):
         return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
 
 
-def survey(
-    source: base.Source,
-    images: Sequence[base.Image],
-    request: Request,
-    cancel: cancelling.Cancel,
-    two_passes: str = "",
-) -> Survey:
-    """Examine the opened ``source``, the target and scratch, without changing anything.
+def survey(image: base.Image, request: Request, cancel: cancelling.Cancel, two_passes: str = "") -> Survey:
+    """Examine the open ``image``, the target and scratch, without changing anything.
 
-    ``images``: its files. ``two_passes``: see ``plan.Offer``. Raises ``errors.NoRanges`` if they do not serve
-    the ranges that they announce.
+    ``two_passes``: see ``plan.Offer``. Raises ``errors.NoRanges`` if it does not serve the ranges that it
+    announces.
     """
+    stated = image.facts
     content = plan.Content(format="raw", virtual_size=0)
-    if not source.blank:
-        content = _sized(source, examine(images, request, cancel))
-    ranges = all(each.seeks for each in images)
+    if not stated.blank:
+        content = _sized(stated, examine(image.files, request, cancel))
+    ranges = all(each.seeks for each in image.files)
     offer = plan.Offer(
-        size=source.size,
-        identity=source.identity,
-        checksum=bool(source.checksum),
+        size=stated.size,
+        identity=stated.identity,
+        checksum=bool(stated.checksum),
         ranges=ranges,
-        extents=ranges and source.extents() is not None,
-        runs=source.runs() is not None or source.folder() is not None,
-        once=source.once,
-        blank=source.blank,
-        obstacle=source.obstacle,
+        extents=ranges and stated.extents is not None,
+        runs=stated.runs is not None or stated.folder is not None,
+        once=stated.once,
+        blank=stated.blank,
+        obstacle=stated.obstacle,
         two_passes=two_passes,
     )
-    return Survey(offer, content, room(request, thin=source.thin), spare(request))
+    return Survey(offer, content, room(request, thin=stated.thin), spare(request))
 
 
-def _sized(source: base.Source, content: plan.Content) -> plan.Content:
+def _sized(source: base.Facts, content: plan.Content) -> plan.Content:
     """Return the content with the size that the protocol states. Raises ``errors.Refused`` for another."""
     stated = source.disk_size
     if stated is None or content.format not in detect.DISKS:
@@ -93,7 +88,7 @@ def _sized(source: base.Source, content: plan.Content) -> plan.Content:
     return content
 
 
-def check_stated(source: base.Source, size: int) -> None:
+def check_stated(source: base.Facts, size: int) -> None:
     """Raise ``errors.Refused`` if the protocol states another size of the disk than ``size`` bytes."""
     stated = source.disk_size
     if stated is not None and units.whole_sectors(stated) != units.whole_sectors(size):
@@ -105,13 +100,13 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
     """Detect the format and run the safety checks that the first bytes (or ranges) allow."""
     if is_chain(images, request):
         return _chain(images, request, cancel)
-    (served,) = images
-    source = served.served
+    (only,) = images
+    source = only.facts
     # The routes read these bytes again from memory: they cannot change after the check.
-    read = served.checked(cancel)
+    read = only.checked(cancel)
     if source.format is not None:
         return _declared(source, source.format, read, request)
-    detected = _look(served, read, request, cancel)
+    detected = _look(only, read, request, cancel)
     content = plan.Content(detected.format, detected.compressions, head=detected.head)
     if request.is_archive or detected.format not in detect.DISKS:
         return content
@@ -124,7 +119,7 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
         log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
     if read is None or detected.compressions:
         head, checked = _check_head(
-            form, detected.head, functools.partial(_look, served, read, request, cancel)
+            form, detected.head, functools.partial(_look, only, read, request, cancel)
         )
     else:
         if form in {"raw", "iso"} and _is_fixed_vhd(read, source.size or 0):
@@ -143,7 +138,7 @@ def examine(images: Sequence[base.Image], request: Request, cancel: cancelling.C
     )
 
 
-def _raw_size(source: base.Source, detected: layers.Content) -> int | None:
+def _raw_size(source: base.Facts, detected: layers.Content) -> int | None:
     """Return the size of a raw disk; None if it is not known before it has been read."""
     return None if detected.compressions or source.size is None else units.whole_sectors(source.size)
 
@@ -176,7 +171,7 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
 
     files = []
     for each in images:
-        source, read = each.served, each.checked(cancel)
+        source, read = each.facts, each.checked(cancel)
         if read is None or not source.size:
             return plan.Content("qcow2", chain=(chain.File(source.name, "", 0, facts.Facts("qcow2", 0)),))
         content = _look(each, read, request, cancel)
@@ -191,7 +186,7 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 
 
-def _declared(source: base.Source, form: str, read: views.Read | None, request: Request) -> plan.Content:
+def _declared(source: base.Facts, form: str, read: views.Read | None, request: Request) -> plan.Content:
     """Return the content in the format that the protocol declares: a disk, a delta, or an archive."""
     if form not in detect.DISKS:
         return plan.Content(form, head=source.head)
@@ -273,7 +268,7 @@ def _look(
     enough: int = layers.ENOUGH,
 ) -> layers.Content:
     """Detect the content; read more of the image until ``enough`` of its first bytes are known."""
-    head, size = image.served.head, image.served.size
+    head, size = image.facts.head, image.facts.size
     is_whole = size is not None and len(head) >= size
     most = max(detect.HEAD, enough)
     content = layers.look(head, whole=is_whole, size=most)

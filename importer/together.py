@@ -37,19 +37,19 @@ def run_all(
     engine = image.Engine(request.fetch, progress.retry)
     with (
         contact.begun(request, progress, cancel) as start,
-        contact.opened(start.source(), engine, start.request, progress, start.reads) as served,
+        contact.opened(start.source(), engine, start.request, progress, start.reads) as whole,
     ):
         run = execute.Run(Part(progress), start.reads)
         try:
-            results = _imported(image.Image(served, engine), start.request, run)
+            results = _imported(whole.anew(), start.request, run)
         except errors.NoRanges as err:
             contact.fall_back(engine, err, progress)
-            results = _imported(image.Image(served, engine), start.request, run)
+            results = _imported(whole.anew(), start.request, run)
     progress.done()
-    return finish([_of_package(each, served, start) for each in results])
+    return finish([_of_package(each, whole.facts, start) for each in results])
 
 
-def _of_package(result: Result, served: base.Source, start: contact.Contact) -> Result:
+def _of_package(result: Result, served: base.Facts, start: contact.Contact) -> Result:
     """Return the result of a disk with what is known of the package."""
     return dataclasses.replace(
         result,
@@ -66,9 +66,9 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
 
     Raises ``errors.RequestError`` if it is not an OVA.
     """
-    source = whole.served
-    if not (package.is_tar(source, request) and ova.is_ova(source.head)):
-        raise errors.RequestError(f"{source.name}: not an OVA; import its disk without --all")
+    facts = whole.facts
+    if not (package.is_tar(facts, request) and ova.is_ova(facts.head)):
+        raise errors.RequestError(f"{facts.name}: not an OVA; import its disk without --all")
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]
     with group.Group() as disks:

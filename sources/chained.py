@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import posixpath
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cdi_worker.sources import base
 
@@ -14,27 +15,26 @@ class Files(base.Source):
     """Several files, the oldest first. Each is read for itself, by ranges."""
 
     def __init__(self, files: Sequence[base.Source]) -> None:
+        self.name = files[0].name
         self._files = tuple(files)
-        self._opened = 0
-        self.unverifiable = next((file.unverifiable for file in files if file.unverifiable), "")
+        self._images: list[base.Image] = []
 
-    @property
-    def files(self) -> tuple[base.Source, ...]:
-        return self._files
-
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         # Called again after a failure that may pass: what is open stays so.
-        for file in self._files[self._opened :]:
-            file.open(opening)
-            self._opened += 1
-        self.name = " + ".join([self._files[0].name, *map(base_name, self._files[1:])])
-        self.size = sum(file.size or 0 for file in self._files)
-        self.head = self._files[0].head
-        if all(file.signatures for file in self._files):
-            self.signatures = tuple(each for file in self._files for each in file.signatures)
-        self.weak = any(file.weak for file in self._files)
-        if all(file.identity for file in self._files):
-            self.identity = hashlib.sha256("\n".join(map(_identity, self._files)).encode()).hexdigest()
+        for file in self._files[len(self._images) :]:
+            self._images.append(base.Image(file, file.open(opening), opening.engine))
+        facts = [each.facts for each in self._images]
+        has_identity = all(each.identity for each in facts)
+        is_signed = all(each.signatures for each in facts)
+        return base.Facts(
+            name=" + ".join([facts[0].name, *map(base_name, facts[1:])]),
+            size=sum(each.size or 0 for each in facts),
+            head=facts[0].head,
+            identity=_joined(facts) if has_identity else None,
+            weak=any(each.weak for each in facts),
+            signatures=tuple(one for each in facts for one in each.signatures) if is_signed else (),
+            files=tuple(self._images),
+        )
 
     def close(self) -> None:
         for file in self._files:
@@ -44,25 +44,23 @@ class Files(base.Source):
         for file in self._files:
             file.verify()
 
-    def finish(self) -> None:
-        for file in self._files:
-            file.finish()
-
-    def labels(self) -> Mapping[str, str]:
-        return self._files[-1].labels()
-
-    def info(self) -> Mapping[str, str]:
-        return self._files[-1].info()
+    def finish(self, facts: base.Facts) -> base.Facts:
+        newest = [file.finish(each.facts) for file, each in zip(self._files, self._images, strict=True)][-1]
+        return dataclasses.replace(facts, labels=newest.labels, info=newest.info)
 
 
-def base_name(file: base.Source) -> str:
+def base_name(facts: base.Facts) -> str:
     """Return the last part of an address, as a backing file's name has it."""
-    if "://" not in file.name:
-        return posixpath.basename(file.name)
-    return posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(file.name).path))
+    if "://" not in facts.name:
+        return posixpath.basename(facts.name)
+    return posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(facts.name).path))
 
 
-def _identity(file: base.Source) -> str:
+def _joined(facts: Sequence[base.Facts]) -> str:
+    return hashlib.sha256("\n".join(map(_identity, facts)).encode()).hexdigest()
+
+
+def _identity(facts: base.Facts) -> str:
     """Return what a journal must know of a file; a weak identity is completed by the first bytes."""
-    head = hashlib.sha256(file.head).hexdigest() if file.weak else ""
-    return f"{file.name} {file.identity} {head}"
+    head = hashlib.sha256(facts.head).hexdigest() if facts.weak else ""
+    return f"{facts.name} {facts.identity} {head}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -45,8 +44,6 @@ class CloneSource(upload.UploadSource):
     send, whose disk can then be resumed. ``keep`` is called once with the part of it that is on the target.
     """
 
-    thin = True
-
     def __init__(
         self,
         body: upload.Body,
@@ -59,27 +56,31 @@ class CloneSource(upload.UploadSource):
     ) -> None:
         # The length of the body says nothing about the size of the disk.
         super().__init__(body, None, cancel)
-        self.format = "tar" if is_tar else "raw"
+        self._is_tar = is_tar
         self._ours = ours
+        self._content = content
         self._keep = keep
         self._kept = 0, 0
-        if content is not None:
-            self.identity, self.disk_size = content.identity, content.size
 
-    def open(self, opening: base.Opening) -> None:
-        """Do nothing: the sender states the format, and nothing is read before ``keep``."""
+    def open(self, opening: base.Opening) -> base.Facts:
+        """Read nothing before ``keep``; the sender states the format."""
+        content = self._content
+        return base.Facts(
+            name=self.name,
+            identity=None if content is None else content.identity,
+            format="tar" if self._is_tar else "raw",
+            disk_size=None if content is None else content.size,
+            once=True,
+            thin=True,
+            unwrap=None if self._ours else snappy.Reader,
+            runs=self._runs if self._ours and not self._is_tar else None,
+            folder=clone.Folder if self._ours and self._is_tar else None,
+            keep=None if content is None else self._keep_part,
+        )
 
-    def unwrapped(self, served: base.Reader) -> base.Reader:
-        return snappy.Reader(served)
+    def _runs(self, reader: base.Reader, buffers: base.Buffers) -> Iterable[base.Run]:
+        return clone.Decoder(reader, buffers, kept=self._kept)
 
-    def runs(self) -> Callable[[base.Reader, base.Buffers], Iterable[base.Run]] | None:
-        decoder = functools.partial(clone.Decoder, kept=self._kept)
-        return decoder if self._ours and self.format == "raw" else None
-
-    def keep(self, start: int, end: int) -> None:
-        """State that the target holds a part of the disk, before anything is read."""
+    def _keep_part(self, start: int, end: int) -> None:
         self._kept = start, end
         self._keep(self._kept)
-
-    def folder(self) -> Callable[[base.Reader, base.Buffers], clone.Folder] | None:
-        return clone.Folder if self._ours and self.format == "tar" else None

@@ -150,11 +150,10 @@ class UploadSource(base.Source):
     ``encoding``: the value of its Content-Encoding header.
     """
 
-    once = True
+    name = NAME
 
     def __init__(self, body: Body, size: int | None, cancel: base.Cancel, *, encoding: str = "") -> None:
-        self.name = NAME
-        self.size = size
+        self._size = size
         self._body = body
         self._encoding = encoding
         self._reader: base.Reader = body
@@ -162,10 +161,10 @@ class UploadSource(base.Source):
         self._ending = cancel.on_set(body.stop)
         self._opened = False
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
-        self.head = peeked.head
-        coding.check(self._encoding, self.head)
+        coding.check(self._encoding, peeked.head)
+        return base.Facts(name=self.name, size=self._size, head=peeked.head, once=True)
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset or self._opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cdi_worker.images import targets
@@ -44,16 +44,15 @@ class Outcome:
 class Attempt:
     """One attempt, by one plan.
 
-    ``claim``: the target's. ``images``: the files of the source, of a chain the oldest first. ``space``: on
-    the target. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when
-    all bytes have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable,
+    ``claim``: the target's. ``image``: that of the disk, without a package around it. ``space``: on the
+    target. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when all
+    bytes have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable,
     together with others.
     """
 
     request: Request
     claim: targets.Claim
-    source: base.Source
-    images: Sequence[base.Image]
+    image: base.Image
     content: Content
     plan: Plan
     space: Space
@@ -66,15 +65,14 @@ class Attempt:
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     @property
-    def image(self) -> base.Image:
-        """The only file of the source."""
-        (only,) = self.images
-        return only
+    def facts(self) -> base.Facts:
+        """What the source states of the image."""
+        return self.image.facts
 
     @property
     def checksums(self) -> str:
         """The expected checksums of the bytes as served: the request's and the server's; may be empty."""
-        return ",".join(filter(None, (self.request.checksum, self.source.checksum)))
+        return ",".join(filter(None, (self.request.checksum, self.facts.checksum)))
 
     @contextlib.contextmanager
     def scoped(self) -> Iterator[Attempt]:

@@ -32,7 +32,7 @@ def convert(attempt: Attempt) -> None:
     any other route; qemu's and nbdkit's own clients have none of these rules.
     """
     # Bytes of the file: qemu-img counts holes as work in formats whose map it does not use (VHDX).
-    attempt.progress.phase("transfer", attempt.source.size)
+    attempt.progress.phase("transfer", attempt.facts.size)
     fetcher = reading.ranges(attempt)(attempt.progress.advance)
     # The fetcher returns to qemu-img the bytes that the survey has checked. The tables that are read here may
     # be too long to keep, and no file that qemu-img opens depends on them.
@@ -50,7 +50,7 @@ def spool(attempt: Attempt) -> None:
     with _scratch(attempt) as kept:
         path = kept.path("image")
         size = _download(attempt, path)
-        attempt.source.verify()
+        attempt.image.verify()
         with open(path, "rb") as stream:
             found = _checked(attempt, _reader(stream.fileno()), size)
         image = qemu_img.local(path, attempt.content.format, geometry=found.geometry)
@@ -84,7 +84,7 @@ def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
 
 def _download(attempt: Attempt, path: str) -> int:
     """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
-    source, size = attempt.source, attempt.source.size or 0
+    size = attempt.facts.size or 0
     available = survey.spare(attempt.request) or 0
     is_random = attempt.image.seeks and size and not attempt.content.compressions
 
@@ -96,7 +96,7 @@ def _download(attempt: Attempt, path: str) -> int:
         opened = functools.partial(reading.plain, attempt, limit=available)
         return raw.Stream(opened, attempt.scope, footer=False)
 
-    total = size if is_random else source.transferred
+    total = size if is_random else attempt.facts.transferred
     place = delivery.Place(path, _REMOVED, available, phase="spool", total=total)
     try:
         with delivery.delivered(attempt, make, place) as (out, stored):
@@ -198,7 +198,7 @@ def merge(attempt: Attempt) -> None:
         path = kept.path("delta")
         size = _download(attempt, path)
         # Ends the transfer, so that the source's disk is not locked during the commit.
-        attempt.source.verify()
+        attempt.image.verify()
         _check_delta(attempt, path, size)
         attempt.accept()
         _commit(attempt, path)
@@ -212,11 +212,11 @@ def _check_delta(attempt: Attempt, path: str, size: int) -> None:
         safety.check_length("qcow2", read, size)
     if found.backing is None or found.virtual_size != planned:
         before, now = (previous, planned), (found.backing, found.virtual_size)
-        raise errors.SourceChanged(url=attempt.source.name, what="delta", before=before, now=now)
+        raise errors.SourceChanged(url=attempt.facts.name, what="delta", before=before, now=now)
 
 
 def _commit(attempt: Attempt, path: str) -> None:
-    size, previous = attempt.plan.virtual_size or 0, attempt.source.previous_size
+    size, previous = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     attempt.progress.phase("merge", size)
     direct = targets.facts(attempt.request.target).direct
     options = targets.Options(mode="delta", claim=attempt.claim)

@@ -150,7 +150,7 @@ def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
 def _check_whole(attempt: Attempt, size: int, count: int) -> None:
     """Raise ``errors.SourceError`` unless everything was delivered: other parts may hold anything."""
     if count < size:
-        reason = f"{attempt.source.name}: only {count} of {size} bytes of the disk were delivered"
+        reason = f"{attempt.facts.name}: only {count} of {size} bytes of the disk were delivered"
         raise errors.SourceError(reason=reason)
 
 
@@ -168,7 +168,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     Returns the bytes that were delivered or resumed.
     """
     outcome, (out, noted) = attempt.outcome, opened
-    if noted.covered and attempt.source.weak:
+    if noted.covered and attempt.facts.weak:
         _compare_sample(attempt, make, place, opened)
     outcome.resumed = noted.covered
     counted = progress.Continued(attempt.progress, *(noted.counted if outcome.resumed else (0, 0)))
@@ -252,7 +252,7 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
 
 def _check_size(attempt: Attempt, before: int, now: int) -> None:
     if now != before:
-        raise errors.SourceChanged(url=attempt.source.name, what="size", before=before, now=now)
+        raise errors.SourceChanged(url=attempt.facts.name, what="size", before=before, now=now)
 
 
 # -- what is kept for the next attempt
@@ -265,7 +265,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     After a retryable failure both are kept for the next attempt, and for the stream that replaces ranges.
     """
     asked = place.options
-    has_journal = attempt.source.identity and asked.mode == "new"
+    has_journal = attempt.facts.identity and asked.mode == "new"
     slots = targets.journal_slots(place.path, size) if has_journal else None
     key = _key(attempt) if slots is not None else ""
     noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
@@ -275,7 +275,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
         noted.store_in(out.storage.readable)
         if not out.resumed:
             noted.forget()
-        log.info("resume covered=%d of=%d identity=%r", noted.covered, size, attempt.source.identity)
+        log.info("resume covered=%d of=%d identity=%r", noted.covered, size, attempt.facts.identity)
         try:
             yield _Opened(out, noted)
         except errors.Error as err:
@@ -299,13 +299,13 @@ def outlives(attempt: Attempt, failure: errors.Error) -> bool:
     identity is strong.
     """
     if isinstance(failure, errors.NoRanges):
-        return not (attempt.source.weak or isinstance(failure, errors.WrongRanges))
+        return not (attempt.facts.weak or isinstance(failure, errors.WrongRanges))
     return isinstance(failure, errors.Cancelled)
 
 
 def has_begun(attempt: Attempt, path: str, size: int) -> bool:
     """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
-    source = attempt.source
+    source = attempt.facts
     is_kept = source.identity and not (source.weak or source.once or attempt.content.compressions)
     if not is_kept or not size or attempt.plan.compared or attempt.group is not None:
         return False
@@ -324,7 +324,7 @@ def _key(attempt: Attempt) -> str:
     is used (``journal.Journal``), and it is not stored.
     """
     selection = lazy.load(SELECTION)
-    asked, source, route = attempt.request, attempt.source, attempt.plan.route
+    asked, source, route = attempt.request, attempt.facts, attempt.plan.route
     head = hashlib.sha256(source.head).hexdigest() if source.weak else ""
     parts = (
         asked.source,
@@ -351,9 +351,9 @@ def _kept(noted: journal.Journal) -> str:
 
 def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Verify the source and make the completely written disk of ``size`` bytes usable."""
-    survey.check_stated(attempt.source, size)
+    survey.check_stated(attempt.facts, size)
     reading.verify_again(attempt)
-    attempt.source.verify()
+    attempt.image.verify()
     attempt.accept()
     attempt.progress.phase("sync", None)
     grow_to = attempt.plan.grow_to
@@ -377,7 +377,7 @@ def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:
             out.zero_rest(attempt.outcome.size)
         # The bytes must not be lost after the checkpoint is stored.
         out.flush()
-        names = attempt.source.checkpoint_names(stage.current)
+        names = attempt.facts.names(stage.current)
         lazy.load(CHECKPOINT).Checkpoint(names).write(out.written_path)
     elif attempt.plan.compared and out.has_begun:
         lazy.load(CHECKPOINT).forget(out.written_path)

@@ -15,13 +15,14 @@ from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.scratch import space
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from cdi_worker.formats import views
     from cdi_worker.formats.mapped import layout as mapped
     from cdi_worker.images.disks import tables
     from cdi_worker.images.disks.chained import Chain
     from cdi_worker.images.disks.following import Following
+    from cdi_worker.images.extents import Extent
 
 #: What only some imports need (start-up time).
 TABLES: Final = "cdi_worker.images.disks.tables:Tables"
@@ -59,20 +60,20 @@ def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
     if plan.route is Route.PLACE:
         return _tables(attempt) if plan.random else _following(attempt, spill)
     if plan.route is Route.EXTENTS:
-        return _extents(attempt) if plan.random else _runs(attempt)
+        return _by_extents(attempt) if plan.random else _runs(attempt)
     return whole(attempt) if plan.random else stream(attempt)
 
 
 def moved(attempt: Attempt) -> int | None:
     """Return the most bytes of the image that are moved for the disk; None if unknown."""
-    plan, source = attempt.plan, attempt.source
+    plan, facts = attempt.plan, attempt.facts
     if plan.route is Route.BLANK:
         return plan.virtual_size
     if attempt.content.chain:
-        return source.size
+        return facts.size
     if not plan.random:
-        return source.transferred
-    return source.size if plan.route is Route.PLACE else _raw_size(attempt)
+        return facts.transferred
+    return facts.size if plan.route is Route.PLACE else _raw_size(attempt)
 
 
 def whole(attempt: Attempt) -> base.Disk:
@@ -82,12 +83,12 @@ def whole(attempt: Attempt) -> base.Disk:
 
 def stream(attempt: Attempt) -> base.Disk:
     """Return the raw disk that the source serves as an ordered stream."""
-    size = attempt.source.size or 0
+    size = attempt.facts.size or 0
     if delivery.has_begun(attempt, attempt.request.target, size):
         # Ranges were served when it was begun, which have shown that it has no footer.
         return continued(attempt, size)
     opened = functools.partial(reading.plain, attempt)
-    return raw.Stream(opened, attempt.scope, footer=not attempt.source.format)
+    return raw.Stream(opened, attempt.scope, footer=not attempt.facts.format)
 
 
 def continued(attempt: Attempt, size: int) -> base.Disk:
@@ -96,24 +97,29 @@ def continued(attempt: Attempt, size: int) -> base.Disk:
     return raw.Stream(opened, attempt.scope, footer=False, size=size)
 
 
-def _extents(attempt: Attempt) -> base.Disk:
-    return raw.Extents(reading.ranges(attempt), _raw_size(attempt), lambda: attempt.source.extents() or ())
+def extents(attempt: Attempt) -> Iterator[Extent]:
+    """Return the extents of the virtual disk; none if the source does not know them."""
+    found = attempt.facts.extents
+    return iter(()) if found is None else found()
+
+
+def _by_extents(attempt: Attempt) -> base.Disk:
+    return raw.Extents(reading.ranges(attempt), _raw_size(attempt), lambda: extents(attempt))
 
 
 def _runs(attempt: Attempt) -> base.Disk:
-    source = attempt.source
-    # What has an identity says which part of it is there already.
-    is_resumed = bool(source.identity and source.disk_size)
+    facts = attempt.facts
     return raw.Runs(
         functools.partial(reading.runs, attempt),
         attempt.scope,
-        size=source.disk_size if is_resumed else None,
-        keep=source.keep if is_resumed else None,
+        # A sender that is told what is there already has stated what it sends.
+        size=facts.disk_size if facts.keep else None,
+        keep=facts.keep,
     )
 
 
 def _tables(attempt: Attempt) -> base.Disk:
-    layout, size = _layout(attempt), attempt.source.size or 0
+    layout, size = _layout(attempt), attempt.facts.size or 0
 
     def opened(reads: Sequence[views.Read]) -> tables.Image:
         image: tables.Image = lazy.load(READ_IMAGE)(layout, reads[0], size)
@@ -146,7 +152,7 @@ def _chain(attempt: Attempt) -> base.Disk:
 
     chain: type[Chain] = lazy.load(CHAIN)
     return chain(
-        [reading.ranges(attempt, file) for file in attempt.images],
+        [reading.ranges(attempt, file) for file in attempt.image.files],
         files,
         shown,
         covers_all=not is_delta,
@@ -156,7 +162,7 @@ def _chain(attempt: Attempt) -> base.Disk:
 
 def _raw_size(attempt: Attempt) -> int:
     """Return the bytes of the source that are the raw disk, without the footer of a fixed VHD."""
-    return (attempt.source.size or 0) if attempt.content.raw is None else attempt.content.raw
+    return (attempt.facts.size or 0) if attempt.content.raw is None else attempt.content.raw
 
 
 def _layout(attempt: Attempt) -> mapped.Layout:

@@ -65,16 +65,16 @@ def plain(
     Without ``whole`` the rest is only read if it shows whether the bytes before it are right, as the end of a
     compressed stream does and a checksum, or if the client of an upload must send it.
     """
-    source, content = attempt.source, attempt.content
+    facts, content = attempt.facts, attempt.content
     is_packed = bool(content.compressions)
-    whole = whole or attempt.request.checksum is not None or source.once or is_packed
+    whole = whole or attempt.request.checksum is not None or facts.once or is_packed
     with served(attempt, advance, whole=whole) as bytes_served:
-        if source.format is None:
+        if facts.format is None:
             found, reader = layers.open(bytes_served, limit=limit, tool=lambda packed: _xz(attempt, packed))
             head = found.head
         else:
             peeked = readers.Peek(bytes_served, detect.HEAD)
-            head, reader = peeked.head, source.unwrapped(peeked)
+            head, reader = peeked.head, facts.unwrap(peeked) if facts.unwrap else peeked
         with contextlib.closing(reader):
             _check_same(attempt, head)
             yield reader
@@ -85,9 +85,9 @@ def plain(
 @contextlib.contextmanager
 def runs(attempt: Attempt, advance: disks.Advance) -> Iterator[Iterator[base.Run]]:
     """Yield the runs (data or zeros) of a stream that marks them. A run is valid until the next."""
-    decode = attempt.source.runs()
+    decode = attempt.facts.runs
     if decode is None:
-        raise errors.SourceError(reason=f"{attempt.source.name}: the stream does not mark holes")
+        raise errors.SourceError(reason=f"{attempt.facts.name}: the stream does not mark holes")
     with served(attempt, advance) as stream:
         yield iter(decode(stream, ahead.buffers))
 
@@ -98,7 +98,7 @@ def folder(attempt: Attempt) -> Iterator[clone.Folder | None]:
 
     None for a source that sends one tar archive.
     """
-    decode = attempt.source.folder()
+    decode = attempt.facts.folder
     if decode is None:
         yield None
         return
@@ -117,7 +117,7 @@ def verify(attempt: Attempt, reader: base.Reader) -> None:
 def verify_again(attempt: Attempt) -> None:
     """Verify the checksum, if there is one, of a source whose bytes were read out of order."""
     if attempt.checksums and not attempt.outcome.verified:
-        attempt.progress.phase("verify", attempt.source.transferred)
+        attempt.progress.phase("verify", attempt.facts.transferred)
         with served(attempt, attempt.progress.advance):
             pass
 
@@ -145,7 +145,7 @@ def _verify(attempt: Attempt, hashing: checksum.HashingReader) -> None:
 
 def _drain(attempt: Attempt, reader: base.Reader) -> None:
     """Read the rest. If its length is unknown, it may be endless."""
-    is_bounded = attempt.source.size is not None and not attempt.content.compressions
+    is_bounded = attempt.facts.size is not None and not attempt.content.compressions
     drain(reader, attempt.scope, None if is_bounded else max(attempt.space.available, SHORTEST_LIMIT))
 
 
@@ -160,7 +160,7 @@ def _ordered(attempt: Attempt, advance: disks.Advance) -> base.Reader:
     image = attempt.image
     reader = image.ordered(attempt.scope, advance)
     is_packed = bool(attempt.content.compressions) or attempt.request.is_archive
-    if image.seeks or attempt.source.folder() is not None or not is_packed:
+    if image.seeks or attempt.facts.folder is not None or not is_packed:
         # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
         return reader
     return ahead.Reader(reader, attempt.scope)
@@ -171,4 +171,4 @@ def _check_same(attempt: Attempt, head: bytes) -> None:
     checked = attempt.content.head[: detect.HEAD]
     if not head.startswith(checked):
         before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
-        raise errors.SourceChanged(url=attempt.source.name, what="beginning", before=before, now=now)
+        raise errors.SourceChanged(url=attempt.facts.name, what="beginning", before=before, now=now)

@@ -30,7 +30,7 @@ def update(attempt: Attempt) -> None:
 def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
     """Return what makes the disk of the changed areas, and the number of their bytes."""
     changed = retry.patiently(
-        lambda: lazy.load(disk.CHANGED)(attempt.source.extents() or ()),
+        lambda: lazy.load(disk.CHANGED)(disk.extents(attempt)),
         attempt.request.fetch.no_progress,
         attempt.scope,
         attempt.progress.retry,
@@ -53,7 +53,7 @@ def _place(attempt: Attempt, total: int | None) -> delivery.Place:
 
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names of the previous and the current checkpoint."""
-    stage, names = attempt.request.stage, attempt.source.checkpoint_names
+    stage, names = attempt.request.stage, attempt.facts.names
     return names(stage.previous), names(stage.current)
 
 
@@ -91,7 +91,7 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     names only what it has written since.
     """
     checkpoint.Checkpoint(*checkpoints(attempt)).write(opened.written_path)
-    size, before = attempt.plan.virtual_size or 0, attempt.source.previous_size
+    size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
         opened.zero_rest(size)
     opened.flush()

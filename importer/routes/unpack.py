@@ -38,7 +38,7 @@ def unpack_archive(attempt: Attempt) -> None:
         room = survey.room(attempt.request)
         space = dataclasses.replace(attempt.space, available=room.available)
         attempt = dataclasses.replace(attempt, space=space)
-    attempt.progress.phase("transfer", attempt.source.transferred)
+    attempt.progress.phase("transfer", attempt.facts.transferred)
     with staging.Staging(attempt.claim, replace=attempt.request.existing != "refuse") as staged:
         with reading.folder(attempt) as folder:
             if folder is None:
@@ -46,7 +46,7 @@ def unpack_archive(attempt: Attempt) -> None:
                     _unpack(attempt, packed, staged.path, attempt.space.available)
             else:
                 _unpack_folder(attempt, folder, staged.path)
-        attempt.source.verify()
+        attempt.image.verify()
         attempt.accept()
         attempt.progress.phase("sync", None)
         staged.commit()
@@ -112,7 +112,7 @@ def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[raw
 
 def extract_disk(attempt: Attempt) -> None:
     """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
-    attempt.progress.phase("transfer", attempt.source.transferred)
+    attempt.progress.phase("transfer", attempt.facts.transferred)
     with contextlib.ExitStack() as stack:
         with reading.folder(attempt) as folder:
             if folder is None:

@@ -93,7 +93,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     if faults:
         raise errors.RequestError(*faults)
     # Each upload would be refused; this pod says so before one begins.
-    reason = f"an upload has none, and one is demanded; {base.Source.unverifiable}"
+    reason = f"an upload has none, and one is demanded; {base.UNVERIFIABLE}"
     paths.settings.refuse_demand("upload server", reason)
     execute.audited(settings.request)
     return settings

@@ -80,7 +80,7 @@ def source(location: locations.Glance, cancel: base.Cancel) -> GlanceSource:
 
 def digest(location: locations.Glance, cancel: base.Cancel) -> str:
     """Return the hash of an image."""
-    return source(location, cancel).watch()
+    return base.digest(source(location, cancel))
 
 
 class GlanceSource(http.HttpSource):
@@ -93,16 +93,19 @@ class GlanceSource(http.HttpSource):
         self._image = _Image(location, cancel)
         super().__init__(self._image)
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         found = self._image.describe()
-        super().open(opening)
-        if self.size != found.size:
-            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
-        self.format = found.format
-        self.checksum = found.checksum
-        # The bytes of an image never change; without a checksum, its id tells them from those of others.
-        self.digest = found.checksum.partition(",")[0] or f"image:{self._image.image_id}"
-        self.identity = f"image {self._image.image_id} {found.checksum} size {found.size}"
+        facts = super().open(opening)
+        if facts.size != found.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=facts.size)
+        return dataclasses.replace(
+            facts,
+            format=found.format,
+            checksum=found.checksum,
+            # The bytes of an image never change; without a checksum, its id tells them from those of others.
+            digest=found.checksum.partition(",")[0] or f"image:{self._image.image_id}",
+            identity=f"image {self._image.image_id} {found.checksum} size {found.size}",
+        )
 
 
 class _Image(pinned.Resource):

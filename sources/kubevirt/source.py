@@ -7,8 +7,9 @@ the backup began, so all requests see the same bytes while the guest runs.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats.compressed import decompress
@@ -47,8 +48,9 @@ class ArchiveSource(http.HttpSource):
         resource = server.Resource(location.endpoint, location.access, server.Token(location), cancel=cancel)
         super().__init__(resource)
 
-    def describe(self) -> Mapping[str, object]:
-        return {"form": str(self._location.form)}
+    def open(self, opening: base.Opening) -> base.Facts:
+        description = {"form": str(self._location.form)}
+        return dataclasses.replace(super().open(opening), description=description)
 
 
 class RawSource(ArchiveSource):
@@ -58,35 +60,24 @@ class RawSource(ArchiveSource):
     that the user gives to the disk's state is an identity: another export may have the same URL.
     """
 
-    format = "raw"
-
-    def open(self, opening: base.Opening) -> None:
-        super().open(opening)
-        if self.identity is None and self._location.current:
-            self.identity = f"checkpoint {self._location.current} size {self.size}"
-            self.weak = True
+    def open(self, opening: base.Opening) -> base.Facts:
+        facts = dataclasses.replace(super().open(opening), format="raw")
+        return _at_checkpoint(facts, self._location) if facts.identity is None else facts
 
 
 class GzipSource(ArchiveSource):
     """A raw disk that the server compresses while it sends it (``gzipHandler``): one ordered stream."""
 
-    format = "raw"
-
-    def open(self, opening: base.Opening) -> None:
-        super().open(opening)
-        if self.head and not self.head.startswith(b"\x1f\x8b\x08"):
+    def open(self, opening: base.Opening) -> base.Facts:
+        facts = super().open(opening)
+        if facts.head and not facts.head.startswith(b"\x1f\x8b\x08"):
             raise errors.Corrupt(format="gz", reason=f"{self.name} does not begin like gzip")
         # The bytes as served have no relation to the size of the disk.
-        self._served, self.size = self.size, None
+        return dataclasses.replace(
+            facts, size=None, wire=base.Wire(facts.size), format="raw", ranges=None, unwrap=self._unwrap
+        )
 
-    @property
-    def transferred(self) -> int | None:
-        return self._served
-
-    def ranges(self) -> base.RandomReader | None:
-        return None
-
-    def unwrapped(self, served: base.Reader) -> base.Reader:
+    def _unwrap(self, served: base.Reader) -> base.Reader:
         return decompress.open("gz", ahead.Reader(served, self._cancel))
 
 
@@ -100,8 +91,6 @@ class BackupSource(http.HttpSource):
     says so, and then everything is copied. ``page_size``: extents of a page of the map that are requested.
     """
 
-    format = "raw"
-
     def __init__(self, location: locations.KubeVirt, cancel: base.Cancel, page_size: int = maps.PAGE) -> None:
         self._location = location
         self._page_size = page_size
@@ -114,28 +103,29 @@ class BackupSource(http.HttpSource):
         self._map = maps.Map(self._pages.name)
         super().__init__(self._data)
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         self._map.read(self._page)
         if self._map.lists_changes and not self._location.previous:
             raise errors.SourceError(
                 reason=f"{self.name}: is an incremental backup; name its previous checkpoint"
             )
         self._data.size = self._map.size
-        super().open(opening)
-        if self._location.current:
-            # Nothing in the answers names the backup.
-            self.identity = f"checkpoint {self._location.current} size {self.size}"
-            self.weak = True
+        facts = super().open(opening)
         if self._location.previous and not self._map.lists_changes:
             log.warning("the backup is a full one, not the changes since %r", self._location.previous)
+        facts = dataclasses.replace(
+            facts,
+            format="raw",
+            extents=lambda: extents.coarse(self._map.extents()),
+            description=self._description(),
+        )
+        # Nothing in the answers names the backup.
+        return _at_checkpoint(facts, self._location)
 
     def close(self) -> None:
         super().close()
         self._pages.close()
         self._connection.close()
-
-    def extents(self) -> Iterator[base.Extent]:
-        return extents.coarse(self._map.extents())
 
     def verify(self) -> None:
         """Read the map again: a backup that has replaced this one would be a mixture of two disks."""
@@ -143,7 +133,7 @@ class BackupSource(http.HttpSource):
         retry.patiently(lambda: again.read(self._page), PATIENCE, self._cancel)
         self._map.check_same(again)
 
-    def describe(self) -> Mapping[str, object]:
+    def _description(self) -> Mapping[str, object]:
         copied = sum(extent.length for extent in self._map.extents() if not extent.zero)
         kind = "changes" if self._map.lists_changes else "full"
         return {"form": str(self._location.form), "backup": kind, "data": copied}
@@ -166,3 +156,11 @@ class BackupSource(http.HttpSource):
                 return session.body(response, maps.LARGEST_PAGE)
         finally:
             self._pages.drop(response)
+
+
+def _at_checkpoint(facts: base.Facts, location: locations.KubeVirt) -> base.Facts:
+    """Return the facts with the name that the user gives to this state of the disk as identity, if any."""
+    if not location.current:
+        return facts
+    identity = f"checkpoint {location.current} size {facts.size}"
+    return dataclasses.replace(facts, identity=identity, weak=True)

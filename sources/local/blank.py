@@ -5,10 +5,12 @@ from __future__ import annotations
 from cdi_worker.sources import base
 
 
-def source(_location: base.Location, _cancel: base.Cancel) -> base.Source:
-    """Return the source for ``IMPORTER_SOURCE=none``."""
-    blank = base.Source()
-    blank.name = "blank"
-    blank.blank = True
-    blank.size = 0
-    return blank
+class Blank(base.Source):
+    """The source for ``IMPORTER_SOURCE=none``."""
+
+    name = "blank"
+
+    def __init__(self, _location: base.Location, _cancel: base.Cancel) -> None: ...
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name=self.name, size=0, blank=True)

@@ -35,38 +35,40 @@ def volume(location: base.Location, cancel: base.Cancel) -> LocalSource:
     It is always raw: its guest controls the content, so no format is detected.
     """
     path = Path(location.endpoint)
-    is_folder = path.is_dir()
-    made: LocalSource = (_Image if is_folder else LocalSource)(
-        str(path / "disk.img" if is_folder else path), cancel, location.access
-    )
-    made.format = "raw"
-    made.thin = True
-    return made
+    if path.is_dir():
+        return _Image(str(path / "disk.img"), cancel, location.access, is_volume=True)
+    return LocalSource(str(path), cancel, location.access, is_volume=True)
 
 
 class LocalSource(base.Source):
-    """A local file, block device or pipe, opened once. ``access``: how long a pipe may be silent."""
+    """A local file, block device or pipe, opened once. ``access``: how long a pipe may be silent.
 
-    def __init__(self, path: str, cancel: base.Cancel, access: base.Access) -> None:
+    ``is_volume``: it is a raw disk, and thin.
+    """
+
+    def __init__(
+        self, path: str, cancel: base.Cancel, access: base.Access, *, is_volume: bool = False
+    ) -> None:
         self.name = path
+        self._is_volume = is_volume
         self._cancel = cancel
         self._meter = retry.Meter(access.patience, access.slowest)
         self._fd = -1
         self._seekable = False
         self._fresh = True
-        #: A modification time can be set, and its clock may tick only every few milliseconds.
-        self.weak = True
+        self._size: int | None = None
+        self._head = b""
+        self._identity: str | None = None
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         try:
             self._fd = self._open()
             info = os.fstat(self._fd)
             self._seekable = self._seeks(info.st_mode)
-            self.once = not self._seekable
             if self._seekable:
-                self.size = os.lseek(self._fd, 0, os.SEEK_END)
-                self.identity = _identity(info)
-                self.head = os.pread(self._fd, HEAD_SIZE, 0)
+                self._size = os.lseek(self._fd, 0, os.SEEK_END)
+                self._identity = _identity(info)
+                self._head = os.pread(self._fd, HEAD_SIZE, 0)
         except OSError as err:
             self.close()
             raise errors.Unreachable(url=self.name, reason=errors.words(err)) from err
@@ -75,6 +77,19 @@ class LocalSource(base.Source):
             raise errors.Unreachable(url=self.name, reason="is a directory")
         if not self._seekable:
             self._read_head()
+        return base.Facts(
+            name=self.name,
+            size=self._size,
+            head=self._head,
+            identity=self._identity,
+            # A modification time can be set, and its clock may tick only every few milliseconds.
+            weak=True,
+            format="raw" if self._is_volume else None,
+            once=not self._seekable,
+            thin=self._is_volume,
+            ranges=self if self._seekable else None,
+            extents=self._extents if self._size else None,
+        )
 
     def _open(self) -> int:
         # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
@@ -91,18 +106,15 @@ class LocalSource(base.Source):
     def verify(self) -> None:
         """Raise ``SourceChanged`` if the file was modified since it was opened."""
         now = _identity(os.fstat(self._fd))
-        if now != self.identity:
-            raise errors.SourceChanged(url=self.name, what="file", before=self.identity, now=now)
-
-    def ranges(self) -> base.RandomReader | None:
-        return self if self._seekable else None
+        if now != self._identity:
+            raise errors.SourceChanged(url=self.name, what="file", before=self._identity, now=now)
 
     def stream(self, offset: int = 0) -> base.Reader:
         if not self._seekable:
             if offset or not self._fresh:
                 raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
             self._fresh = False
-        return _LocalStream(self, offset, b"" if self._seekable else self.head)
+        return _LocalStream(self, offset, b"" if self._seekable else self._head, self._size)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read at ``offset``; see ``sources.base.RandomReader``."""
@@ -111,17 +123,12 @@ class LocalSource(base.Source):
         except OSError as err:
             raise self._broken(offset, err) from err
         if not count:
-            raise errors.SourceChanged(url=self.name, what="size", before=self.size, now=offset)
+            raise errors.SourceChanged(url=self.name, what="size", before=self._size, now=offset)
         return count
 
-    def extents(self) -> Iterator[base.Extent] | None:
-        """Return data and holes (``SEEK_DATA``, ``SEEK_HOLE``); None for a pipe or an empty file."""
-        if not self._seekable or not self.size:
-            return None
-        return self._extents(self.size)
-
-    def _extents(self, size: int) -> Iterator[base.Extent]:
-        position = 0
+    def _extents(self) -> Iterator[base.Extent]:
+        """Yield data and holes (``SEEK_DATA``, ``SEEK_HOLE``)."""
+        position, size = 0, self._size or 0
         while position < size:
             data = self._seek(position, os.SEEK_DATA, size)
             if data > position:
@@ -144,7 +151,7 @@ class LocalSource(base.Source):
         filled = 0
         while filled < HEAD_SIZE and (count := self.read_next(head[filled:], filled)):
             filled += count
-        self.head = bytes(head[:filled])
+        self._head = bytes(head[:filled])
 
     def read_next(self, into: memoryview, offset: int) -> int:
         """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
@@ -211,19 +218,20 @@ def _identity(info: os.stat_result) -> str | None:
 
 
 class _LocalStream:
-    def __init__(self, source: LocalSource, offset: int, replay: bytes) -> None:
+    def __init__(self, source: LocalSource, offset: int, replay: bytes, size: int | None) -> None:
         self._source = source
         self._offset = offset
         self._replay = replay
+        self._size = size
 
     def readinto(self, into: memoryview, /) -> int:
         if self._replay:
             count = min(len(into), len(self._replay))
             into[:count] = self._replay[:count]
             self._replay = self._replay[count:]
-        elif self._source.size is None:
+        elif self._size is None:
             count = self._source.read_next(into, self._offset)
-        elif self._offset >= self._source.size:
+        elif self._offset >= self._size:
             return 0
         else:
             count = self._source.read_range(self._offset, into)

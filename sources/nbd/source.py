@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats import detect
@@ -30,8 +30,6 @@ class NbdSource(base.Source):
     identity is weak, because the name proves nothing. Without a checkpoint nothing is resumed.
     """
 
-    format = "raw"
-
     def __init__(self, location: locations.Nbd, cancel: base.Cancel) -> None:
         self._address = locations.parse(location.endpoint)
         self.name = self._address.name
@@ -39,38 +37,46 @@ class NbdSource(base.Source):
         self._cancel = cancel
         self._open = contextlib.ExitStack()
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         with contextlib.ExitStack() as stack:
             self._client = client.Client(self._server(stack), self._cancel, self._limits())
             stack.callback(self._client.close)
             try:
-                self.size = self._client.open()
+                size = self._client.open()
             except handshake.Failed as err:
                 raise errors.Unreachable(**{**err.fields, "url": self.name}) from err
             self._check_bitmap()
-            self.head = filled.head(self._client, min(HEAD_SIZE, self.size), self.name)
+            head = filled.head(self._client, min(HEAD_SIZE, size), self.name)
             self._open = stack.pop_all()
         current = self._location.current
-        self.weak = bool(current)
-        self.identity = f"{current} size {self.size}" if current else None
-        if (found := detect.detect(self.head[: detect.HEAD])) not in {"raw", "iso"}:
+        identity = f"{current} size {size}" if current else None
+        if (found := detect.detect(head[: detect.HEAD])) not in {"raw", "iso"}:
             log.warning("the export begins like a %s image, copied as it is: it is a raw disk", found)
-        log.info("source size=%r connections=%d identity=%r", self.size, self._client.allowed, self.identity)
+        log.info("source size=%r connections=%d identity=%r", size, self._client.allowed, identity)
+        return base.Facts(
+            name=self.name,
+            size=size,
+            head=head,
+            identity=identity,
+            weak=bool(current),
+            format="raw",
+            ranges=self._client,
+            extents=self._extents(),
+            description=self._description(),
+        )
 
     def close(self) -> None:
         self._open.close()
 
-    def ranges(self) -> base.RandomReader | None:
-        return self._client
-
-    def extents(self) -> Iterator[base.Extent] | None:
+    def _extents(self) -> Callable[[], Iterator[base.Extent]] | None:
+        """Return what lists the extents; None if the server does not."""
         if bitmap := self._location.changes:
-            return self._changed(bitmap)
+            return lambda: self._changed(bitmap)
         if handshake.ALLOCATION not in self._client.contexts:
             return None
-        return extents.coarse(self._client.extents())
+        return lambda: extents.coarse(self._client.extents())
 
-    def describe(self) -> Mapping[str, object]:
+    def _description(self) -> Mapping[str, object]:
         found = self._client
         reported = handshake.ALLOCATION in found.contexts
         return {

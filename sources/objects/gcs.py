@@ -45,7 +45,7 @@ def source(location: locations.Gcs, cancel: base.Cancel) -> GcsSource:
 
 def digest(location: locations.Gcs, cancel: base.Cancel) -> str:
     """Return the generation of an object."""
-    return source(location, cancel).watch()
+    return base.digest(source(location, cancel))
 
 
 def parse(endpoint: str) -> buckets.Name:
@@ -66,20 +66,22 @@ class GcsSource(http.HttpSource):
         self._coverage = crc32c.Coverage()
         super().__init__(self._object)
 
-    def open(self, opening: base.Opening) -> None:
-        found = self._object.describe()
+    def open(self, opening: base.Opening) -> base.Facts:
+        self._stored = found = self._object.describe()
         # An attempt before this one may have read bytes of another generation.
         self._coverage = crc32c.Coverage()
-        super().open(opening)
-        self.identity = f"generation {found.generation} crc32c {found.crc32c} size {found.size}"
-        self.weak = False
-        self.digest = f"generation:{found.generation}"
-        if self.size != found.size:
-            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=self.size)
-        self._stored = found.crc
-        if self.ranges() is not None:
+        facts = super().open(opening)
+        if facts.size != found.size:
+            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=facts.size)
+        if facts.ranges is not None:
             # The head is not read again.
-            self._coverage.add(0, memoryview(self.head))
+            self._coverage.add(0, memoryview(facts.head))
+        return dataclasses.replace(
+            facts,
+            identity=f"generation {found.generation} crc32c {found.crc32c} size {found.size}",
+            weak=False,
+            digest=f"generation:{found.generation}",
+        )
 
     def stream(self, offset: int = 0) -> base.Reader:
         reader = super().stream(offset)
@@ -97,12 +99,13 @@ class GcsSource(http.HttpSource):
 
     def verify(self) -> None:
         """Compare the CRC of the object with the stored one, if all of it was read."""
-        calculated = self._coverage.value(self.size or 0)
-        if self._stored is None or calculated is None:
+        stored = self._stored.crc
+        calculated = self._coverage.value(self._stored.size)
+        if stored is None or calculated is None:
             log.info("not verified url=%r: not all bytes were read", self.name)
-        elif calculated != self._stored:
+        elif calculated != stored:
             raise errors.ChecksumMismatch(
-                algorithm="crc32c", expected=f"{self._stored:08x}", calculated=f"{calculated:08x}"
+                algorithm="crc32c", expected=f"{stored:08x}", calculated=f"{calculated:08x}"
             )
         else:
             log.info("verified url=%r crc32c=%08x", self.name, calculated)

@@ -59,7 +59,7 @@ def source(location: locations.S3, cancel: base.Cancel) -> S3Source:
 
 def digest(location: locations.S3, cancel: base.Cancel) -> str:
     """Return the version of an object, or its ETag."""
-    return source(location, cancel).watch()
+    return base.digest(source(location, cancel))
 
 
 def parse(endpoint: str) -> Address:
@@ -87,16 +87,17 @@ class S3Source(http.HttpSource):
         self._object = _Object(location, cancel)
         super().__init__(self._object)
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         while True:
             try:
-                super().open(opening)
+                facts = super().open(opening)
                 break
             except errors.Unreachable as err:
                 if not self._object.learn(err):
                     raise
         if self._version and self._version.etag and not self._version.etag.startswith("W/"):
             self._object.etag = self._version.etag
+        return facts
 
 
 class _Object(pinned.Resource):

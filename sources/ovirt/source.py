@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, filled, retry
@@ -56,7 +55,7 @@ class ImageioSource(base.Source):
         self, location: locations.Imageio, cancel: base.Cancel, patience: Patience = Patience()
     ) -> None:
         self.name = f"{wire.safe_url(location.endpoint)} disk {location.disk_id}"
-        self.format = "qcow2" if location.previous else "raw"
+        self._format = "qcow2" if location.previous else "raw"
         self._location = location
         self._cancel = cancel
         self._patience = patience
@@ -66,8 +65,10 @@ class ImageioSource(base.Source):
         self._transfer: engine.Transfer | None = None
         self._refusals = 0
         self._read = 0
+        self._identity: str | None = None
+        self._previous_size: int | None = None
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         self._ending = cancelling.Cancel()
         with contextlib.ExitStack() as stack:
             trusted = stack.enter_context(wire.authorities(self._location.access))
@@ -83,23 +84,27 @@ class ImageioSource(base.Source):
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
-            self._look()
+            head = self._look()
             self._open = stack.pop_all()
-        log.info("source disk=%r size=%r identity=%r", self._location.disk_id, self.size, self.identity)
+        size = self._extents.end
+        log.info("source disk=%r size=%r identity=%r", self._location.disk_id, size, self._identity)
+        has_extents = self._format == "raw" and any(extent.zero for extent in self._extents)
+        return base.Facts(
+            name=self.name,
+            size=size,
+            head=head,
+            identity=self._identity,
+            format=self._format,
+            previous_size=self._previous_size,
+            ranges=self,
+            extents=(lambda: extents.coarse(self._extents)) if has_extents else None,
+        )
 
     def close(self) -> None:
         self._open.close()
 
-    def ranges(self) -> base.RandomReader | None:
-        return self
-
     def stream(self, offset: int = 0) -> base.Reader:
-        return _Ordered(self, offset)
-
-    def extents(self) -> Iterator[base.Extent] | None:
-        if self.format != "raw" or all(not extent.zero for extent in self._extents):
-            return None
-        return extents.coarse(self._extents)
+        return _Ordered(self, offset, self._extents.end)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
@@ -122,7 +127,7 @@ class ImageioSource(base.Source):
     def _find(self) -> None:
         """Find the disk and the checkpoint's snapshot. The active state of the disk has no snapshot."""
         wanted = self._location.current
-        self.identity = None
+        self._identity = None
         self._disk = self._engine.disk(self._location.disk_id)
         self._snapshot = self._engine.snapshot(self._disk, wanted) if wanted else None
         if self._snapshot is not None:
@@ -130,18 +135,18 @@ class ImageioSource(base.Source):
             # A snapshot is immutable, but removing another snapshot can merge data into it.
             parts = (self._disk.id, found.id, found.snapshot and found.snapshot.id)
             sizes = (found.provisioned_size, found.actual_size)
-            self.identity = " ".join(str(part) for part in (*parts, *sizes, self.format))
+            self._identity = " ".join(str(part) for part in (*parts, *sizes, self._format))
         elif wanted and self._disk.image_id != wanted:
             raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {wanted}")
         if self._location.previous:
             previous = self._engine.snapshot(self._disk, self._location.previous)
-            self.previous_size = None if previous is None else previous.provisioned_size
+            self._previous_size = None if previous is None else previous.provisioned_size
 
     # -- the transfer
 
     def _begin(self) -> None:
         """Start a transfer, once the disk is unlocked."""
-        form = "cow" if self.format == "qcow2" else "raw"
+        form = "cow" if self._format == "qcow2" else "raw"
         deadline = time.monotonic() + self._patience.locked
         while True:
             try:
@@ -156,18 +161,17 @@ class ImageioSource(base.Source):
                 self._find()
         self._refusals = 0
 
-    def _look(self) -> None:
-        """Connect and read the first bytes; retry on this transfer, because a new one waits for its lock."""
+    def _look(self) -> bytes:
+        """Connect; return the first bytes. Retries on this transfer, as a new one waits for its lock."""
 
-        def look() -> None:
+        def look() -> bytes:
             if self._transfer is not None:
                 self._connect(self._transfer)
             self._extents = self._pool.extents()
-            self.size = self._extents.end
-            self.head = filled.head(self, min(HEAD_SIZE, self.size or 0), self.name)
+            return filled.head(self, min(HEAD_SIZE, self._extents.end), self.name)
 
         try:
-            retry.patiently(look, self._patience.first, self._cancel)
+            return retry.patiently(look, self._patience.first, self._cancel)
         except errors.TransferFailed as err:
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
 
@@ -210,18 +214,18 @@ class ImageioSource(base.Source):
                 self._replace(transfer, phase, offset)
 
     def _replace(self, transfer: engine.Transfer, phase: str, offset: int) -> None:
-        if self.identity is None:
+        if self._identity is None:
             # The disk was unlocked meanwhile: its data may differ from the data read so far.
             raise self._failed(
                 offset, f"the ticket of image transfer {transfer.id} has expired (phase {phase})"
             )
-        before = self.identity
+        before = self._identity
         transfer.end(self._limit, succeeded=False)
         self._begin()
         # The disk was unlocked until now: removing another snapshot may have merged data into this one.
         retry.patiently(self._find, self._patience.first, self._cancel)
-        if self.identity != before:
-            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self.identity)
+        if self._identity != before:
+            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
         if self._transfer is not None:
             self._connect(self._transfer)
 
@@ -269,12 +273,13 @@ class ImageioSource(base.Source):
 class _Ordered:
     """A reader of consecutive ranges."""
 
-    def __init__(self, source: ImageioSource, offset: int) -> None:
+    def __init__(self, source: ImageioSource, offset: int, size: int) -> None:
         self._source = source
         self._offset = offset
+        self._size = size
 
     def readinto(self, into: memoryview, /) -> int:
-        left = (self._source.size or 0) - self._offset
+        left = self._size - self._offset
         if left <= 0 or not len(into):
             return 0
         count = self._source.read_range(self._offset, into[:left])

@@ -33,7 +33,7 @@ def each(whole: base.Image, expected: checksum.Checksum | None, cancel: base.Can
     else:
         with contextlib.closing(ova.Pass(whole, cancel, expected)) as stream:
             _each_passing(whole, stream, begin)
-    whole.served.verify()
+    whole.verify()
 
 
 def _each_passing(whole: base.Image, stream: ova.Pass, begin: Begin) -> None:
@@ -51,7 +51,7 @@ def _each_passing(whole: base.Image, stream: ova.Pass, begin: Begin) -> None:
 def _check_count(whole: base.Image, disks: tuple[descriptor.Disk, ...]) -> None:
     if len(disks) > MOST:
         reason = f"{len(disks)} disks, at most {MOST} are imported together; choose each with --disk"
-        raise errors.Unsupported(reason=f"{whole.served.name}: {reason}")
+        raise errors.Unsupported(reason=f"{whole.facts.name}: {reason}")
 
 
 def image_name(disk: descriptor.Disk) -> str:

@@ -6,6 +6,7 @@ before the disk, as KubeVirt writes them (enhancement 256), else twice.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from typing import Final
@@ -37,8 +38,6 @@ class PackedSource(registry.RegistrySource):
     ``expected``: the checksum of the whole archive, or None. Closing it leaves ``whole`` open.
     """
 
-    unverifiable = base.Source.unverifiable
-
     def __init__(
         self,
         whole: base.Image,
@@ -46,19 +45,21 @@ class PackedSource(registry.RegistrySource):
         expected: checksum.Checksum | None,
         cancel: base.Cancel,
     ) -> None:
-        name = whole.served.name
+        name = whole.facts.name
         reference = oci_reference.ArchiveReference(name, choice=choice)
         super().__init__(locations.Registry(name), cancel, reference)
         self.name = name
-        self.once = whole.served.once
         self._whole = whole
         self._expected = expected
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return dataclasses.replace(super().open(opening), once=self._whole.facts.once)
 
     def verify(self) -> None:
         super().verify()
         if isinstance(self._store, _Passing):
             self._store.finish()
-        self._whole.served.verify()
+        self._whole.verify()
 
     def _open_store(self, read_blob: blobs.Read) -> layer.Store:
         assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
@@ -82,12 +83,10 @@ class _Ranged(archive.Indexed):
         super().__init__(reference, cancel, read_blob)
         self._whole = whole
         self._read_at = read
-        self._find_blobs(part.seekable(whole, read), whole.served.size or 0, _MOST)
+        self._find_blobs(part.seekable(whole, read), whole.facts.size or 0, _MOST)
 
     def _at(self, offset: int, size: int) -> base.Source:
-        blob = part.Part(self._whole, self.name)
-        blob.place(offset, size, self._read_at)
-        return blob
+        return part.Part(self._whole, offset, size, self._read_at)
 
 
 class _Passing(archive.Layout):
@@ -122,8 +121,8 @@ class _Passing(archive.Layout):
         opened = functools.partial(walk.Walk, kind="OCI archive")
         return passing.Pass(self._whole, self._cancel, self._expected, opened)
 
-    def _part(self, name: str) -> tuple[base.Source, int]:
-        if name in self._passed and not self._whole.served.once:
+    def _part(self, name: str) -> blobs.Piece:
+        if name in self._passed and not self._whole.facts.once:
             # Another attempt to read the disk.
             self.close()
             self._pass = self._begin()
@@ -138,11 +137,10 @@ class _Passing(archive.Layout):
                 continue
             self._passed.add(found)
             if found == name:
-                return passing.File(self._pass.archive, entry.size, self.name), entry.size
-            if archive.INDEX not in self._documents and self._whole.served.once:
+                return blobs.Piece.of(passing.File(self._pass.archive, entry.size, self.name))
+            if archive.INDEX not in self._documents and self._whole.facts.once:
                 raise self._late(archive.INDEX)
-        data = self._documents[name]
-        return _Document(data, self.name), len(data)
+        return blobs.Piece.of(_Document(self._documents[name], self.name))
 
     def _keep(self, name: str, size: int) -> None:
         if size + sum(map(len, self._documents.values())) > _DOCUMENTS:
@@ -164,8 +162,10 @@ class _Document(base.Source):
 
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
-        self.size = len(data)
-        self.head = data
+        self._data = data
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name=self.name, size=len(self._data), head=self._data)
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return readers.Bytes(self.head[offset:])
+        return readers.Bytes(self._data[offset:])

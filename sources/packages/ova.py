@@ -7,8 +7,10 @@ and the disk is written as it passes. A checksum of the whole OVA also needs all
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdi_worker import errors
@@ -29,7 +31,7 @@ class Pass(passing.Pass[package.Package]):
 
     def __init__(self, whole: base.Image, cancel: base.Cancel, expected: checksum.Checksum | None) -> None:
         super().__init__(whole, cancel, expected, package.Package)
-        self.name = whole.served.name
+        self.name = whole.facts.name
 
     def find(self, choose: Callable[[package.Package], descriptor.Disk]) -> File:
         """Let the archive pass to the disk that ``choose`` returns when the descriptor has passed."""
@@ -66,20 +68,20 @@ class File(passing.File):
 
     def __init__(self, stream: Pass, disk: descriptor.Disk, member: walk.Entry) -> None:
         self.disk, self.member = disk, member
-        self._package = stream.archive
-        stated = self._package.checksum_of(member)
+        self.package = stream.archive
+        stated = self.package.checksum_of(member)
         hashed = (stated.algorithm,) if stated else _LATER
-        super().__init__(self._package, member.size, f"{stream.name}#{disk.file}", hashed)
+        super().__init__(self.package, member.size, f"{stream.name}#{disk.file}", hashed)
         _check_compression(disk, self.head)
 
     def verify(self) -> None:
         """Read the rest, and compare with the manifest if it has passed. Safe to call twice."""
         self.rest()
-        if stated := self._package.checksum_of(self.member):
+        if stated := self.package.checksum_of(self.member):
             _compare(stated, self.digests().get(stated.algorithm))
 
 
-class OvaSource(part.Part):
+class OvaSource(base.Source):
     """The disk ``choice`` (its file name, disk id or number; empty: the only one) in ``whole``, an open OVA.
 
     ``expected``: the checksum of the whole OVA, or None. Closing it leaves ``whole`` open.
@@ -92,27 +94,21 @@ class OvaSource(part.Part):
         expected: checksum.Checksum | None,
         cancel: base.Cancel,
     ) -> None:
-        super().__init__(whole, whole.served.name)
-        self.once = whole.served.once
-        self.weak = whole.served.weak
+        self.name = whole.facts.name
+        self._whole = whole
         self._choice = choice
         self._expected = expected
         self._cancel = cancel
         self._passing: Pass | None = None
         self._file: File | None = None
-        self._disk: descriptor.Disk | None = None
+        self._obstacle: errors.Error | None = None
         self._package: package.Package | None = None
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         read = self._whole.at_random(self._cancel) if self._expected is None else None
-        if read is not None:
-            self._open_ranges(read)
-        else:
-            file = self._begin_pass()
-            self.size, self.head = file.size, file.head
-            self._name(file.disk, file.member)
-        disk, member = self._disk, self.size
-        log.info("disk file=%r size=%r ranges=%s", disk.file if disk else "", member, read is not None)
+        facts = self._open_pass() if read is None else self._open_ranges(read, opening)
+        log.info("disk file=%r size=%r ranges=%s", facts.description["disk"], facts.size, read is not None)
+        return facts
 
     def close(self) -> None:
         if self._passing is not None:
@@ -128,20 +124,8 @@ class OvaSource(part.Part):
             found.checksum_of(found.needed(disk))
         return found.disks
 
-    @property
-    def transferred(self) -> int | None:
-        """The size of the OVA if all of it passes, else that of the disk's file."""
-        return self.size if self._passing is None else self._whole.served.size
-
-    def ranges(self) -> base.RandomReader | None:
-        return super().ranges() if self._passing is None else None
-
-    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader | None:
-        if self._passing is None:
-            return None
-        file = self._begin()
-        self._passing.report(advance)
-        return file.stream()
+    def stream(self, offset: int = 0) -> base.Reader:
+        raise errors.NoRanges(url=self.name, reason="a part of an archive is read by ranges only")
 
     def verify(self) -> None:
         """Read the rest of an OVA that passes, and verify the checksums. Safe to call twice."""
@@ -149,51 +133,69 @@ class OvaSource(part.Part):
             self._file.rest()
             self._passing.finish()
             self._file.verify()
-        self._whole.served.verify()
+        self._whole.verify()
 
-    def describe(self) -> Mapping[str, object]:
-        """Return the disks, which one is imported, and the checksum that the manifest states for it."""
-        if self._package is None or self._disk is None:
-            return {}
-        there = self.checksum or ("not read yet" if self._passing is not None else "none")
-        disks = [disk.describe() for disk in self._package.disks]
-        return {**self._whole.served.describe(), "disks": disks, "disk": self._disk.file, "manifest": there}
-
-    def _open_ranges(self, read: views.Read) -> None:
+    def _open_ranges(self, read: views.Read, opening: base.Opening) -> base.Facts:
         """Read all headers, the descriptor and the manifest; check them before the disk is read."""
         self._package = found = package.Package(part.seekable(self._whole, read))
-        for _ in found.within(self._whole.served.size or 0):
+        for _ in found.within(self._whole.facts.size or 0):
             pass
         disk = self._choose(found)
         member = found.needed(disk)
         stated = found.checksum_of(member)
-        _warn(self._whole.served.name, found)
-        self.checksum = f"{stated.algorithm}:{stated.digest}" if stated else ""
-        self.place(member.offset, member.size, read)
-        _check_compression(disk, self.head)
-        self._name(disk, member)
+        _warn(self._whole.facts.name, found)
+        place = part.Part(self._whole, member.offset, member.size, read).open(opening)
+        _check_compression(disk, place.head)
+        checksum = f"{stated.algorithm}:{stated.digest}" if stated else ""
+        return self._stated(place, found, disk, member, checksum=checksum, manifest=checksum or "none")
 
-    def _name(self, disk: descriptor.Disk, member: walk.Entry) -> None:
-        self._disk = disk
-        self.name = f"{self._whole.served.name}#{disk.file}"
-        if self._whole.served.identity is not None:
-            self.identity = f"{self._whole.served.identity} {member.name} at {member.offset}"
-
-    def _begin(self) -> File:
-        """Let the OVA pass to the disk, again if its first pass was used."""
-        if self._file is not None and not self._file.is_used:
-            return self._file
+    def _open_pass(self) -> base.Facts:
         file = self._begin_pass()
-        if file.size != self.size:
-            before, now = f"{self.size} bytes", f"{file.size} bytes"
-            raise errors.SourceChanged(url=self.name, what="disk", before=before, now=now)
-        return file
+        # All of the OVA passes.
+        wire = base.Wire(self._whole.facts.size, functools.partial(self._ordered, file.size))
+        passing = base.Facts(name="", size=file.size, head=file.head, wire=wire)
+        return self._stated(passing, file.package, file.disk, file.member, manifest="not read yet")
+
+    def _stated(
+        self,
+        facts: base.Facts,
+        found: package.Package,
+        disk: descriptor.Disk,
+        member: walk.Entry,
+        *,
+        manifest: str,
+        checksum: str = "",
+    ) -> base.Facts:
+        """Complete the facts of a disk. ``manifest``: the checksum that the manifest states for it."""
+        whole = self._whole.facts
+        disks = [disk.describe() for disk in found.disks]
+        return dataclasses.replace(
+            facts,
+            name=f"{whole.name}#{disk.file}",
+            identity=whole.identity and f"{whole.identity} {member.name} at {member.offset}",
+            weak=whole.weak,
+            once=whole.once,
+            checksum=checksum,
+            obstacle=self._obstacle,
+            description={**whole.description, "disks": disks, "disk": disk.file, "manifest": manifest},
+        )
+
+    def _ordered(self, size: int, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader:
+        """Let the OVA pass to the disk, again if its first pass was used."""
+        file = self._file
+        if file is None or file.is_used:
+            file = self._begin_pass()
+        if file.size != size:
+            before, now = f"{size} bytes", f"{file.size} bytes"
+            raise errors.SourceChanged(url=file.name, what="disk", before=before, now=now)
+        assert self._passing is not None  # noqa: S101  (see ``_begin_pass``)
+        self._passing.report(advance)
+        return file.stream()
 
     def _begin_pass(self) -> File:
         self.close()
         self._passing = Pass(self._whole, self._cancel, self._expected)
         self._file = self._passing.find(self._choose)
-        self._package = self._passing.archive
         return self._file
 
     def _choose(self, found: package.Package) -> descriptor.Disk:
@@ -207,8 +209,8 @@ class OvaSource(part.Part):
             what = f"holds {len(disks)} disks" if not choice else f"has no disk {choice!r}"
             listed = ", ".join(_listed(disk) for disk in disks)
             advice = "choose one with --disk (in a pod: CDI_WORKER_DISK)"
-            reason = f"{self._whole.served.name}: {what}: {listed}; {advice}"
-            self.obstacle = descriptor.refused("one disk", reason)
+            reason = f"{self._whole.facts.name}: {what}: {listed}; {advice}"
+            self._obstacle = descriptor.refused("one disk", reason)
             return next((disk for disk in disks if not disk.obstacle), disks[0])
         check(self._whole, named[0])
         return named[0]
@@ -225,7 +227,7 @@ def check(whole: base.Image, *disks: descriptor.Disk) -> None:
     """Raise ``errors.Unsupported`` if one of ``disks`` of ``whole`` cannot be imported."""
     for disk in disks:
         if disk.obstacle:
-            raise errors.Unsupported(reason=f"{whole.served.name}: disk {disk.file!r} {disk.obstacle}")
+            raise errors.Unsupported(reason=f"{whole.facts.name}: disk {disk.file!r} {disk.obstacle}")
 
 
 def _listed(disk: descriptor.Disk) -> str:

@@ -14,36 +14,40 @@ _HEADERS: Final = 32 << 10
 
 
 class Part(base.Source):
-    """Bytes of ``whole``, an open image with ranges, which closing leaves open. ``place``: which ones."""
+    """``size`` bytes from ``offset`` of ``whole``, an open image with ranges, which closing leaves open.
 
-    def __init__(self, whole: base.Image, name: str) -> None:
-        self.name = name
+    ``read``: see ``images.image.Image.at_random``.
+    """
+
+    def __init__(self, whole: base.Image, offset: int, size: int, read: views.Read) -> None:
+        self.name = whole.facts.name
         self._whole = whole
-        self._offset = 0
-        # How fast the server answers is known already.
-        self.pace = whole.served.pace
+        self._offset = offset
+        self._size = size
+        self._read = read
 
-    def place(self, offset: int, size: int, read: views.Read) -> None:
-        """Be ``size`` bytes from ``offset``. ``read``: see ``images.image.Image.at_random``."""
-        self._offset, self.size = offset, size
-        self.head = read(offset, min(size, detect.HEAD))
-
-    def ranges(self) -> base.RandomReader | None:
-        found = self._whole.served.ranges()
-        if isinstance(found, readers.Continuing):
-            return _Continuing(found, self._offset)
-        return None if found is None else _Shifted(found, self._offset)
+    def open(self, opening: base.Opening) -> base.Facts:
+        reader = self._whole.facts.ranges
+        if isinstance(reader, readers.Continuing):
+            reader = _Continuing(reader, self._offset)
+        elif reader is not None:
+            reader = _Shifted(reader, self._offset)
+        return base.Facts(
+            name=self.name,
+            size=self._size,
+            head=self._read(self._offset, min(self._size, detect.HEAD)),
+            ranges=reader,
+            # How fast the server answers is known already.
+            pace=self._whole.facts.pace,
+        )
 
     def stream(self, offset: int = 0) -> base.Reader:
         raise errors.NoRanges(url=self.name, reason="a part of an archive is read by ranges only")
 
-    def verify(self) -> None:
-        self._whole.served.verify()
-
 
 def seekable(whole: base.Image, read: views.Read) -> io.BufferedReader:
-    """Return a stream of the headers and small files in ``whole``; ``read``: see ``Part.place``."""
-    return io.BufferedReader(readers.Seekable(read, whole.served.size or 0), _HEADERS)
+    """Return a stream of the headers and small files in ``whole``; ``read``: see ``Part``."""
+    return io.BufferedReader(readers.Seekable(read, whole.facts.size or 0), _HEADERS)
 
 
 class _Shifted:

@@ -61,8 +61,6 @@ class File(base.Source):
     ``hashed``: the algorithms of ``digests``, which are known after ``rest``.
     """
 
-    once = True
-
     def __init__(self, archive: walk.Walk, size: int, name: str, hashed: Iterable[str] = ()) -> None:
         self.name = name
         self.size = size
@@ -73,6 +71,9 @@ class File(base.Source):
         head = memoryview(bytearray(min(size, detect.HEAD)))
         self.head = bytes(head[: readers.fill(self._rest, head)])
         self._replay = readers.Bytes(self.head)
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name=self.name, size=self.size, head=self.head, once=True)
 
     def stream(self, offset: int = 0) -> base.Reader:
         if self.is_used or offset > len(self.head):

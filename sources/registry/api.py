@@ -58,12 +58,12 @@ class Blob(http.HttpSource):
 
     head_size = HEAD_SIZE
 
-    def _begin(self, head: bytes) -> None:
-        # The digest is of the bytes as served, whatever their header says.
-        self.head = head
+    def _check_coding(self, version: http.Version, head: bytes) -> None:
+        """Do nothing: the digest is of the bytes as served, whatever their header says."""
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
-        if size is not None and self.size is not None and size != self.size:
+        known = self._version and self._version.size
+        if size is not None and known is not None and size != known:
             super()._check_version(response, size)
 
 
@@ -137,17 +137,14 @@ class Registry:
         stop = self._cancel.child()
         return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._read, stop)
 
-    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> Blob:
-        def attempt() -> Blob:
-            resource = self._resource("blobs", descriptor.digest, cancel)
-            found = Blob(resource)
-            found.open(base.Opening())
-            return found
+    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> blobs.Piece:
+        def attempt() -> blobs.Piece:
+            return blobs.Piece.of(Blob(self._resource("blobs", descriptor.digest, cancel)))
 
         blob = retry.patiently(attempt, self.access.patience, cancel)
-        if blob.size not in {None, descriptor.size}:
-            expected, calculated = f"{descriptor.size} bytes", f"{blob.size} bytes"
-            raise errors.DigestMismatch(url=blob.name, expected=expected, calculated=calculated)
+        if blob.facts.size not in {None, descriptor.size}:
+            expected, calculated = f"{descriptor.size} bytes", f"{blob.facts.size} bytes"
+            raise errors.DigestMismatch(url=blob.facts.name, expected=expected, calculated=calculated)
         return blob
 
     def _optional(self, kind: str, target: str) -> bytes | None:

@@ -39,8 +39,8 @@ class Layout:
     def close(self) -> None:
         """Close the archive."""
 
-    def _part(self, name: str) -> tuple[base.Source, int]:
-        """Return a file of the archive and its size. Raises ``errors.Unreachable`` if there is none."""
+    def _part(self, name: str) -> blobs.Piece:
+        """Return a file of the archive. Raises ``errors.Unreachable`` if there is none."""
         raise NotImplementedError
 
     def root(self) -> bytes:
@@ -80,16 +80,15 @@ class Layout:
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return a reader of the blob, which verifies size and digest at the end."""
-        part, size = self._part("blobs/" + descriptor.digest.replace(":", "/"))
-        if size != descriptor.size:
-            expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
+        part = self._part("blobs/" + descriptor.digest.replace(":", "/"))
+        if part.facts.size != descriptor.size:
+            expected, calculated = f"{descriptor.size} bytes", f"{part.facts.size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
         return blobs.Verified(descriptor, self.name, part, self._read_blob, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
-        part, _ = self._part(name)
-        with contextlib.closing(self._read_blob(part, self._cancel, 0)) as reader:
+        with contextlib.closing(self._read_blob(self._part(name), self._cancel, 0)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
     def _missing(self, name: str) -> errors.Unreachable:
@@ -108,11 +107,10 @@ class Indexed(Layout):
         super().__init__(reference, cancel, read)
         self._members: dict[str, tuple[int, int]] = {}
 
-    def _part(self, name: str) -> tuple[base.Source, int]:
+    def _part(self, name: str) -> blobs.Piece:
         if name not in self._members:
             raise self._missing(name)
-        offset, size = self._members[name]
-        return self._at(offset, size), size
+        return blobs.Piece.of(self._at(*self._members[name]))
 
     def _at(self, offset: int, size: int) -> base.Source:
         """Return these bytes of the archive."""
@@ -185,14 +183,17 @@ class _Part(base.Source):
 
     def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
         self.name = name
-        self.size = size
+        self._size = size
         self._fd = fd
         self._offset = offset
-        head = memoryview(bytearray(min(size, detect.HEAD)))
-        self.head = bytes(head[: readers.fill(self.stream(), head)])
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        head = memoryview(bytearray(min(self._size, detect.HEAD)))
+        head = head[: readers.fill(self.stream(), head)]
+        return base.Facts(name=self.name, size=self._size, head=bytes(head))
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return _Slice(self._fd, self._offset + offset, (self.size or 0) - offset, self.name)
+        return _Slice(self._fd, self._offset + offset, self._size - offset, self.name)
 
 
 class _Slice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -12,8 +12,21 @@ from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents
 
-#: Opens a blob from an offset, at most the end of its head, with retries.
-Read: TypeAlias = Callable[[base.Source, cancelling.Cancel, int], base.Reader]
+
+class Piece(NamedTuple):
+    """A blob, or a file of an archive, that is open."""
+
+    source: base.Source
+    facts: base.Facts
+
+    @classmethod
+    def of(cls, source: base.Source) -> Self:
+        """Open ``source``."""
+        return cls(source, source.open(base.Opening()))
+
+
+#: Reads a blob from an offset, at most the end of its head, with retries.
+Read: TypeAlias = Callable[[Piece, cancelling.Cancel, int], base.Reader]
 
 
 class Verified:
@@ -28,11 +41,11 @@ class Verified:
         self,
         descriptor: documents.Descriptor,
         name: str,
-        blob: base.Source,
+        blob: Piece,
         read: Read,
         stop: cancelling.Child,
     ) -> None:
-        self.head = blob.head
+        self.head = blob.facts.head
         self._descriptor = descriptor
         self._name = f"{name}: blob {descriptor.digest}"
         self._hash = hashlib.new(descriptor.digest.partition(":")[0], self.head, usedforsecurity=False)
@@ -59,7 +72,7 @@ class Verified:
     def close(self) -> None:
         """Close the blob and abort a read of it. Safe to call twice."""
         self._stop.set("closed")
-        self._blob.close()
+        self._blob.source.close()
         if self._rest is not None:
             self._rest.close()
         self._stop.close()

@@ -49,6 +49,10 @@ class Registry(base.Location):
     )
 
     @property
+    def unverifiable(self) -> str:
+        return ""
+
+    @property
     def annotations(self) -> dict[str, str]:
         """The annotations that the layer must have."""
         pairs = (line.partition("=") for line in self.layer_annotation.splitlines() if line.strip())

@@ -45,8 +45,6 @@ class RegistrySource(base.Source):
     The tag is resolved once: all later requests are for digests in the document that was verified.
     """
 
-    unverifiable = ""
-
     def __init__(
         self,
         location: locations.Registry,
@@ -58,31 +56,38 @@ class RegistrySource(base.Source):
         self._reference = reference or oci_reference.parse(location.endpoint)
         self.name = str(self._reference)
         self._store: layer.Store | None = None
-        self._image: Image | None = None
         self._disk: layer.Disk | None = None
         self._fresh = True
         self._counting: _Counting | None = None
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         try:
             judge: images.Judge | None = opening.judging(self._reference) if opening.judging else None
             self._counting = _Counting(opening.engine)
             self._store = self._open_store(self._counting.read)
             chosen = choose(self._store, self._location.architecture)
-            self.signatures = self._verified(self._store, judge, chosen.digests) if judge else ()
-            self._image = resolve(self._store, chosen, self._location.architecture)
-            self._check_platform(chosen, self._image)
-            self._disk = self._find(self._store, self._image.manifest)
+            signatures = self._verified(self._store, judge, chosen.digests) if judge else ()
+            found = resolve(self._store, chosen, self._location.architecture)
+            self._check_platform(chosen, found, is_signed=bool(signatures))
+            self._disk, obstacle = self._find(self._store, found.manifest)
         except BaseException:
             self.close()
             raise
         disk = self._disk
-        self.size, self.head = disk.size, disk.head
-        self.disk_size = disk.blob.disk_size
-        self.identity = f"{disk.blob.digest} {disk.path}".rstrip()
-        self.verified = {"manifest": self._image.digest, "layer": disk.blob.digest}
-        log.info(
-            "source url=%r digest=%r disk=%r size=%d", self.name, self._image.digest, disk.path, disk.size
+        log.info("source url=%r digest=%r disk=%r size=%d", self.name, found.digest, disk.path, disk.size)
+        return base.Facts(
+            name=self.name,
+            size=disk.size,
+            head=disk.head,
+            identity=f"{disk.blob.digest} {disk.path}".rstrip(),
+            disk_size=disk.blob.disk_size,
+            signatures=signatures,
+            verified={"manifest": found.digest, "layer": disk.blob.digest},
+            obstacle=obstacle,
+            labels=found.labels(),
+            description=_description(found, disk, signatures),
+            # A layer is compressed, and holes of a disk in it take no bytes.
+            wire=base.Wire(disk.blob.size, self._ordered),
         )
 
     def _open_store(self, read_blob: blobs.Read) -> layer.Store:
@@ -95,24 +100,25 @@ class RegistrySource(base.Source):
 
         return judge.check((each for digest in digests for each in signatures.find(store, digest)), digests)
 
-    def _check_platform(self, chosen: Chosen, image: Image) -> None:
+    def _check_platform(self, chosen: Chosen, image: Image, *, is_signed: bool) -> None:
         """Refuse a signed image that an index lists for another platform: others may have written the index.
 
         Unsigned images often have a wrong configuration, and there is nothing to verify.
         """
         found = documents.contradiction(chosen.entry, image.config) if chosen.entry else ""
-        if found and self.signatures:
+        if found and is_signed:
             raise errors.Untrusted(url=self.name, fault=signature.OTHER_DATA, reason=found)
         if found:
             log.warning("wrong platform url=%r: %s", self.name, found)
 
-    def _find(self, store: layer.Store, manifest: documents.Manifest) -> layer.Disk:
-        """Return the disk; of several the first one, which can be examined but is not imported."""
+    def _find(
+        self, store: layer.Store, manifest: documents.Manifest
+    ) -> tuple[layer.Disk, errors.Error | None]:
+        """Return the disk; of several the first one, which can be examined, and why it is not imported."""
         try:
-            return layer.find(store, manifest, self._reference.choice, self._location.annotations)
+            return layer.find(store, manifest, self._reference.choice, self._location.annotations), None
         except documents.Ambiguous as err:
-            self.obstacle = err
-            return layer.FileDisk(store, err.first)
+            return layer.FileDisk(store, err.first), err
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""
@@ -121,12 +127,7 @@ class RegistrySource(base.Source):
         if self._store is not None:
             self._store.close()
 
-    @property
-    def transferred(self) -> int | None:
-        """The size of the blob: a layer is compressed, and holes of a disk in it take no bytes."""
-        return None if self._disk is None else self._disk.blob.size
-
-    def ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader:
+    def _ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader:
         """Return a reader of the disk. The engine reads its blob."""
         if self._disk is None or self._counting is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
@@ -149,37 +150,34 @@ class RegistrySource(base.Source):
         if self._disk is not None:
             self._disk.finish()
 
-    def labels(self) -> Mapping[str, str]:
-        return self._image.labels() if self._image else {}
 
-    def describe(self) -> Mapping[str, object]:
-        """Return digest, platforms, layers, disk and labels of the image."""
-        if self._image is None or self._disk is None:
-            return {}
-        layers = [
-            {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
-            for item in self._image.manifest.layers
-        ]
-        disks = [
-            {
-                "name": item.disk_name,
-                "size": item.annotations.get(documents.DISK_SIZE, ""),
-                "title": item.title,
-                "mediaType": item.media_type,
-            }
-            for item in documents.disks(self._image.manifest)
-        ]
-        signatures = [dataclasses.asdict(each) for each in self.signatures]
-        return {
-            "digest": self._image.digest,
-            "platforms": self._image.platforms or [self._image.platform],
-            "layers": layers,
-            "disk": self._disk.path or self._disk.blob.media_type,
-            "diskLayer": self._disk.blob.digest,
-            "labels": self._image.labels(),
-            **({"signatures": signatures} if signatures else {}),
-            **({"disks": disks} if disks else {}),
+def _description(
+    image: Image, disk: layer.Disk, signatures: tuple[signature.Signature, ...]
+) -> dict[str, object]:
+    """Return digest, platforms, layers, disk and labels of the image."""
+    layers = [
+        {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
+        for item in image.manifest.layers
+    ]
+    disks = [
+        {
+            "name": item.disk_name,
+            "size": item.annotations.get(documents.DISK_SIZE, ""),
+            "title": item.title,
+            "mediaType": item.media_type,
         }
+        for item in documents.disks(image.manifest)
+    ]
+    return {
+        "digest": image.digest,
+        "platforms": image.platforms or [image.platform],
+        "layers": layers,
+        "disk": disk.path or disk.blob.media_type,
+        "diskLayer": disk.blob.digest,
+        "labels": image.labels(),
+        **({"signatures": [dataclasses.asdict(each) for each in signatures]} if signatures else {}),
+        **({"disks": disks} if disks else {}),
+    }
 
 
 class _Stream:
@@ -204,24 +202,24 @@ class _Counting:
     def __init__(self, engine: image.Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._blob: base.Source | None = None
+        self._blob: blobs.Piece | None = None
         self._before = 0
         self._report: Callable[[int], None] | None = None
 
-    def read(self, source: base.Source, cancel: base.Cancel, start: int) -> base.Reader:
+    def read(self, blob: blobs.Piece, cancel: base.Cancel, start: int) -> base.Reader:
         """See ``blobs.Read``."""
         with self._lock:
-            self._blob, self._before = source, start
+            self._blob, self._before = blob, start
 
         def arrived(count: int) -> None:
             with self._lock:
-                report = self._report if source is self._blob else None
-                if source is self._blob and report is None:
+                report = self._report if blob is self._blob else None
+                if blob is self._blob and report is None:
                     self._before += count
             if report is not None:
                 report(count)
 
-        return image.Image(source, self._engine).rest(cancel, start, arrived)
+        return image.Image(*blob, self._engine).rest(cancel, start, arrived)
 
     def report(self, advance: Callable[[int], None]) -> None:
         """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""

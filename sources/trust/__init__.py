@@ -7,11 +7,10 @@ it), ``images`` decides on the signatures of a container image: by keys (``keyfi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cdi_worker import errors
 
@@ -97,40 +96,44 @@ class Candidate:
     fault: errors.Untrusted | None = None
 
 
-@contextlib.contextmanager
-def opening(
-    source: base.Source, demand: Demand, kind: str
-) -> Iterator[Callable[[reference.Reference | reference.ArchiveReference], images.Judge] | None]:
-    """Open ``source``, of this kind, in the block: that verifies what is demanded, before its disk is read.
+#: Returns the judge of an image's signatures (``images.Judge``).
+Judging: TypeAlias = "Callable[[reference.Reference | reference.ArchiveReference], images.Judge]"
 
-    Yields what it is opened with, see ``base.Opening``. Raises ``errors.Untrusted``: before the block for a
-    source that cannot verify it, after it for one that should have, and has not.
+
+def opened(open_: Callable[[Judging | None], base.Facts], demand: Demand, kind: str) -> base.Facts:
+    """Open a source of this kind: that verifies what is demanded, before its disk is read.
+
+    ``open_`` gets what the source is opened with, see ``base.Opening``. Raises ``errors.Untrusted`` if the
+    source has not verified it. ``check`` is called before.
     """
-    _check_verifiable(source, demand, kind)
-    yield functools.partial(_judge, demand) if demand or demand.policy else None
-    if demand and not source.signatures:
+    facts = open_(functools.partial(_judge, demand) if demand or demand.policy else None)
+    if demand and not facts.signatures:
         from cdi_worker.formats import signature
 
         reason = f"source {kind!r} has not verified it"
-        raise errors.Untrusted(url=source.name, fault=signature.MISSING, reason=reason)
+        raise errors.Untrusted(url=facts.name, fault=signature.MISSING, reason=reason)
+    return facts
+
+
+def check(demand: Demand, kind: str, location: base.Location, name: str) -> None:
+    """Raise ``errors.Untrusted`` if a signature is demanded that opening the source does not verify.
+
+    ``location``: that of a source of this kind. ``name``: the address without secrets, for the message.
+    """
+    if demand and location.unverifiable:
+        raise _unverifiable(name, f"source {kind!r}: {location.unverifiable}")
+    if location.pulled_elsewhere and demand.policy:
+        from cdi_worker.sources.trust import policy
+
+        # It would otherwise be a way around the policy.
+        if not policy.read(demand.policy).accepts_everything:
+            raise _unverifiable(name, f"{demand.policy}: {location.unverifiable}")
 
 
 def _judge(demand: Demand, of: reference.Reference | reference.ArchiveReference) -> images.Judge:
     from cdi_worker.sources.trust import images
 
     return images.Judge(demand, of)
-
-
-def _check_verifiable(source: base.Source, demand: Demand, kind: str) -> None:
-    """Raise ``errors.Untrusted`` if a signature is demanded that opening ``source`` does not verify."""
-    if demand and source.unverifiable:
-        raise _unverifiable(source.name, f"source {kind!r}: {source.unverifiable}")
-    if source.pulled_elsewhere and demand.policy:
-        from cdi_worker.sources.trust import policy
-
-        # It would otherwise be a way around the policy.
-        if not policy.read(demand.policy).accepts_everything:
-            raise _unverifiable(source.name, f"{demand.policy}: {source.unverifiable}")
 
 
 def _unverifiable(name: str, reason: str) -> errors.Untrusted:

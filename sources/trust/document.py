@@ -42,18 +42,19 @@ class Place:
 
     def read(self, limit: int, cancel: base.Cancel) -> bytes:
         """Return the file. Raises ``errors.SourceError``, also for one of more than ``limit`` bytes."""
-        with _timed(cancel, self.name) as stop, self.kind.open(self.location, stop) as source:
-            if source.size is None or source.size > len(source.head):
+        with _timed(cancel, self.name) as stop, base.opened(self.kind.open(self.location, stop)) as image:
+            facts = image.facts
+            if facts.size is None or facts.size > len(facts.head):
                 # A reader of ranges goes on after the head; a stream begins with it.
-                start = len(source.head) if source.ranges() is not None else 0
-                data = bytearray(source.head[:start])
-                if source.size is None or source.size <= limit:
-                    _read(source.stream(start), data, limit)
+                start = len(facts.head) if facts.ranges is not None else 0
+                data = bytearray(facts.head[:start])
+                if facts.size is None or facts.size <= limit:
+                    _read(image.source.stream(start), data, limit)
             else:
-                data = bytearray(source.head)
-            if len(data) > limit or (source.size or 0) > limit:
+                data = bytearray(facts.head)
+            if len(data) > limit or (facts.size or 0) > limit:
                 raise errors.SourceError(reason=f"{self.name}: is larger than {limit >> 20} MiB")
-            source.verify()
+            image.verify()
             return bytes(data)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,8 +45,6 @@ class VddkSource(base.Source):
     ``machine``: the kernel's name of this machine's architecture.
     """
 
-    format = "raw"
-
     def __init__(
         self, location: locations.Vddk, cancel: base.Cancel, machine: str = os.uname().machine
     ) -> None:
@@ -57,9 +56,10 @@ class VddkSource(base.Source):
         self._areas: extents.Kept | None = None
         self._allocated: extents.Kept | None = None
         self._names: dict[str, frozenset[str]] = {}
+        self._size = 0
         self._open = contextlib.ExitStack()
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         self._check_library()
         machine, disk, server, longest = cancelling.apart(self._look, self._cancel)
         wanted = self._location
@@ -75,7 +75,6 @@ class VddkSource(base.Source):
                 )
             except errors.ToolFailed as err:
                 raise self._vddk.explained(err) from err
-            self.longest_read = longest
             self._disk = vddk_disk.VddkDisk(
                 socket,
                 self.name,
@@ -86,39 +85,44 @@ class VddkSource(base.Source):
                 access=self._location.access,
             )
             stack.callback(self._disk.close)
-            self.size = self._disk.open()
-            if self.size != disk.size:
+            self._size = self._disk.open()
+            if self._size != disk.size:
                 # vSphere's list of allocated areas is not one of this disk.
                 self._allocated = None
-            if self._areas is not None and self.size != disk.size:
+            if self._areas is not None and self._size != disk.size:
                 raise errors.SourceError(
-                    reason=f"{self.name}: has {self.size} bytes, vSphere lists changes of {disk.size}"
+                    reason=f"{self.name}: has {self._size} bytes, vSphere lists changes of {disk.size}"
                 )
             self._open = stack.pop_all()
         # Only a snapshot is immutable.
         moment = (self._location.uuid, disk.object_id, disk.snapshot, disk.change_id, disk.file)
-        self.identity = " ".join(moment) if disk.snapshot else None
-        log.info("source file=%r size=%r identity=%r", disk.file, self.size, self.identity)
+        identity = " ".join(moment) if disk.snapshot else None
+        log.info("source file=%r size=%r identity=%r", disk.file, self._size, identity)
+        return base.Facts(
+            name=self.name,
+            size=self._size,
+            identity=identity,
+            format="raw",
+            checkpoints=self._names,
+            ranges=self._disk,
+            longest_read=longest,
+            extents=self._extents,
+        )
 
     def close(self) -> None:
         self._open.close()
 
-    def ranges(self) -> base.RandomReader | None:
-        return self._disk
+    def finish(self, facts: base.Facts) -> base.Facts:
+        """Return VDDK's version and host, which its log has named by now."""
+        return dataclasses.replace(facts, info=self._vddk.info)
 
-    def extents(self) -> Iterator[base.Extent]:
+    def _extents(self) -> Iterator[base.Extent]:
         parts = None if self._areas is None else extents.pieces(self._areas)
         if self._allocated is None:
             runs = self._disk.extents(parts)
         else:
-            runs = extents.complete(self._allocated, self.size or 0)
+            runs = extents.complete(self._allocated, self._size)
         return extents.coarse(runs if self._areas is None else extents.overlay(self._areas, runs))
-
-    def checkpoint_names(self, checkpoint: str) -> frozenset[str]:
-        return self._names.get(checkpoint, frozenset({checkpoint}))
-
-    def info(self) -> Mapping[str, str]:
-        return self._vddk.info
 
     def _check_library(self) -> None:
         if self._machine != MACHINE:

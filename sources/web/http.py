@@ -13,7 +13,7 @@ import requests
 
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
-from cdi_worker.images.engine import seams
+from cdi_worker.images.engine import pace, seams
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned, session
 
@@ -95,39 +95,48 @@ class HttpSource(base.Source):
     def __init__(self, resource: pinned.Resource) -> None:
         self._resource = resource
         self.name = self._resource.name
+        self._pace = pace.Pace()
         self._version: Version | None = None
         self._has_ranges = False
         self._first: _HttpStream | None = None
         #: Per thread: its open response, and the end of the range that it will read.
         self._thread = threading.local()
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         response = self._resource.get(f"bytes=0-{self.head_size - 1}")
         if response.status_code in {400, 405, 416, 501}:
             # An empty object has no first byte; some servers refuse all ranges.
             self._resource.drop(response)
             response = self._resource.get(None)
         if response.status_code == 206:
-            self._open_ranges(response)
+            version, head = self._open_ranges(response)
         elif response.status_code == 200:
-            self._open_stream(response)
+            version, head = self._open_stream(response)
         else:
             raise self._resource.failure(response)
+        facts = base.Facts(
+            name=self.name,
+            size=version.size,
+            head=head,
+            identity=version.identity,
+            weak=version.strong is None,
+            digest=version.digest,
+            ranges=self if self._has_ranges else None,
+            pace=self._pace,
+        )
         log.info(
             "source url=%r size=%r identity=%r weak=%r ranges=%r",
-            self.name,
-            self.size,
-            self.identity,
-            self.weak,
+            facts.name,
+            facts.size,
+            facts.identity,
+            facts.weak,
             self._has_ranges,
         )
+        return facts
 
     def close(self) -> None:
         """Close all connections, also those that other threads are reading from."""
         self._resource.close()
-
-    def ranges(self) -> base.RandomReader | None:
-        return self if self._has_ranges else None
 
     def stream(self, offset: int = 0) -> base.Reader:
         if offset == 0 and self._first is not None:
@@ -172,65 +181,60 @@ class HttpSource(base.Source):
 
     # -- the first answer ---------------------------------------------------------------------
 
-    def _open_ranges(self, response: requests.Response) -> None:
+    def _open_ranges(self, response: requests.Response) -> tuple[Version, bytes]:
+        """Return the version and the first bytes of an object that is served by ranges."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
             self._resource.drop(response)
-            self._open_stream(self._resource.get(None))
-            return
-        self.size = int(found[3])
-        self._identify(_version(response, self.size))
+            return self._open_stream(self._resource.get(None))
+        size = int(found[3])
+        self._version = version = _version(response, size)
         self._has_ranges = True
-        head = bytearray(min(self.head_size, self.size))
+        head = bytearray(min(self.head_size, size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             begun = time.monotonic()
             filled = answer.fill(memoryview(head))
-            self.pace.received(filled, time.monotonic() - begun)
-        self.pace.answered(response.elapsed.total_seconds())
+            self._pace.received(filled, time.monotonic() - begun)
+        self._pace.answered(response.elapsed.total_seconds())
         try:
             self._read_on(head, filled)
         except errors.NoRanges as err:
             log.warning("reading one ordered stream reason=%s", err)
-            self._open_stream(self._resource.get(None))
-            return
-        self._begin(bytes(head))
+            return self._open_stream(self._resource.get(None))
+        self._check_coding(version, bytes(head))
+        return version, bytes(head)
 
     def _read_on(self, head: bytearray, filled: int) -> None:
         """Read the rest of the first bytes, of which the first response had ``filled``."""
         first = bytes(head[:filled])
         known = remembered.Remembered(first)
-        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known, pace=self.pace)
+        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known, pace=self._pace)
         while filled < len(head):
             filled += rest.read_range(filled, memoryview(head)[filled:])
 
-    def _open_stream(self, response: requests.Response) -> None:
+    def _open_stream(self, response: requests.Response) -> tuple[Version, bytes]:
+        """Return the version and the first bytes of an object that is sent as a whole."""
         if response.status_code != 200:
             raise self._resource.failure(response)
         self._has_ranges = False
-        self.size = _length(response)
-        self._identify(_version(response, self.size))
-        if self.size is None and "Transfer-Encoding" not in response.headers:
+        self._version = version = _version(response, _length(response))
+        if version.size is None and "Transfer-Encoding" not in response.headers:
             # RFC 9112, 8: only a format or a checksum shows whether such a body is complete.
             log.warning(
                 "no length url=%r: a connection that ends early looks like the end; give a checksum",
                 self.name,
             )
         reader = _HttpStream(self._resource, response)
-        head = bytearray(self.head_size)
-        self._begin(bytes(head[: readers.fill(reader, memoryview(head))]))
-        reader.replay = self.head
+        buffer = memoryview(bytearray(self.head_size))
+        head = bytes(buffer[: readers.fill(reader, buffer)])
+        self._check_coding(version, head)
+        reader.replay = head
         self._first = reader
+        return version, head
 
-    def _begin(self, head: bytes) -> None:
-        """Set the first bytes. Raises ``errors.Unsupported`` for a content coding that is not undone."""
-        self.head = head
-        if self._version is not None:
-            coding.check(self._version.encoding, head)
-
-    def _identify(self, version: Version) -> None:
-        self._version = version
-        self.identity, self.weak = version.identity, version.strong is None
-        self.digest = version.digest
+    def _check_coding(self, version: Version, head: bytes) -> None:
+        """Raise ``errors.Unsupported`` for a content coding that is not undone."""
+        coding.check(version.encoding, head)
 
     # -- requests -------------------------------------------------------------------------------
 

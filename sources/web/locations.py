@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.sources import fields, staged
+from cdi_worker.sources import base, fields, staged
 
 METHODS: Final = ("pod", "node")
 
@@ -47,6 +47,16 @@ class Http(staged.Files):
     def file_name(self) -> str:
         # In a node pull the URL is that of the container beside us.
         return "" if self.pull_method == "node" else self.current or staged.file_name(self.endpoint)
+
+    @property
+    def unverifiable(self) -> str:
+        if self.pulled_elsewhere:
+            return "the node pulled the image, and nobody here sees its signature; use pullMethod pod"
+        return base.UNVERIFIABLE
+
+    @property
+    def pulled_elsewhere(self) -> bool:
+        return self.pull_method == "node"
 
     def faults(self) -> Iterator[str]:
         yield from staged.Files.faults(self)

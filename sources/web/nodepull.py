@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import os
@@ -39,39 +40,35 @@ def _read(path: Path) -> str:
 class NodePullSource(http.HttpSource):
     """An HTTP source that waits up to ``patience`` seconds for its server, and stops it at the end."""
 
-    pulled_elsewhere = True
-    unverifiable = "the node pulled the image, and nobody here sees its signature; use pullMethod pod"
-
     def __init__(
         self, location: locations.Http, cancel: base.Cancel, patience: float = READY_PATIENCE
     ) -> None:
         self._location = location
         self._cancel = cancel
         self._patience = patience
-        self._labels: Mapping[str, str] = {}
         super().__init__(pinned.Resource(location.endpoint, location.access, cancel=cancel))
 
-    def open(self, opening: base.Opening) -> None:
+    def open(self, opening: base.Opening) -> base.Facts:
         name = self._wait()
         endpoint = self._location.endpoint
         if endpoint.endswith(DISK):
             endpoint = endpoint.removesuffix(DISK) + urllib.parse.quote(name)
         super().__init__(pinned.Resource(endpoint, self._location.access, cancel=self._cancel))
-        super().open(opening)
+        return super().open(opening)
 
-    def finish(self) -> None:
-        """Fetch the labels, then create the done file, on which the server exits."""
-        self._labels = self._ask_labels()
+    def finish(self, facts: base.Facts) -> base.Facts:
+        """Fetch the labels in the environment of the serving container, then create the done file.
+
+        The server exits on it.
+        """
+        facts = dataclasses.replace(facts, labels=self._ask_labels())
         try:
             # The volume is shared with a container of a foreign image, which may create links.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self._location.done_file, flags, 0o666))
         except OSError as err:
             raise errors.target_error(self._location.done_file, err, "create") from err
-
-    def labels(self) -> Mapping[str, str]:
-        """Return the labels in the environment of the serving container. Empty before ``finish``."""
-        return self._labels
+        return facts
 
     def _ask_labels(self) -> Mapping[str, str]:
         """Return the labels from ``GET /info``. A failure is logged: the disk is usable without labels."""

@@ -15,4 +15,4 @@ def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
 
 def digest(location: locations.Http, cancel: base.Cancel) -> str:
     """Return the strong ETag of a disk, or its version."""
-    return source(location, cancel).watch()
+    return base.digest(source(location, cancel))

@@ -19,15 +19,11 @@ DATA = random.Random(3).randbytes(50_000)
 class Shifted(base.Source):
     """Its ranges are shifted by a byte; its stream breaks once, at byte 30 000."""
 
-    name = "memory"
-    size = len(DATA)
-    head = DATA[:4096]
-
     def __init__(self) -> None:
         self.opened: list[int] = []
 
-    def ranges(self) -> base.RandomReader:
-        return self
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name="memory", size=len(DATA), head=DATA[:4096], ranges=self)
 
     def expect(self, offset: int, length: int, /) -> None:
         pass
@@ -46,7 +42,7 @@ class Shifted(base.Source):
 def test_wrong_ranges_are_not_used_to_resume_the_stream() -> None:
     source, scope = Shifted(), cancelling.Cancel()
     engine = image.Engine()
-    served = image.Image(source, engine)
+    served = image.Image(source, source.open(base.Opening()), engine)
     with pytest.raises(errors.NoRanges) as caught:
         served.fetcher(scope).read(20_000, 100)
     engine.do_without_ranges(caught.value)

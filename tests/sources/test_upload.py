@@ -11,7 +11,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import upload
+from cdi_worker.sources import base, upload
 from tests.support import processes
 
 
@@ -203,9 +203,9 @@ def test_source_is_read_once() -> None:
     data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
     lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))
     source = upload.UploadSource(body, len(data), cancelling.Cancel())
-    with source:
-        assert source.head == data[: upload.HEAD_SIZE]
-        stream = source.stream()
+    with base.opened(source) as image:
+        assert image.facts.head == data[: upload.HEAD_SIZE]
+        stream = image.source.stream()
         found, into = b"", memoryview(bytearray(100_000))
         while len(found) < len(data):
             found += into[: stream.readinto(into)]
@@ -214,5 +214,5 @@ def test_source_is_read_once() -> None:
         assert stream.readinto(into) == 0
         for offset in (0, 5):
             with pytest.raises(errors.NoRanges):
-                source.stream(offset)
+                image.source.stream(offset)
     assert lent.result(processes.PATIENCE) is None

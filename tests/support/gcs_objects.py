@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -22,7 +23,7 @@ METADATA = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
 MEDIA = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
 
 
-def opened(
+def source(
     endpoint: str, access: base.Access | None = None, credentials_file: Path | str = ""
 ) -> gcs.GcsSource:
     """Return the source of an object."""
@@ -30,6 +31,11 @@ def opened(
         endpoint=endpoint, access=access or base.Access(), credentials_file=str(credentials_file)
     )
     return gcs.source(location, cancelling.Cancel())
+
+
+def opened(*arguments: Any) -> contextlib.AbstractContextManager[base.Image]:
+    """Open the source of an object, see ``source``; close it after the block."""
+    return base.opened(source(*arguments))
 
 
 def refusal(endpoint: str, credentials_file: Path | str = "") -> str:

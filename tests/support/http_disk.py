@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -25,13 +26,20 @@ def refused(url: str, access: base.Access | None = None) -> None:
         pass
 
 
-def opened(
+def source(
     url: str, access: base.Access | None = None, cancel: base.Cancel = cancelling.NEVER
 ) -> http.HttpSource:
     """Return the source of a URL."""
     return http.HttpSource(pinned.Resource(url, access or base.Access(), cancel=cancel))
 
 
-def whole(source: base.Source, offset: int = 0) -> bytes:
+def opened(
+    url: str, access: base.Access | None = None, cancel: base.Cancel = cancelling.NEVER
+) -> contextlib.AbstractContextManager[base.Image]:
+    """Open the source of a URL; close it after the block."""
+    return base.opened(source(url, access, cancel))
+
+
+def whole(image: base.Image, offset: int = 0) -> bytes:
     """Return the disk from ``offset`` to its end."""
-    return reading.read_all(source.stream(offset))
+    return reading.read_all(image.source.stream(offset))

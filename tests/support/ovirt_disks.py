@@ -57,6 +57,15 @@ class Setup:
         """Return the source of the disk, or of a delta."""
         return imageio.ImageioSource(self.location(*checkpoints), cancel, patience)
 
+    def opened(
+        self,
+        *checkpoints: str,
+        patience: imageio.Patience = QUICK,
+        cancel: cancelling.Cancel = cancelling.NEVER,
+    ) -> contextlib.AbstractContextManager[base.Image]:
+        """Open the source of the disk, or of a delta; close it after the block."""
+        return base.opened(self.source(*checkpoints, patience=patience, cancel=cancel))
+
     def check_ended(self, *phases: str) -> None:
         """Check the final phases of the transfers, that the disk is unlocked and no session is open."""
         assert tuple(transfer.phase for transfer in self.engine.transfers) == phases
@@ -85,6 +94,6 @@ def running(directory: Path, *, local: bool) -> Iterator[Setup]:
         yield Setup(engine, authority, before, now)
 
 
-def read(source: imageio.ImageioSource) -> bytes:
+def read(image: base.Image) -> bytes:
     """Read the whole disk in order."""
-    return reading.read_all(source.stream(), MIB)
+    return reading.read_all(image.source.stream(), MIB)

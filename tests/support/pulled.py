@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+import types
 from collections.abc import Iterator
+from typing import Any
 
+from cdi_worker.formats import signature
 from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.sources import base, trust
+from cdi_worker.sources import base, reference, trust
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import reading, registries
@@ -19,54 +22,78 @@ LARGE = random.Random(2).randbytes(3 << 20)
 OTHER = b"other" * 1000
 
 
-class Patient(registry.RegistrySource):
-    """A source with patience of its own."""
-
-    patience = 180.0
-
-    def open(self, opening: base.Opening) -> None:
-        """Open it; its blobs are read by an engine as in an import."""
-        engine = image.Engine(fetch.Options(no_progress=self.patience))
-        super().open(base.Opening(engine, opening.judging))
+def opened(
+    guarded: registries.Registry, endpoint: str, **more: str
+) -> contextlib.AbstractContextManager[base.Image]:
+    """Open the source for ``endpoint``; ``more`` are further fields of its location."""
+    return base.opened(of(guarded, endpoint, **more))
 
 
-def source(
-    location: locations.Registry, cancel: cancelling.Cancel | None = None, *, patience: float = 180.0
-) -> registry.RegistrySource:
-    """Return the source, read by an engine as in an import."""
-    made = Patient(location, cancel or cancelling.Cancel())
-    made.patience = patience
-    return made
-
-
-@contextlib.contextmanager
-def demanding(source: base.Source, demand: trust.Demand) -> Iterator[base.Source]:
-    """Open an image that must have these signatures; close it after the block."""
-    with contextlib.closing(source):
-        with trust.opening(source, demand, "registry") as judging:
-            source.open(base.Opening(judging=judging))
-        yield source
-
-
-def opened(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
+def of(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
     """Return the source for ``endpoint``; ``more`` are further fields of its location."""
     return source(locations.Registry(endpoint, guarded.access(), **more))
 
 
-def read(source: base.Source) -> bytes:
+def at(
+    location: locations.Registry, cancel: cancelling.Cancel | None = None, *, patience: float = 180.0
+) -> contextlib.AbstractContextManager[base.Image]:
+    """Open the source, whose blobs are read by an engine as in an import; close it after the block."""
+    engine = image.Engine(fetch.Options(no_progress=patience))
+    return base.opened(source(location, cancel), base.Opening(engine))
+
+
+def source(location: locations.Registry, cancel: cancelling.Cancel | None = None) -> registry.RegistrySource:
+    """Return the source."""
+    return registry.RegistrySource(location, cancel or cancelling.Cancel())
+
+
+@contextlib.contextmanager
+def demanding(
+    source: base.Source, demand: trust.Demand, verified: list[signature.Signature] | None = None
+) -> Iterator[base.Image]:
+    """Open an image that must have these signatures; close it after the block.
+
+    ``verified`` gets the signatures that were found, also if the image cannot be opened.
+    """
+    engine = image.Engine()
+
+    def recorded(judging: trust.Judging | None) -> Any:
+        if judging is None:
+            return None
+
+        def judge(of: reference.Reference | reference.ArchiveReference) -> types.SimpleNamespace:
+            check = judging(of).check
+
+            def checked(*arguments: Any) -> tuple[signature.Signature, ...]:
+                found = check(*arguments)
+                (verified if verified is not None else []).extend(found)
+                return found
+
+            return types.SimpleNamespace(check=checked)
+
+        return judge
+
+    with contextlib.closing(source):
+        facts = trust.opened(
+            lambda judging: source.open(base.Opening(engine, recorded(judging))), demand, "registry"
+        )
+        yield image.Image(source, facts, engine)
+
+
+def read(opened: base.Image) -> bytes:
     """Read and verify the disk, as an import does."""
-    data = reading.read_all(image.Image(source, image.Engine()).ordered(cancelling.Cancel()))
-    source.verify()
+    data = reading.read_all(opened.ordered(cancelling.Cancel()))
+    opened.verify()
     return data
 
 
 def pull(guarded: registries.Registry, image: Image, name: str = "r", **more: str) -> bytes:
     """Push an image and return the disk that is pulled back."""
     guarded.push(name, image)
-    with opened(guarded, guarded.reference(name), **more) as source:
-        assert source.size is not None
-        data = read(source)
-        assert len(data) == source.size
-        assert data.startswith(source.head)
-        assert len(source.head) == min(source.size, 256 * 1024)
+    with opened(guarded, guarded.reference(name), **more) as found:
+        assert found.facts.size is not None
+        data = read(found)
+        assert len(data) == found.facts.size
+        assert data.startswith(found.facts.head)
+        assert len(found.facts.head) == min(found.facts.size, 256 * 1024)
         return data

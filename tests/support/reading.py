@@ -69,9 +69,9 @@ def check_interrupted_reads(source: base.RandomReader, reads: cancelling.Reads, 
         assert into[:count] == content[:count]
 
 
-def read_through_engine(source: base.Source) -> bytes:
+def read_through_engine(image: base.Image) -> bytes:
     """Read everything through the fetch engine: small ranges, in parallel, in order."""
-    ranges, size = source.ranges(), source.size
+    ranges, size = image.facts.ranges, image.facts.size
     assert ranges is not None
     assert size is not None
     options = fetch.Options(connections=4, chunk=300_000)

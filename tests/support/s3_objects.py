@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -17,9 +18,16 @@ ADMIN = base.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET
 READER = base.Access(user=objectservers.READER[0], password=objectservers.READER[1])
 
 
-def opened(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
+def source(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
     """Return the source of an object."""
     return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), cancelling.Cancel())
+
+
+def opened(
+    endpoint: str, access: base.Access = ADMIN, region: str = ""
+) -> contextlib.AbstractContextManager[base.Image]:
+    """Open the source of an object; close it after the block."""
+    return base.opened(source(endpoint, access, region))
 
 
 def refusal(endpoint: str, access: base.Access = ADMIN) -> str:

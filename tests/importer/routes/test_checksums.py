@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, sources
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, progress
+from cdi_worker.sources import base
+from cdi_worker.sources.local import file
 
 DATA = bytes(range(256)) * 4096
 RIGHT = {name: f"{name}:{hashlib.new(name, DATA).hexdigest()}" for name in ("md5", "sha256")}
 WRONG = {name: f"{name}:{'0' * (len(text) - len(name) - 1)}" for name, text in RIGHT.items()}
+
+
+class Stating(file.LocalSource):
+    """A file of which a checksum is stated."""
+
+    def __init__(self, path: str, checksum: str, cancel: base.Cancel) -> None:
+        super().__init__(path, cancel, base.Access())
+        self._checksum = checksum
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return dataclasses.replace(super().open(opening), checksum=self._checksum)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +49,7 @@ def test_checksums_of_request_and_server_are_both_verified(
     location = cdi_worker.Location(str(path))
     wanted = cdi_worker.Request(source="local", location=location, target=str(target), checksum=asked)
     with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
-        source = sources.find("local").open(location, reads)
-        source.checksum = stated
+        source = Stating(str(path), stated, reads)
         if wrong:
             with pytest.raises(errors.ChecksumMismatch, match=f"expected {wrong}:0"):
                 execute.run_source(source, wanted, progress.NullProgress(), reads)

@@ -100,7 +100,7 @@ MUTANTS = (
     mutant(
         "sources/registry/source.py",
         "imports another platform than the signed one",
-        "        if found and self.signatures:\n",
+        "        if found and is_signed:\n",
         "        if False:\n",
         "tests/sources/trust/test_images.py::test_index_does_not_choose_the_platform_of_a_signed_image[listed0-own0]",
     ),

@@ -198,7 +198,7 @@ MUTANTS = (
     mutant(
         "importer/routes/delivery.py",
         "continues with a source that has changed though its identity is weak",
-        "    if noted.covered and attempt.source.weak:\n",
+        "    if noted.covered and attempt.facts.weak:\n",
         "    if False:\n",
         "tests/end_to_end/test_read_back.py::test_object_replaced_under_a_weak_identity_starts_over",
     ),

@@ -30,7 +30,7 @@ MUTANTS = (
     mutant(
         "sources/kubevirt/source.py",
         "takes a gzip of an export that does not begin like one",
-        '        if self.head and not self.head.startswith(b"\\x1f\\x8b\\x08"):\n',
+        '        if facts.head and not facts.head.startswith(b"\\x1f\\x8b\\x08"):\n',
         "        if False:\n",
         "tests/sources/kubevirt/test_export.py::test_damaged_gzip_never_makes_a_disk[<lambda>-does not begin like gzip]",
     ),
@@ -131,7 +131,7 @@ MUTANTS = (
     mutant(
         "sources/vmware/source.py",
         "applies changes of a disk with another size",
-        "            if self._areas is not None and self.size != disk.size:\n",
+        "            if self._areas is not None and self._size != disk.size:\n",
         "            if False:\n",
         "tests/end_to_end/test_vddk.py::test_delta_of_another_size_than_vsphere_states_is_refused[file]",
     ),
@@ -201,7 +201,7 @@ MUTANTS = (
     mutant(
         "sources/ovirt/source.py",
         "continues with another snapshot",
-        "        if self.identity != before:\n",
+        "        if self._identity != before:\n",
         "        if False:\n",
         "tests/sources/ovirt/test_source_trouble.py::test_snapshot_that_has_changed_is_not_read_on_by_a_new_transfer",
     ),
@@ -222,7 +222,7 @@ MUTANTS = (
     mutant(
         "sources/objects/gcs.py",
         "does not compare the CRC-32C of an object",
-        "        elif calculated != self._stored:\n",
+        "        elif calculated != stored:\n",
         "        elif False:\n",
         "tests/sources/objects/test_gcs.py::test_second_read_is_verified_again",
     ),
@@ -243,7 +243,7 @@ MUTANTS = (
     mutant(
         "sources/local/file.py",
         "accepts a file that changed while it was read",
-        "        if now != self.identity:\n",
+        "        if now != self._identity:\n",
         "        if False:\n",
         "tests/sources/local/test_file.py::test_file_changed_while_read_is_refused",
     ),
@@ -257,7 +257,7 @@ MUTANTS = (
     mutant(
         "sources/glance/source.py",
         "accepts an image of another size than Glance states",
-        "        if self.size != found.size:\n",
+        "        if facts.size != found.size:\n",
         "        if False:\n",
         "tests/sources/glance/test_glance.py::test_image_of_another_size_than_stated_is_refused",
     ),

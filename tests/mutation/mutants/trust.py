@@ -50,14 +50,14 @@ MUTANTS = (
     mutant(
         "sources/trust/__init__.py",
         "opens a source that cannot verify what is demanded",
-        "    if demand and source.unverifiable:\n",
+        "    if demand and location.unverifiable:\n",
         "    if False:\n",
-        "tests/sources/trust/test_opening.py::test_source_that_cannot_verify_is_not_opened",
+        "tests/sources/trust/test_opening.py::test_source_that_cannot_verify_is_refused_before_it_is_contacted",
     ),
     mutant(
         "sources/trust/__init__.py",
         "imports what a source should have verified and has not",
-        "    if demand and not source.signatures:\n",
+        "    if demand and not facts.signatures:\n",
         "    if False:\n",
         "tests/sources/trust/test_opening.py::test_source_that_should_have_verified_and_has_not_is_refused",
     ),

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,8 @@ def import_(where: locations.Glance, target: Path, **changes: str) -> Result:
     return execute.run(dataclasses.replace(wanted, **changes))
 
 
-@contextlib.contextmanager
-def opened(where: locations.Glance) -> Iterator[source.GlanceSource]:
-    with source.source(where, cancelling.NEVER) as found:
-        yield found
+def opened(where: locations.Glance) -> contextlib.AbstractContextManager[base.Image]:
+    return base.opened(source.source(where, cancelling.NEVER))
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +122,12 @@ def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tupl
     image, path = stored
     data = path.read_bytes()
     with opened(location(cloud, image)) as found:
-        assert (found.size, found.format) == (len(data), "raw")
-        assert [each.partition(":")[0] for each in found.checksum.split(",")] == ["sha512", "md5"]
-        assert found.digest == found.checksum.partition(",")[0]
-        assert found.identity is not None
-        assert f"{found.checksum} size {len(data)}" in found.identity
-        assert reading.read_range(found, 1_000_001, 70_000) == data[1_000_001:1_070_001]
+        assert (found.facts.size, found.facts.format) == (len(data), "raw")
+        assert [each.partition(":")[0] for each in found.facts.checksum.split(",")] == ["sha512", "md5"]
+        assert found.facts.digest == found.facts.checksum.partition(",")[0]
+        assert found.facts.identity is not None
+        assert f"{found.facts.checksum} size {len(data)}" in found.facts.identity
+        assert reading.read_range(found.facts.ranges, 1_000_001, 70_000) == data[1_000_001:1_070_001]
         assert reading.read_through_engine(found) == data
 
 
@@ -139,7 +136,7 @@ def test_token_that_is_refused_is_renewed(cloud: openstack.Cloud, stored: tuple[
     data = path.read_bytes()
     with opened(location(cloud, image)) as found:
         for _ in range(source.MOST_RENEWALS + 1):
-            cloud.revoke(found._image._token)
+            cloud.revoke(found.source._image._token)
             assert reading.read_through_engine(found) == data
 
 
@@ -158,9 +155,9 @@ class Revoked(keystone.Keystone):
 
 def test_renewal_ends_if_every_token_is_refused(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
     where = location(cloud, stored[0])
-    with opened(where) as found, contextlib.closing(found._image._keystone):
-        found._image._keystone = Revoked(cloud, where)
-        cloud.revoke(found._image._token)
+    with opened(where) as found, contextlib.closing(found.source._image._keystone):
+        found.source._image._keystone = Revoked(cloud, where)
+        cloud.revoke(found.source._image._token)
         with pytest.raises(errors.Unreachable, match="refuses the token"):
             reading.read_through_engine(found)
 
@@ -168,7 +165,7 @@ def test_renewal_ends_if_every_token_is_refused(cloud: openstack.Cloud, stored: 
 def test_token_that_cannot_be_renewed_is_an_error(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
     token = cloud.token()
     with opened(location(cloud, stored[0], auth_type="token", token=token)) as found:
-        cloud.revoke(found._image._token)
+        cloud.revoke(found.source._image._token)
         with pytest.raises(errors.Unreachable, match="refuses the token"):
             reading.read_through_engine(found)
 
@@ -198,7 +195,7 @@ def test_every_way_to_log_in(cloud: openstack.Cloud, stored: tuple[str, Path], m
         },
     }[method]
     with opened(location(cloud, stored[0], **changes)) as found:
-        assert found.head == stored[1].read_bytes()[: len(found.head)]
+        assert found.facts.head == stored[1].read_bytes()[: len(found.facts.head)]
 
 
 @pytest.mark.parametrize(
@@ -288,8 +285,8 @@ def test_image_of_another_size_than_stated_is_refused(server: misbehave.Server, 
     found = source.source(where, cancelling.NEVER)
     found._image._keystone.close()
     found._image._keystone = Elsewhere(server.url("").rstrip("/"), where)
-    with pytest.raises(errors.SourceChanged, match=f"size.*{stated}.*1000"), found:
-        pass
+    with pytest.raises(errors.SourceChanged, match=f"size.*{stated}.*1000"):
+        found.open(base.Opening())
 
 
 def test_all_hashes_of_the_metadata_count() -> None:

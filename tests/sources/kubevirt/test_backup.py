@@ -15,6 +15,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import inspection, plan
+from cdi_worker.sources import base
 from cdi_worker.sources.kubevirt import maps, source
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, reading
 
@@ -93,11 +94,11 @@ def test_only_data_moves_and_each_connection_is_kept(machine: kubevirt_stages.Se
 def test_data_endpoint_names_the_same_disk(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     for end in ("map", "data"):
         where = machine.location("exports", "root", end)
-        with source.source(where, cancelling.NEVER) as found:
-            assert (found.size, found.format) == (len(DATA), "raw")
-            assert reading.read_range(found, 1_000_001, 70_000) == DATA[1_000_001:1_070_001]
+        with base.opened(source.source(where, cancelling.NEVER)) as found:
+            assert (found.facts.size, found.facts.format) == (len(DATA), "raw")
+            assert reading.read_range(found.facts.ranges, 1_000_001, 70_000) == DATA[1_000_001:1_070_001]
             assert reading.read_through_engine(found) == DATA
-            assert reading.read_all(found.stream(1000)) == DATA[1000:]
+            assert reading.read_all(found.source.stream(1000)) == DATA[1000:]
 
 
 @pytest.mark.parametrize("digits", [1, 5000])
@@ -174,8 +175,8 @@ def test_many_pages_are_one_map(machine: kubevirt_stages.Setup, plain: kubevirt.
     runs = (((at, 4096, 0), (at + 4096, unit - 4096, 3)) for at in range(0, len(plain.data), unit))
     plain.extents = [run for pair in runs for run in pair]
     where = machine.location("exports", "root", "map")
-    with source.BackupSource(where, cancelling.NEVER, page_size=5) as found:
-        listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.extents()]
+    with base.opened(source.BackupSource(where, cancelling.NEVER, page_size=5)) as found:
+        listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.facts.extents()]
         assert reading.read_through_engine(found) == plain.data
         found.verify()
     assert listed == plain.extents
@@ -376,8 +377,8 @@ def test_chunks_beyond_the_length_are_noticed(machine: kubevirt_stages.Setup, pl
 
     machine.server.backups["root"] = Long(DATA, [(0, END, 0)])
     where = machine.location("exports", "root", "map")
-    with pytest.raises(errors.NoRanges, match="longer than"), source.source(where, cancelling.NEVER):
-        pass
+    with pytest.raises(errors.NoRanges, match="longer than"):
+        source.source(where, cancelling.NEVER).open(base.Opening())
 
 
 def test_data_shorter_than_the_map_never_makes_a_disk(
@@ -410,5 +411,5 @@ def test_interrupted_reads_return_no_wrong_bytes(
 ) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     where = machine.location("exports", "root", "map")
-    with source.BackupSource(where, reads) as found:
-        reading.check_interrupted_reads(found, reads, DATA)
+    with base.opened(source.BackupSource(where, reads)) as found:
+        reading.check_interrupted_reads(found.facts.ranges, reads, DATA)

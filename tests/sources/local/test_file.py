@@ -24,8 +24,10 @@ MIB = 1 << 20
 ADVICE = "check the program that writes to it, or wait longer (--stall-timeout)"
 
 
-def opened(path: Path, cancel: cancelling.Cancel | None = None) -> file.LocalSource:
-    return file.source(base.Location(str(path)), cancel or cancelling.Cancel())
+def opened(
+    path: Path, cancel: cancelling.Cancel | None = None
+) -> contextlib.AbstractContextManager[base.Image]:
+    return base.opened(file.source(base.Location(str(path)), cancel or cancelling.Cancel()))
 
 
 def import_request(path: Path, target: Path) -> cdi_worker.Request:
@@ -36,18 +38,18 @@ def import_request(path: Path, target: Path) -> cdi_worker.Request:
 
 def test_device_has_no_identity(tmp_path: Path) -> None:
     """The metadata of a device does not show a change of its content, so an interrupted copy starts over."""
-    with devices.loop(tmp_path, MIB) as device, opened(device) as source:
-        assert source.size == MIB
-        assert source.identity is None
+    with devices.loop(tmp_path, MIB) as device, opened(device) as image:
+        assert image.facts.size == MIB
+        assert image.facts.identity is None
 
 
 def test_file_changed_while_read_is_refused(tmp_path: Path) -> None:
     path = devices.fill(tmp_path / "disk", MIB)
-    with opened(path) as source:
-        source.verify()
+    with opened(path) as image:
+        image.verify()
         os.utime(path, ns=(0, 0))
         with pytest.raises(errors.SourceChanged):
-            source.verify()
+            image.verify()
 
 
 def test_pipe_is_imported(tmp_path: Path) -> None:
@@ -195,5 +197,5 @@ def test_pipe_of_an_ended_attempt_is_not_read_on(tmp_path: Path) -> None:
     location = base.Location(str(pipe), base.Access(patience=3))
     # What setting a scope does to its callbacks; the scope has ended when they return.
     threading.Timer(0.3, reads._wake).start()
-    with pytest.raises(errors.Cancelled), file.source(location, reads):
+    with pytest.raises(errors.Cancelled), base.opened(file.source(location, reads)):
         pass

@@ -70,10 +70,10 @@ def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any
     return execute.run(dataclasses.replace(wanted, **changes))
 
 
-@contextlib.contextmanager
-def opened(url: str, access: base.Access = ANYONE, **fields: Any) -> Iterator[source.NbdSource]:
-    with source.source(locations.Nbd(url, access, **fields), cancelling.NEVER) as found:
-        yield found
+def opened(
+    url: str, access: base.Access = ANYONE, **fields: Any
+) -> contextlib.AbstractContextManager[base.Image]:
+    return base.opened(source.source(locations.Nbd(url, access, **fields), cancelling.NEVER))
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_several_connections_only_where_the_server_allows_them(tmp_path: Path, r
             nbd_exports.qemu_nbd(tmp_path, raw, *options) as port,
             opened(f"nbd://127.0.0.1:{port}") as found,
         ):
-            assert found.describe()["connections"] == most
+            assert found.facts.description["connections"] == most
 
 
 def test_reads_use_all_connections(tmp_path: Path, raw: Path) -> None:
@@ -147,7 +147,7 @@ def test_block_sizes_of_the_server_are_respected(tmp_path: Path, raw: Path, opti
         import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img")
         with opened(f"nbd://127.0.0.1:{port}") as found:
             into = memoryview(bytearray(1000))
-            ranges = found.ranges()
+            ranges = found.facts.ranges
             assert ranges is not None
             assert ranges.read_range(5000, into) == 1000
             assert into == copy.read_bytes()[5000:6000]
@@ -510,7 +510,7 @@ def test_missing_bitmap_lists_those_of_the_server(tmp_path: Path, raw: Path, qco
     devices.fill(target, SIZE)
     with nbd_exports.storage_daemon(tmp_path, disk, "vda", "monday") as port:
         with opened(f"nbd://127.0.0.1:{port}/vda") as found:
-            assert found.describe()["bitmaps"] == ["monday"]
+            assert found.facts.description["bitmaps"] == ["monday"]
         with pytest.raises(errors.SourceError, match=r"no dirty bitmap 'x' \(the server lists: 'monday'\)"):
             import_(f"nbd://127.0.0.1:{port}/vda", target, previous="x", current="y")
     with (

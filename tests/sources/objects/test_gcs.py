@@ -29,77 +29,80 @@ def store(emulator: objectservers.Emulator) -> objectservers.Emulator:
 
 
 def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) -> None:
-    with gcs_objects.opened(store.url("disk.img")) as source:
-        assert (source.size, source.head) == (len(gcs_objects.DATA), gcs_objects.DATA[: http.HEAD_SIZE])
-        assert source.identity is not None
-        assert source.identity.startswith("generation 1")
-        assert source.digest == f"generation:{source.identity.split()[1]}"
-        assert reading.read_range(source, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
-        assert reading.read_range(source, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
-        assert reading.read_through_engine(source) == gcs_objects.DATA
-        source.verify()
-    with gcs_objects.opened(store.url("disk.img")) as source:
-        assert reading.read_all(source.stream()) == gcs_objects.DATA
-        source.verify()
-        assert reading.read_all(source.stream(1000)) == gcs_objects.DATA[1000:]
+    with gcs_objects.opened(store.url("disk.img")) as image:
+        assert (image.facts.size, image.facts.head) == (
+            len(gcs_objects.DATA),
+            gcs_objects.DATA[: http.HEAD_SIZE],
+        )
+        assert image.facts.identity is not None
+        assert image.facts.identity.startswith("generation 1")
+        assert image.facts.digest == f"generation:{image.facts.identity.split()[1]}"
+        assert reading.read_range(image.facts.ranges, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
+        assert reading.read_range(image.facts.ranges, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
+        assert reading.read_through_engine(image) == gcs_objects.DATA
+        image.verify()
+    with gcs_objects.opened(store.url("disk.img")) as image:
+        assert reading.read_all(image.source.stream()) == gcs_objects.DATA
+        image.verify()
+        assert reading.read_all(image.source.stream(1000)) == gcs_objects.DATA[1000:]
 
 
 @pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
 def test_object_of_any_name_is_found(store: objectservers.Emulator, name: str) -> None:
     store.put(name, b"disk" * 1000)
-    with gcs_objects.opened(store.url(urllib.parse.quote(name))) as source:
-        assert source.head == b"disk" * 1000
+    with gcs_objects.opened(store.url(urllib.parse.quote(name))) as image:
+        assert image.facts.head == b"disk" * 1000
 
 
 def test_compressed_object_is_read_as_stored(store: objectservers.Emulator) -> None:
     packed = gzip.compress(gcs_objects.DATA)
     store.put("packed", packed, encoding="gzip")
-    with gcs_objects.opened(store.url("packed")) as source:
-        assert source.size == len(packed)
-        assert reading.read_through_engine(source) == packed
-        source.verify()
+    with gcs_objects.opened(store.url("packed")) as image:
+        assert image.facts.size == len(packed)
+        assert reading.read_through_engine(image) == packed
+        image.verify()
 
 
 def test_gzip_encoding_is_accepted_and_not_decoded(server: misbehave.Server) -> None:
     packed = gzip.compress(gcs_objects.DATA)
     page = gcs_objects.media(packed)
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "gzip"})
-    with gcs_objects.opened(gcs_objects.serve(server, page, data=packed, contentEncoding="gzip")) as source:
-        assert reading.read_through_engine(source) == packed
-        source.verify()
+    with gcs_objects.opened(gcs_objects.serve(server, page, data=packed, contentEncoding="gzip")) as image:
+        assert reading.read_through_engine(image) == packed
+        image.verify()
     assert {request.headers["accept-encoding"] for request in server.gets(gcs_objects.MEDIA)} == {"gzip"}
 
 
 def test_empty_object_is_read(store: objectservers.Emulator) -> None:
     store.put("empty", b"")
-    with gcs_objects.opened(store.url("empty")) as source:
-        assert (source.size, source.head, reading.read_all(source.stream())) == (0, b"", b"")
-        source.verify()
+    with gcs_objects.opened(store.url("empty")) as image:
+        assert (image.facts.size, image.facts.head, reading.read_all(image.source.stream())) == (0, b"", b"")
+        image.verify()
 
 
 def test_only_the_first_generation_is_read(server: misbehave.Server) -> None:
     gone = misbehave.Page(b"No such object: b/o", status=404, content_type="text/html")
-    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as source:
-        assert source.identity is not None
-        assert source.identity.startswith("generation 7 crc32c ")
-        assert reading.read_range(source, 5, 10) == gcs_objects.DATA[5:15]
+    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as image:
+        assert image.facts.identity is not None
+        assert image.facts.identity.startswith("generation 7 crc32c ")
+        assert reading.read_range(image.facts.ranges, 5, 10) == gcs_objects.DATA[5:15]
         with pytest.raises(errors.SourceChanged, match="generation was 7, now replaced or deleted"):
-            reading.read_range(source, 5, 10)
+            reading.read_range(image.facts.ranges, 5, 10)
 
 
 def test_changed_metadata_is_not_a_changed_object(server: misbehave.Server) -> None:
     touched = gcs_objects.media(etag='"two"', modified="Wed, 04 Nov 2026 10:00:00 GMT")
-    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), touched)) as source:
-        assert reading.read_through_engine(source) == gcs_objects.DATA
+    with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), touched)) as image:
+        assert reading.read_through_engine(image) == gcs_objects.DATA
 
 
 def test_other_generation_in_the_response_is_detected(server: misbehave.Server) -> None:
     other = dataclasses.replace(gcs_objects.media(), headers={"x-goog-generation": "8"})
     with (
-        gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as source,
+        gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as image,
         pytest.raises(errors.SourceChanged),
     ):
-        reading.read_range(source, 0, 10)
+        reading.read_range(image.facts.ranges, 0, 10)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -107,22 +110,22 @@ def test_corrupted_bytes_are_detected(server: misbehave.Server, ordered: bool) -
     url = gcs_objects.serve(
         server, gcs_objects.media(gcs_objects.DATA[:-1] + b"?"), data=gcs_objects.DATA[:-1] + b"!"
     )
-    with gcs_objects.opened(url) as source:
-        assert source.size is not None
-        source.verify()  # not everything was read: no error
-        reading.read_all(source.stream()) if ordered else reading.read_through_engine(source)
+    with gcs_objects.opened(url) as image:
+        assert image.facts.size is not None
+        image.verify()  # not everything was read: no error
+        reading.read_all(image.source.stream()) if ordered else reading.read_through_engine(image)
         with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected crc32c:"):
-            source.verify()
+            image.verify()
 
 
 def test_second_read_is_verified_again(server: misbehave.Server) -> None:
     """The fallback to one stream reads the ranges again, and writes what it reads."""
     url = gcs_objects.serve(server, (gcs_objects.media(), 2), gcs_objects.media(b"?" + gcs_objects.DATA[1:]))
-    with gcs_objects.opened(url) as source:
-        reading.read_range(source, 0, 1000)
-        reading.read_all(source.stream())
+    with gcs_objects.opened(url) as image:
+        reading.read_range(image.facts.ranges, 0, 1000)
+        reading.read_all(image.source.stream())
         with pytest.raises(errors.ChecksumMismatch):
-            source.verify()
+            image.verify()
 
 
 def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
@@ -138,9 +141,9 @@ def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
         (gcs_objects.error(503, "later"), 1),
         gcs_objects.media(),
     )
-    with gcs_objects.opened(url) as source:
-        assert reading.read_through_engine(source) == gcs_objects.DATA
-        source.verify()
+    with gcs_objects.opened(url) as image:
+        assert reading.read_through_engine(image) == gcs_objects.DATA
+        image.verify()
 
 
 @pytest.mark.parametrize(
@@ -174,8 +177,8 @@ def test_incomplete_metadata_is_requested_again(server: misbehave.Server, fault:
     server.serve(gcs_objects.METADATA, (dataclasses.replace(whole, **fault), 1), whole)
     with pytest.raises(errors.Transient), gcs_objects.opened(url):
         pass
-    with gcs_objects.opened(url) as source:
-        assert source.size == len(gcs_objects.DATA)
+    with gcs_objects.opened(url) as image:
+        assert image.facts.size == len(gcs_objects.DATA)
 
 
 def test_deeply_nested_error_is_reported(server: misbehave.Server) -> None:
@@ -211,9 +214,9 @@ def test_google_is_reached_through_proxy_and_custom_ca(server: misbehave.Server,
     with proxy.Proxy(authority=authority, origin=server.url("")) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
         gcs_objects.serve(server, gcs_objects.media())
-        with gcs_objects.opened("gs://b/o", access) as source:
-            assert source.name == "gs://b/o"
-            assert reading.read_through_engine(source) == gcs_objects.DATA
+        with gcs_objects.opened("gs://b/o", access) as image:
+            assert image.facts.name == "gs://b/o"
+            assert reading.read_through_engine(image) == gcs_objects.DATA
     assert between.requests[0].target == "storage.googleapis.com:443"
 
 
@@ -232,13 +235,13 @@ def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None
     slow = gcs_objects.media(data, drip=(5_000, 0.1))
     url = gcs_objects.serve(server, (slow, 2), gcs_objects.media(data, stall=1000), data=data)
     started = time.monotonic()
-    with gcs_objects.opened(url, access) as source:
-        assert source.head == data
-        assert reading.read_all(source.stream()) == data
-        source.verify()
+    with gcs_objects.opened(url, access) as image:
+        assert image.facts.head == data
+        assert reading.read_all(image.source.stream()) == data
+        image.verify()
         assert time.monotonic() - started > 6 * access.patience
         with pytest.raises(errors.Transient, match="timed out"):
-            reading.read_all(source.stream())
+            reading.read_all(image.source.stream())
     assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {
         session.USER_AGENT
     }
@@ -249,10 +252,10 @@ def test_bytes_of_a_failed_first_contact_are_not_verified(server: misbehave.Serv
     old, new = (random.Random(seed).randbytes(len(gcs_objects.DATA)) for seed in (1, 2))
     turns = (*((gcs_objects.media(old, cut=cut), 1) for cut in (100_000, 50_000)), gcs_objects.error(503, ""))
     url = gcs_objects.serve(server, *turns, data=old)
-    source = gcs_objects.opened(url)
+    source = gcs_objects.source(url)
     with pytest.raises(errors.Transient, match="503"):
-        source.__enter__()
+        source.open(base.Opening())
     gcs_objects.serve(server, gcs_objects.media(new), data=new)
-    with source:
-        assert reading.read_through_engine(source) == new
-        source.verify()
+    with base.opened(source) as image:
+        assert reading.read_through_engine(image) == new
+        image.verify()

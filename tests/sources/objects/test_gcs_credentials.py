@@ -64,9 +64,9 @@ def external_account(directory: Path, token_url: str) -> Path:
 
 def test_service_account_gets_a_token(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
-    with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as source:
-        assert reading.read_through_engine(source) == gcs_objects.DATA
-        source.verify()
+    with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as image:
+        assert reading.read_through_engine(image) == gcs_objects.DATA
+        image.verify()
     assert len(guard.bodies) == 1
     assert "assertion=" in guard.bodies[0]
 
@@ -76,8 +76,8 @@ def test_external_account_exchanges_its_token(guard: objectservers.Service, tmp_
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
-        with gcs_objects.opened(f"{guard.url}/images/disk.img", access, file) as source:
-            assert reading.read_through_engine(source) == gcs_objects.DATA
+        with gcs_objects.opened(f"{guard.url}/images/disk.img", access, file) as image:
+            assert reading.read_through_engine(image) == gcs_objects.DATA
     assert "subject_token=a-token-of-the-cluster" in guard.bodies[0]
     assert between.requests[0].target == "sts.googleapis.com:443"
 
@@ -109,8 +109,8 @@ def test_rejected_token_is_renewed(server: misbehave.Server, tmp_path: Path) -> 
             (gcs_objects.error(401, "Invalid Credentials"), 1),
             gcs_objects.media(),
         )
-        with gcs_objects.opened(url, None, file) as source:
-            assert reading.read_through_engine(source) == gcs_objects.DATA
+        with gcs_objects.opened(url, None, file) as image:
+            assert reading.read_through_engine(image) == gcs_objects.DATA
     assert len(service.bodies) == 2
 
 
@@ -154,7 +154,7 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
         file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
         location = locations.Gcs("gs://b/o", credentials_file=str(file))
         with pytest.raises(errors.Cancelled):
-            gcs.source(location, cancel).__enter__()
+            gcs.source(location, cancel).open(base.Opening())
         # The request is ended, not abandoned until it times out.
         connection, _ = silent.accept()
         connection.settimeout(processes.PATIENCE / 2)
@@ -209,8 +209,9 @@ from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import session
 access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
-with gcs.source(locations.Gcs(endpoint=sys.argv[1], access=access), cancelling.Cancel()) as source:
-    print(hashlib.sha256(source.head).hexdigest())
+where = locations.Gcs(endpoint=sys.argv[1], access=access)
+facts = gcs.source(where, cancelling.Cancel()).open(base.Opening())
+print(hashlib.sha256(facts.head).hexdigest())
 """
 
 

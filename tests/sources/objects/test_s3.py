@@ -40,34 +40,34 @@ def test_object_is_read_by_ranges_in_parallel(
     store: objectservers.Store, certificates: uploads.Certificates, tls_port: bool
 ) -> None:
     access = dataclasses.replace(s3_objects.ADMIN, ca_files=(str(certificates.authority.certificate),))
-    with s3_objects.opened(store.url("disk.img", tls=tls_port), access) as source:
-        assert source.size == len(s3_objects.DATA)
-        assert source.head == s3_objects.DATA[: http.HEAD_SIZE]
-        assert source.identity is not None
-        assert hashlib.md5(s3_objects.DATA).hexdigest() in source.identity
-        assert source.digest == f'etag:"{hashlib.md5(s3_objects.DATA).hexdigest()}"'
-        assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
-        assert reading.read_range(source, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
-        assert reading.read_through_engine(source) == s3_objects.DATA
+    with s3_objects.opened(store.url("disk.img", tls=tls_port), access) as image:
+        assert image.facts.size == len(s3_objects.DATA)
+        assert image.facts.head == s3_objects.DATA[: http.HEAD_SIZE]
+        assert image.facts.identity is not None
+        assert hashlib.md5(s3_objects.DATA).hexdigest() in image.facts.identity
+        assert image.facts.digest == f'etag:"{hashlib.md5(s3_objects.DATA).hexdigest()}"'
+        assert reading.read_range(image.facts.ranges, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+        assert reading.read_range(image.facts.ranges, len(s3_objects.DATA) - 5, 100) == s3_objects.DATA[-5:]
+        assert reading.read_through_engine(image) == s3_objects.DATA
 
 
 def test_certificates_are_verified_unless_insecure(store: objectservers.Store) -> None:
     url = store.url("disk.img", tls=True)
     assert "certificate verify failed" in s3_objects.refusal(url)
-    with s3_objects.opened(url, dataclasses.replace(s3_objects.ADMIN, insecure=True)) as source:
-        assert source.size == len(s3_objects.DATA)
+    with s3_objects.opened(url, dataclasses.replace(s3_objects.ADMIN, insecure=True)) as image:
+        assert image.facts.size == len(s3_objects.DATA)
 
 
 def test_reading_needs_only_the_read_permission(store: objectservers.Store) -> None:
-    with s3_objects.opened(store.url("disk.img"), s3_objects.READER) as source:
-        assert reading.read_range(source, 0, 100) == s3_objects.DATA[:100]
+    with s3_objects.opened(store.url("disk.img"), s3_objects.READER) as image:
+        assert reading.read_range(image.facts.ranges, 0, 100) == s3_objects.DATA[:100]
 
 
 @pytest.mark.parametrize("key", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"])
 def test_any_key_can_be_signed(store: objectservers.Store, key: str) -> None:
     store.put(key, b"disk" * 1000)
-    with s3_objects.opened(store.url(urllib.parse.quote(key))) as source:
-        assert source.head == b"disk" * 1000
+    with s3_objects.opened(store.url(urllib.parse.quote(key))) as image:
+        assert image.facts.head == b"disk" * 1000
 
 
 def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
@@ -78,7 +78,7 @@ def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
         "from cdi_worker.sources.objects import locations, s3\n"
         "access = base.Access(user=sys.argv[2], password=sys.argv[3])\n"
         "location = locations.S3(sys.argv[1], access)\n"
-        "with s3.S3Source(location, cancelling.NEVER) as source: print(source.size)\n"
+        "print(s3.S3Source(location, cancelling.NEVER).open(base.Opening()).size)\n"
         "assert 'botocore' in sys.modules and 'boto3' not in sys.modules"
     )
     keys = (objectservers.ACCESS_KEY, objectservers.SECRET_KEY)
@@ -87,8 +87,8 @@ def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
 
 
 def test_empty_object_is_read(store: objectservers.Store) -> None:
-    with s3_objects.opened(store.url("empty")) as source:
-        assert (source.size, source.head) == (0, b"")
+    with s3_objects.opened(store.url("empty")) as image:
+        assert (image.facts.size, image.facts.head) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -116,29 +116,29 @@ def test_refusal_names_its_cause(
 
 
 def test_public_object_needs_no_keys(store: objectservers.Store) -> None:
-    with s3_objects.opened(store.url("disk.img", bucket="public"), base.Access()) as source:
-        assert reading.read_through_engine(source) == s3_objects.DATA
+    with s3_objects.opened(store.url("disk.img", bucket="public"), base.Access()) as image:
+        assert reading.read_through_engine(image) == s3_objects.DATA
 
 
 @pytest.mark.parametrize("kind", ["store", "rclone_store"])
 def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -> None:
     server: objectservers.Store = request.getfixturevalue(kind)
     server.put("fickle", s3_objects.DATA)
-    with s3_objects.opened(server.url("fickle")) as source:
-        assert reading.read_range(source, 0, 10) == s3_objects.DATA[:10]
+    with s3_objects.opened(server.url("fickle")) as image:
+        assert reading.read_range(image.facts.ranges, 0, 10) == s3_objects.DATA[:10]
         server.put("fickle", s3_objects.DATA[::-1])
         with pytest.raises(errors.SourceChanged):
-            reading.read_range(source, 0, 10)
+            reading.read_range(image.facts.ranges, 0, 10)
 
 
 def test_every_later_request_is_for_the_version_of_the_first(server: misbehave.Server) -> None:
     """The server itself refuses another version, before a byte of it is read."""
     url = server.serve("/b/k", misbehave.Page(s3_objects.DATA, etag='"one"'))
-    with s3_objects.opened(url) as source:
-        assert reading.read_range(source, 1000, 5000) == s3_objects.DATA[1000:6000]
+    with s3_objects.opened(url) as image:
+        assert reading.read_range(image.facts.ranges, 1000, 5000) == s3_objects.DATA[1000:6000]
         server.serve("/b/k", misbehave.Page(status=412))
         with pytest.raises(errors.SourceChanged, match='etag was "one", now another'):
-            reading.read_range(source, 1000, 5000)
+            reading.read_range(image.facts.ranges, 1000, 5000)
     first, *later = (request.headers.get("if-match") for request in server.gets("/b/k"))
     assert first is None
     assert {*later} == {'"one"'}
@@ -148,16 +148,19 @@ def test_every_later_request_is_for_the_version_of_the_first(server: misbehave.S
 def test_weak_etag_is_no_condition(server: misbehave.Server, etag: str | None) -> None:
     """If-Match compares strongly (RFC 9110, 13.1.1): every request would be refused."""
     url = server.serve("/b/k", misbehave.Page(s3_objects.DATA, etag=etag))
-    with s3_objects.opened(url) as source:
-        assert reading.read_range(source, 1000, 5000) == s3_objects.DATA[1000:6000]
+    with s3_objects.opened(url) as image:
+        assert reading.read_range(image.facts.ranges, 1000, 5000) == s3_objects.DATA[1000:6000]
     assert {request.headers.get("if-match") for request in server.gets("/b/k")} == {None}
 
 
 def test_server_answering_ranges_with_200_is_supported(rclone_store: objectservers.Store) -> None:
-    with s3_objects.opened(rclone_store.url("disk.img")) as source:
-        assert (source.size, source.head) == (len(s3_objects.DATA), s3_objects.DATA[: http.HEAD_SIZE])
-        assert reading.read_through_engine(source) == s3_objects.DATA
-        assert reading.read_range(source, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
+    with s3_objects.opened(rclone_store.url("disk.img")) as image:
+        assert (image.facts.size, image.facts.head) == (
+            len(s3_objects.DATA),
+            s3_objects.DATA[: http.HEAD_SIZE],
+        )
+        assert reading.read_through_engine(image) == s3_objects.DATA
+        assert reading.read_range(image.facts.ranges, 300_001, 70_000) == s3_objects.DATA[300_001:370_001]
     assert "no such key" in s3_objects.refusal(rclone_store.url("nothing"))
     assert "no such bucket" in s3_objects.refusal(rclone_store.url("nothing", bucket="nowhere"))
     assert "wrong signature" in s3_objects.refusal(
@@ -172,13 +175,13 @@ def test_server_answering_ranges_with_200_is_supported(rclone_store: objectserve
 )
 def test_malformed_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(errors.RequestError) as caught:
-        s3_objects.opened(endpoint)
+        s3_objects.source(endpoint)
     assert "=1" not in str(caught.value)
 
 
 def test_half_a_key_pair_is_refused() -> None:
     with pytest.raises(errors.RequestError, match="only one of access key and secret key"):
-        s3_objects.opened("s3://b/k", base.Access(user="me"))
+        s3_objects.source("s3://b/k", base.Access(user="me"))
 
 
 def test_clock_skew_is_reported(server: misbehave.Server) -> None:
@@ -196,8 +199,8 @@ def test_clock_skew_is_reported(server: misbehave.Server) -> None:
 def test_temporary_error_is_transient(server: misbehave.Server, status: int, code: str) -> None:
     busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
     url = server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
-    with s3_objects.opened(url) as source, pytest.raises(errors.Transient, match=code) as caught:
-        reading.read_range(source, 0, 10)
+    with s3_objects.opened(url) as image, pytest.raises(errors.Transient, match=code) as caught:
+        reading.read_range(image.facts.ranges, 0, 10)
     assert caught.value.retry_after == (None if status == 400 else 7.0)
 
 
@@ -206,8 +209,8 @@ def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
     busy = misbehave.Page(s3_objects.document("SlowDown"), status=503)
     torn = dataclasses.replace(good, cut=100_000)
     url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
-    with s3_objects.opened(url) as source:
-        assert reading.read_through_engine(source) == s3_objects.DATA
+    with s3_objects.opened(url) as image:
+        assert reading.read_through_engine(image) == s3_objects.DATA
 
 
 def test_compressed_error_document_is_bounded(server: misbehave.Server) -> None:
@@ -231,8 +234,8 @@ def test_unknown_error_has_the_message_of_the_server(server: misbehave.Server) -
 def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None:
     good = misbehave.Page(s3_objects.DATA)
     url = server.serve("/b/k", (good, 1), dataclasses.replace(good, stall=1000))
-    source = s3_objects.opened(url)
-    source.__enter__()
+    source = s3_objects.source(url)
+    source.open(base.Opening())
 
     def read() -> None:
         with contextlib.suppress(errors.Error):
@@ -249,6 +252,6 @@ def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None
 def test_version_is_the_digest(server: misbehave.Server) -> None:
     page = misbehave.Page(s3_objects.DATA, headers={"x-amz-version-id": "3HL4kqtJvjVBH40Nrjfkd"})
     url = server.serve("/b/k", page)
-    assert s3_objects.opened(url).watch() == "version:3HL4kqtJvjVBH40Nrjfkd"
+    assert base.digest(s3_objects.source(url)) == "version:3HL4kqtJvjVBH40Nrjfkd"
     done = worker.run("digest", "--source=s3", url, env={"AWS_EC2_METADATA_DISABLED": "true"})
     assert done.output == "version:3HL4kqtJvjVBH40Nrjfkd\n", done.errors

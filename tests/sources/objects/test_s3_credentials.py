@@ -18,8 +18,8 @@ from cdi_worker.sources.objects import locations, s3
 import os
 from cdi_worker.sources import base
 access = base.Access(http_proxy=os.environ.get("PROXY", ""))
-with s3.source(locations.S3(endpoint=sys.argv[1], access=access), cancelling.Cancel()) as source:
-    print(hashlib.sha256(source.head).hexdigest())
+with base.opened(s3.source(locations.S3(endpoint=sys.argv[1], access=access), cancelling.Cancel())) as image:
+    print(hashlib.sha256(image.facts.head).hexdigest())
 """
 
 
@@ -95,7 +95,7 @@ cancel = cancelling.Cancel()
 threading.Timer(1, cancel.set).start()
 began = time.monotonic()
 try:
-    s3.source(locations.S3(endpoint=sys.argv[1]), cancel).__enter__()
+    s3.source(locations.S3(endpoint=sys.argv[1]), cancel).open(base.Opening())
 except errors.Cancelled:
     print(time.monotonic() - began, flush=True)
     import os
@@ -153,8 +153,8 @@ from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
 access = base.Access(user="AKID", password="the-secret", session_token="the-token")
 location = locations.S3(endpoint=sys.argv[1], access=access)
-with s3.source(location, cancelling.Cancel()) as source:
-    print(location, source, source.name, file=sys.stderr)
+with base.opened(s3.source(location, cancelling.Cancel())) as image:
+    print(location, image.source, image.facts, file=sys.stderr)
 """
     done = processes.script(script, server.serve("/b/k", misbehave.Page(s3_objects.DATA)))
     assert done.returncode == 0, done.stderr

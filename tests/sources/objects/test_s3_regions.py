@@ -32,8 +32,8 @@ def test_requests_are_signed_for_the_region_and_with_the_session_token(server: m
     payer = (("x-amz-request-payer", "requester"),)
     with s3_objects.opened(
         url, dataclasses.replace(s3_objects.ADMIN, session_token="token-1", headers=payer)
-    ) as source:
-        reading.read_range(source, 0, 10)
+    ) as image:
+        reading.read_range(image.facts.ranges, 0, 10)
     with s3_objects.opened(url, region="eu-central-1"):
         pass
     first, second, third = server.gets("/b/k")
@@ -56,8 +56,8 @@ def test_s3_url_is_on_aws() -> None:
 def test_region_named_by_the_server_is_used(server: misbehave.Server) -> None:
     wrong = misbehave.Page(s3_objects.document("AuthorizationHeaderMalformed", Region="eu-1"), status=400)
     url = server.serve("/b/k", (wrong, 2), misbehave.Page(s3_objects.DATA))
-    with s3_objects.opened(url) as source:
-        assert source.size == len(s3_objects.DATA)
+    with s3_objects.opened(url) as image:
+        assert image.facts.size == len(s3_objects.DATA)
     assert s3_objects.scope(server.gets("/b/k")[-1]) == "eu-1/s3/aws4_request"
     assert "wrong region 'eu-1'" in s3_objects.refusal(server.serve("/b/l", wrong))
 
@@ -90,9 +90,9 @@ def test_s3_url_is_followed_to_its_region_through_the_proxy(
         access = dataclasses.replace(
             s3_objects.ADMIN, https_proxy=between.url, ca_files=(str(authority.certificate),)
         )
-        with s3_objects.opened("s3://b/k", access, region="eu-west-1") as source:
-            assert source.name == "s3://b/k"
-            assert reading.read_through_engine(source) == s3_objects.DATA
+        with s3_objects.opened("s3://b/k", access, region="eu-west-1") as image:
+            assert image.facts.name == "s3://b/k"
+            assert reading.read_through_engine(image) == s3_objects.DATA
     hosts = [request.target for request in between.requests if request.method == "CONNECT"]
     assert hosts[:2] == ["s3.eu-west-1.amazonaws.com:443", "s3.eu-west-3.amazonaws.com:443"]
     assert s3_objects.scope(server.gets("/b/k")[-1]) == "eu-west-3/s3/aws4_request"

@@ -18,26 +18,26 @@ from tests.support import ovirt_disks, processes
 
 
 def test_current_disk_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
-    with ovirt_disk.source() as source:
-        assert (source.size, source.format, source.identity) == (ovirt_disks.SIZE, "raw", None)
-        assert source.head == ovirt_disk.now.read_bytes()[: len(source.head)]
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
-        extents = list(source.extents() or ())
+    with ovirt_disk.opened() as image:
+        assert (image.facts.size, image.facts.format, image.facts.identity) == (ovirt_disks.SIZE, "raw", None)
+        assert image.facts.head == ovirt_disk.now.read_bytes()[: len(image.facts.head)]
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
+        extents = list(image.facts.extents())
         assert any(extent.zero for extent in extents)
         assert sum(extent.length for extent in extents) == ovirt_disks.SIZE
         for extent in extents:
             if extent.zero:
                 piece = ovirt_disk.now.read_bytes()[extent.offset : extent.offset + extent.length]
                 assert not any(piece)
-        source.verify()
+        image.verify()
     ovirt_disk.check_ended("finished_success")
 
 
 def test_local_host_is_read_by_unix_socket(tmp_path: Path) -> None:
     with ovirt_disks.running(tmp_path, local=True) as setup:
-        with setup.source() as source:
-            assert ovirt_disks.read(source) == setup.now.read_bytes()
-            source.verify()
+        with setup.opened() as image:
+            assert ovirt_disks.read(image) == setup.now.read_bytes()
+            image.verify()
         assert "[local" in setup.engine.daemon.log()
         setup.check_ended("finished_success")
 
@@ -100,31 +100,31 @@ def test_transfer_is_cancelled_if_the_disk_does_not_fit(
 
 
 def test_disk_at_a_snapshot_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
-    with ovirt_disk.source("disk-0") as source:
-        assert source.identity is not None
-        assert ovirt_disks.read(source) == ovirt_disk.before.read_bytes()
-        source.verify()
-        source.verify()
-    source.close()
+    with ovirt_disk.opened("disk-0") as image:
+        assert image.facts.identity is not None
+        assert ovirt_disks.read(image) == ovirt_disk.before.read_bytes()
+        image.verify()
+        image.verify()
+    image.source.close()
     ovirt_disk.check_ended("finished_success")
     assert ovirt_disk.engine.last.form == "raw"
 
 
 def test_active_disk_is_read_as_a_checkpoint(ovirt_disk: ovirt_disks.Setup) -> None:
-    with ovirt_disk.source("disk-1", "disk-0") as source:
-        assert (source.format, source.identity) == ("qcow2", None)
-        assert source.head.startswith(b"QFI\xfb")
-        assert ovirt_disks.read(source) == ovirt_disk.engine.chains["disk"].active.path.read_bytes()
-        assert source.extents() is None
-        source.verify()
+    with ovirt_disk.opened("disk-1", "disk-0") as image:
+        assert (image.facts.format, image.facts.identity) == ("qcow2", None)
+        assert image.facts.head.startswith(b"QFI\xfb")
+        assert ovirt_disks.read(image) == ovirt_disk.engine.chains["disk"].active.path.read_bytes()
+        assert image.facts.extents is None
+        image.verify()
     ovirt_disk.check_ended("finished_success")
     assert ovirt_disk.engine.last.form == "cow"
 
 
 def test_transfer_without_verify_is_cancelled(ovirt_disk: ovirt_disks.Setup) -> None:
-    with ovirt_disk.source() as source:
-        source.close()
-    with pytest.raises(ZeroDivisionError), ovirt_disk.source():
+    with ovirt_disk.opened() as image:
+        image.source.close()
+    with pytest.raises(ZeroDivisionError), ovirt_disk.opened():
         1 / 0  # noqa: B018  (raises)
     ovirt_disk.check_ended("finished_cleanup", "finished_cleanup")
 
@@ -143,7 +143,7 @@ def test_invalid_request_is_refused(
 ) -> None:
     location = dataclasses.replace(ovirt_disk.location(), **changes)
     with pytest.raises(errors.Unreachable, match=message) as caught:
-        imageio.ImageioSource(location, cancelling.Cancel()).__enter__()
+        imageio.ImageioSource(location, cancelling.Cancel()).open(base.Opening())
     assert "secret" not in str(caught.value)
     ovirt_disk.check_ended()
 
@@ -155,5 +155,5 @@ def test_disk_id_is_required() -> None:
 def test_insecure_access_needs_no_certificates(ovirt_disk: ovirt_disks.Setup) -> None:
     access = dataclasses.replace(ovirt_disk.location().access, ca_files=(), insecure=True)
     location = dataclasses.replace(ovirt_disk.location(), access=access)
-    with imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK) as source:
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    with base.opened(imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK)) as image:
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()

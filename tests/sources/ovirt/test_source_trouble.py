@@ -15,20 +15,21 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
+from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading, upload_relay
 
 
 def test_slow_initialization_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 1.0
-    with ovirt_disk.source() as source:
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    with ovirt_disk.opened() as image:
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
 
 
 def test_transfer_that_is_never_ready_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 60.0
     with pytest.raises(errors.Unreachable, match=r"not ready \(phase initializing\)"):
-        ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, ready=0.5)).__enter__()
+        ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, ready=0.5)).open(base.Opening())
     ovirt_disk.check_ended("finished_cleanup")
 
 
@@ -40,38 +41,38 @@ def test_transfer_paused_before_it_is_ready_is_resumed(ovirt_disk: ovirt_disks.S
         ovirt_disk.engine.enter(ovirt_disk.engine.last, "paused_system")
 
     threading.Thread(target=pause).start()
-    with ovirt_disk.source() as source:
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    with ovirt_disk.opened() as image:
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
     assert "resuming" in ovirt_disk.engine.last.log
 
 
 def test_unreachable_host_is_read_through_the_proxy(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.host = False
-    with ovirt_disk.source() as source:
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    with ovirt_disk.opened() as image:
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
 
 
 def test_broken_first_connections_need_no_second_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
     """Before each attempt, both the host and the proxy are tried."""
     with upload_relay.Relay(ovirt_disk.engine.daemon.port, 0, 0) as relay:
         ovirt_disk.engine.front = relay.port
-        with ovirt_disk.source() as source:
-            assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+        with ovirt_disk.opened() as image:
+            assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
     ovirt_disk.check_ended("finished_cleanup")
 
 
 def test_locked_disk_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.locked.add("disk")
     threading.Timer(1.0, ovirt_disk.engine.locked.discard, ["disk"]).start()
-    with ovirt_disk.source() as source:
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+    with ovirt_disk.opened() as image:
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
 
 
 def test_disk_that_stays_locked_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.locked.add("disk")
     try:
         with pytest.raises(errors.Unreachable, match="Disk is locked"):
-            ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, locked=0)).__enter__()
+            ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, locked=0)).open(base.Opening())
     finally:
         ovirt_disk.engine.locked.clear()
     ovirt_disk.check_ended()
@@ -82,7 +83,7 @@ def test_cancel_ends_waiting_for_the_disk(ovirt_disk: ovirt_disks.Setup) -> None
     cancel = cancelling.Cancel()
     threading.Timer(0.5, cancel.set).start()
     with pytest.raises(errors.Cancelled):
-        imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
+        imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).open(base.Opening())
     ovirt_disk.check_ended("finished_cleanup")
 
 
@@ -103,7 +104,7 @@ def test_cancel_ends_the_wait_for_a_silent_engine(ovirt_disk: ovirt_disks.Setup)
     threading.Timer(0.5, cancel.set).start()
     started = time.monotonic()
     with pytest.raises(errors.Cancelled):
-        imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).__enter__()
+        imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK).open(base.Opening())
     assert time.monotonic() - started < processes.PATIENCE
     ovirt_disk.engine.mute = False
 
@@ -113,7 +114,7 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> 
     cancel = cancelling.Cancel()
     ovirt_disk.engine.inactivity = 2
     source = imageio.ImageioSource(ovirt_disk.location(), cancel, ovirt_disks.QUICK)
-    source.__enter__()
+    source.open(base.Opening())
     ovirt_disk.engine.mute = True
     started = time.monotonic()
     cancel.set()
@@ -128,7 +129,7 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> 
 def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.broken = 2
     with pytest.raises(errors.Transient, match=r"503|invalid response|content type"):
-        ovirt_disk.source().__enter__()
+        ovirt_disk.source().open(base.Opening())
     target = ovirt_disk.before.parent / "target"
     cdi_worker.run(
         cdi_worker.Request(
@@ -140,17 +141,17 @@ def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
 
 def test_unused_ticket_is_renewed(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.inactivity = 4  # the daemon counts whole seconds
-    with ovirt_disk.source() as source:
+    with ovirt_disk.opened() as image:
         time.sleep(5.5)
         assert ovirt_disk.engine.last.phase == "transferring"
-        assert ovirt_disks.read(source) == ovirt_disk.now.read_bytes()
+        assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
 
 
 def test_engine_unreachable_at_the_end_is_an_error(ovirt_disk: ovirt_disks.Setup) -> None:
-    with ovirt_disk.source() as source:
+    with ovirt_disk.opened() as image:
         ovirt_disk.engine.stop()
         threading.Timer(1.0, ovirt_disk.engine.start).start()
-        source.verify()
+        image.verify()
     ovirt_disk.check_ended("finished_success")
 
 
@@ -279,8 +280,8 @@ def test_restart_of_engine_and_host_is_survived(ovirt_disk: ovirt_disks.Setup) -
 
 def test_interrupted_read_returns_only_data(ovirt_disk: ovirt_disks.Setup) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
-    with ovirt_disk.source(cancel=reads) as source:
-        reading.check_interrupted_reads(source, reads, ovirt_disk.now.read_bytes())
+    with ovirt_disk.opened(cancel=reads) as image:
+        reading.check_interrupted_reads(image.facts.ranges, reads, ovirt_disk.now.read_bytes())
 
 
 def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Setup) -> None:

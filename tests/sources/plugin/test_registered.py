@@ -20,16 +20,12 @@ SIZE = 3 << 20
 class Pattern(cdi_worker.Source):
     """A disk of one repeated byte."""
 
-    format = "raw"
-
     def __init__(self, where: pattern_location.Pattern, cancel: cdi_worker.Cancel) -> None:
         self._where = where
 
-    def open(self, opening: cdi_worker.Opening) -> None:
-        self.name, self.size = self._where.endpoint, int(self._where.size)
-
-    def ranges(self) -> cdi_worker.RandomReader:
-        return self
+    def open(self, opening: cdi_worker.Opening) -> cdi_worker.Facts:
+        where = self._where
+        return cdi_worker.Facts(name=where.endpoint, size=int(where.size), format="raw", ranges=self)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         into[:] = self._where.byte.to_bytes() * len(into)

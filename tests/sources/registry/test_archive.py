@@ -26,9 +26,9 @@ SECOND = Image((containers.titled_layer(OTHER, "disk.img"),), containers.EMPTY_C
 
 
 def read(endpoint: str, **more: str) -> bytes:
-    with pulled.source(locations.Registry(endpoint, **more)) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
-        source.verify()
+    with pulled.at(locations.Registry(endpoint, **more)) as found:
+        data = reading.read_all(found.ordered(cancelling.Cancel(), lambda _: None))
+        found.verify()
         return data
 
 

@@ -178,9 +178,9 @@ def by_token(
 
 
 def pull(endpoint: str, access: base.Access, **more: str) -> int:
-    with pulled.source(locations.Registry(endpoint, access, **more)) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
-        source.verify()
+    with pulled.at(locations.Registry(endpoint, access, **more)) as found:
+        data = reading.read_all(found.ordered(cancelling.Cancel(), lambda _: None))
+        found.verify()
     return len(data)
 
 
@@ -233,17 +233,17 @@ def test_expired_token_is_renewed_while_reading(authority: tls.Authority, tmp_pa
     with by_token(authority, tmp_path, lifetime=2) as (served, tokens):
         served.push("team/large", image)
         location = locations.Registry(served.reference("team/large"), served.access())
-        with pulled.source(location) as source:
+        with pulled.at(location) as found:
             before = len(tokens.issued)
             threading.Event().wait(LATE)
             reader, into, done = (
-                source.ordered(cancelling.Cancel(), lambda _: None),
+                found.ordered(cancelling.Cancel(), lambda _: None),
                 memoryview(bytearray(len(data))),
                 0,
             )
             while done < len(data):
                 done += reader.readinto(into[done : done + 100_000])
-            source.verify()
+            found.verify()
             assert bytes(into) == data
         # Renewed once for all connections, not by each.
         assert before < len(tokens.issued) <= before + 3

@@ -29,10 +29,12 @@ class Part(base.Source):
     """A blob in memory of which ``head`` bytes came with the first contact."""
 
     def __init__(self, data: bytes, head: int) -> None:
-        self.size = len(data)
-        self.head = data[:head]
         self.opened = False
         self._data = data
+        self._head = head
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name="a blob", size=len(self._data), head=self._data[: self._head])
 
     def stream(self, offset: int = 0) -> base.Reader:
         self.opened = True
@@ -42,14 +44,14 @@ class Part(base.Source):
         return readers.Bytes(data)
 
 
-def read(blob: base.Source, _cancel: cancelling.Cancel, start: int) -> base.Reader:
+def read(blob: blobs.Piece, _cancel: cancelling.Cancel, start: int) -> base.Reader:
     """Read a blob without retries."""
-    return blob.stream(start)
+    return blob.source.stream(start)
 
 
 def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
     stop = cancelling.Cancel().child()
-    return blobs.Verified(descriptor(stated, algorithm), "x", part, read, stop)
+    return blobs.Verified(descriptor(stated, algorithm), "x", blobs.Piece.of(part), read, stop)
 
 
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
@@ -82,7 +84,8 @@ def test_wrong_digest_is_refused(size: int, change: str) -> None:
 def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int) -> None:
     """The digest is right: a manifest that states another size of its layer contradicts itself."""
     stated = dataclasses.replace(descriptor(DATA[:size]), size=size + difference)
-    reader = blobs.Verified(stated, "x", Part(DATA[:size], 1000), read, cancelling.Cancel().child())
+    part = blobs.Piece.of(Part(DATA[:size], 1000))
+    reader = blobs.Verified(stated, "x", part, read, cancelling.Cancel().child())
     with pytest.raises(errors.DigestMismatch, match=f"expected {size + difference} bytes"):
         reading.read_all(reader)
     reader.close()
@@ -141,13 +144,13 @@ def test_read_all_is_bounded() -> None:
 def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified:
     """Open the blob, read by an import's engine."""
     stop = (cancel or cancelling.Cancel()).child()
-    opened = http_disk.opened(url, cancel=stop).__enter__()
+    blob = blobs.Piece.of(http_disk.source(url, cancel=stop))
     engine = image.Engine(OPTIONS)
 
-    def read_on(blob: base.Source, cancel: cancelling.Cancel, start: int) -> base.Reader:
-        return image.Image(blob, engine).rest(cancel, start)
+    def read_on(blob: blobs.Piece, cancel: cancelling.Cancel, start: int) -> base.Reader:
+        return image.Image(*blob, engine).rest(cancel, start)
 
-    return blobs.Verified(descriptor(DATA), "x", opened, read_on, stop)
+    return blobs.Verified(descriptor(DATA), "x", blob, read_on, stop)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

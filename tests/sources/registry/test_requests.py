@@ -22,11 +22,11 @@ def pull(registry: registries.Registry) -> collections.Counter[tuple[str, int]]:
     """Pull a large image; count the GETs by kind and status."""
     registry.push("large", IMAGE)
     into = memoryview(bytearray(1 << 20))
-    with pulled.opened(registry, registry.reference("large")) as source:
-        reader, left = source.ordered(cancelling.Cancel(), lambda _: None), SIZE
+    with pulled.opened(registry, registry.reference("large")) as found:
+        reader, left = found.ordered(cancelling.Cancel(), lambda _: None), SIZE
         while left:
             left -= reader.readinto(into)
-        source.verify()
+        found.verify()
     found = registry.answered("large")
     kinds = {f"/v2/large/blobs/{LAYER.digest}": "layer"}
     return collections.Counter((kinds.get(path, "other"), status) for path, status in found)

@@ -8,6 +8,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
 from tests.support import containers, members, pulled, registries
 from tests.support.containers import Entry, Image
 
@@ -41,8 +42,8 @@ def test_layers_below_the_topmost_disk_are_not_fetched(guarded: registries.Regis
     image = Image((below, containers.layer(*containers.disk(pulled.DISK)), SYSTEM))
     guarded.push("top", image)
     guarded.stored(below.digest).unlink()
-    with pulled.opened(guarded, guarded.reference("top")) as source:
-        assert pulled.read(source) == pulled.DISK
+    with pulled.opened(guarded, guarded.reference("top")) as found:
+        assert pulled.read(found) == pulled.DISK
 
 
 def test_whiteout_hides_the_disk(guarded: registries.Registry) -> None:
@@ -97,24 +98,24 @@ def test_image_is_found_by_tag_and_digest(guarded: registries.Registry) -> None:
         (f"@{digest}", pulled.OTHER),
         (f":one@{digest}", pulled.OTHER),
     ):
-        with pulled.opened(guarded, guarded.reference("tags", target)) as source:
-            assert pulled.read(source) == data
+        with pulled.opened(guarded, guarded.reference("tags", target)) as found:
+            assert pulled.read(found) == data
     with pytest.raises(errors.Unreachable, match="no such repository, tag or digest"):
-        pulled.opened(guarded, guarded.reference("tags", ":three")).__enter__()
+        pulled.of(guarded, guarded.reference("tags", ":three")).open(base.Opening())
     with pytest.raises(errors.Unreachable, match="no such repository, tag or digest"):
-        pulled.opened(guarded, guarded.reference("nobody")).__enter__()
+        pulled.of(guarded, guarded.reference("nobody")).open(base.Opening())
 
 
 def test_stream_can_be_read_again(guarded: registries.Registry) -> None:
     guarded.push("again", Image((containers.layer(*containers.disk(pulled.LARGE)),)))
-    with pulled.opened(guarded, guarded.reference("again")) as source:
-        reader = source.ordered(cancelling.Cancel(), lambda _: None)
+    with pulled.opened(guarded, guarded.reference("again")) as found:
+        reader = found.ordered(cancelling.Cancel(), lambda _: None)
         assert reader.readinto(memoryview(bytearray(1000)))
         reader.close()
-        assert pulled.read(source) == pulled.LARGE
-        assert pulled.read(source) == pulled.LARGE
-        source.verify()
-        assert source.ranges() is None
+        assert pulled.read(found) == pulled.LARGE
+        assert pulled.read(found) == pulled.LARGE
+        found.verify()
+        assert found.facts.ranges is None
 
 
 # -- platforms ---------------------------------------------------------------------------------
@@ -132,20 +133,20 @@ def test_image_is_chosen_by_platform(guarded: registries.Registry, docker: bool)
     index = containers.index(*manifests, docker=docker)
     guarded.push_manifest("multi", index, "all")
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
-        with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=architecture) as source:
-            assert pulled.read(source) == data
-            assert source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
+        with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=architecture) as found:
+            assert pulled.read(found) == data
+            assert found.facts.description["platforms"] == ["linux/amd64", "linux/arm64"]
     with pytest.raises(errors.WrongPlatform, match="s390x; available: linux/amd64, linux/arm64"):
-        pulled.opened(guarded, guarded.reference("multi", ":all"), architecture="s390x").__enter__()
+        pulled.of(guarded, guarded.reference("multi", ":all"), architecture="s390x").open(base.Opening())
     # The platform of a plain image is checked as well, but only if one was requested.
-    with pulled.opened(guarded, guarded.reference("multi", ":arm64")) as source:
-        assert pulled.read(source) == pulled.OTHER
+    with pulled.opened(guarded, guarded.reference("multi", ":arm64")) as found:
+        assert pulled.read(found) == pulled.OTHER
     only = containers.index(containers.for_platform(image.manifest, "arm64"), docker=docker)
     guarded.push_manifest("multi", only, "only")
-    with pulled.opened(guarded, guarded.reference("multi", ":only")) as source:
-        assert pulled.read(source) == pulled.OTHER
+    with pulled.opened(guarded, guarded.reference("multi", ":only")) as found:
+        assert pulled.read(found) == pulled.OTHER
     with pytest.raises(errors.WrongPlatform, match="amd64; available: linux/arm64"):
-        pulled.opened(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").__enter__()
+        pulled.of(guarded, guarded.reference("multi", ":arm64"), architecture="amd64").open(base.Opening())
 
 
 def test_nested_index_is_followed(guarded: registries.Registry) -> None:
@@ -157,12 +158,12 @@ def test_nested_index_is_followed(guarded: registries.Registry) -> None:
         guarded.push_manifest("nested", document, f"depth{depth}")
     with pulled.opened(
         guarded, guarded.reference("nested", ":depth3"), architecture=containers.MACHINE
-    ) as source:
-        assert pulled.read(source) == pulled.DISK
+    ) as found:
+        assert pulled.read(found) == pulled.DISK
     with pytest.raises(errors.Unsupported, match="nested"):
-        pulled.opened(
-            guarded, guarded.reference("nested", ":depth4"), architecture=containers.MACHINE
-        ).__enter__()
+        pulled.of(guarded, guarded.reference("nested", ":depth4"), architecture=containers.MACHINE).open(
+            base.Opening()
+        )
 
 
 # -- the configuration ---------------------------------------------------------------------------
@@ -172,12 +173,12 @@ def test_labels_are_reported(guarded: registries.Registry) -> None:
     env = ("PATH=/bin", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=fedora", "KUBEVIRT_IO_FOO_BAR=a=b")
     image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config(env=env))
     digest = guarded.push("labels", image)
-    with pulled.opened(guarded, guarded.reference("labels")) as source:
-        assert source.labels() == {
+    with pulled.opened(guarded, guarded.reference("labels")) as found:
+        assert found.facts.labels == {
             "instancetype.kubevirt.io/default-preference": "fedora",
             "kubevirt.io/foo-bar": "a=b",
         }
-        description = source.describe()
+        description = found.facts.description
         assert description["digest"] == digest
         assert description["disk"] == "/disk/disk.img"
         assert description["diskLayer"] == image.layers[0].digest
@@ -229,11 +230,11 @@ ARTIFACT = (
 )
 def test_artifact_is_pulled(guarded: registries.Registry, choice: str, data: bytes) -> None:
     guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
-    with pulled.opened(guarded, guarded.reference("artifact") + choice) as source:
-        assert pulled.read(source) == data
-        assert source.labels() == {}
+    with pulled.opened(guarded, guarded.reference("artifact") + choice) as found:
+        assert pulled.read(found) == data
+        assert found.facts.labels == {}
     with pytest.raises(errors.Refused, match="choose one"):
-        pulled.opened(guarded, guarded.reference("artifact", "#third.img")).__enter__()
+        pulled.of(guarded, guarded.reference("artifact", "#third.img")).open(base.Opening())
 
 
 def test_artifact_is_chosen_by_platform(guarded: registries.Registry) -> None:
@@ -243,8 +244,8 @@ def test_artifact_is_chosen_by_platform(guarded: registries.Registry) -> None:
         manifests.append(containers.for_platform(image.manifest, architecture))
         guarded.push("artifacts", image, architecture)
     guarded.push_manifest("artifacts", containers.index(*manifests), "all")
-    with pulled.opened(guarded, guarded.reference("artifacts", ":all")) as source:
-        assert pulled.read(source) == (pulled.DISK if containers.MACHINE == "amd64" else pulled.OTHER)
+    with pulled.opened(guarded, guarded.reference("artifacts", ":all")) as found:
+        assert pulled.read(found) == (pulled.DISK if containers.MACHINE == "amd64" else pulled.OTHER)
 
 
 def test_artifact_configuration_may_be_any_blob(guarded: registries.Registry) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import containers, pulled, registries
@@ -49,9 +50,9 @@ def test_wrong_digest_is_refused(guarded: registries.Registry, part: str, change
     )
     with (
         pytest.raises(errors.DigestMismatch),
-        pulled.opened(guarded, guarded.reference("spoiled", f"@{digest}")) as source,
+        pulled.opened(guarded, guarded.reference("spoiled", f"@{digest}")) as found,
     ):
-        pulled.read(source)
+        pulled.read(found)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,15 @@ def test_missing_blob_is_reported(guarded: registries.Registry) -> None:
     guarded.push("missing", image)
     guarded.stored(image.layers[0].digest).unlink()
     with pytest.raises(errors.Unreachable, match="404"):
-        pulled.opened(guarded, guarded.reference("missing")).__enter__()
+        pulled.of(guarded, guarded.reference("missing")).open(base.Opening())
 
 
 def test_unknown_authority_is_reported(guarded: registries.Registry) -> None:
     location = locations.Registry(guarded.reference("r"), guarded.access(ca_files=()))
     with pytest.raises(errors.Unreachable, match="certificate verify failed"):
-        pulled.source(location).__enter__()
+        pulled.source(location).open(base.Opening())
     guarded.push("r", Image((containers.layer(*containers.disk(pulled.DISK)),)))
     insecure = dataclasses.replace(location.access, insecure=True)
     location = dataclasses.replace(location, access=insecure)
-    with pulled.source(location) as source:
-        assert pulled.read(source) == pulled.DISK
+    with pulled.at(location) as found:
+        assert pulled.read(found) == pulled.DISK

@@ -53,9 +53,9 @@ def pull(
     server: misbehave.Server, access: base.Access | None = None, target: str = "", patience: float = 180.0
 ) -> bytes:
     location = locations.Registry(endpoint(server, target), access or base.Access(insecure=True))
-    with pulled.source(location, patience=patience) as source:
-        data = reading.read_all(source.ordered(cancelling.Cancel(), lambda _: None))
-        source.verify()
+    with pulled.at(location, patience=patience) as found:
+        data = reading.read_all(found.ordered(cancelling.Cancel(), lambda _: None))
+        found.verify()
     return data
 
 
@@ -148,11 +148,11 @@ def test_second_reading_must_find_the_same_disk(server: misbehave.Server) -> Non
         lie = dataclasses.replace(page(real), body=other.data)
         server.serve(blob_path(real), (lie, 1), page(real))
         location = locations.Registry(endpoint(server), base.Access(insecure=True))
-        with pulled.source(location) as source:
-            assert source.size == 1000
-            source.ordered(cancelling.Cancel(), lambda _: None)
+        with pulled.at(location) as found:
+            assert found.facts.size == 1000
+            found.ordered(cancelling.Cancel(), lambda _: None)
             with pytest.raises(errors.SourceChanged, match=r"disk was .* of 1000 bytes"):
-                source.ordered(cancelling.Cancel(), lambda _: None)
+                found.ordered(cancelling.Cancel(), lambda _: None)
 
 
 def test_expired_signed_url_is_requested_again(server: misbehave.Server) -> None:
@@ -271,4 +271,4 @@ def test_cancel_ends_waiting_for_a_retry(server: misbehave.Server) -> None:
         location = locations.Registry(endpoint(server), base.Access(insecure=True))
         threading.Timer(0.2, cancel.set).start()
         with pytest.raises(errors.Cancelled):
-            pulled.source(location, cancel).__enter__()
+            pulled.source(location, cancel).open(base.Opening())

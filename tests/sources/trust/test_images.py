@@ -32,11 +32,11 @@ def pull(
     registry: registries.Registry, name: str, key: str, target: str = ":latest", **more: object
 ) -> bytes:
     """Pull a disk that must be signed."""
-    source = pulled.opened(registry, registry.reference(name, target))
+    source = pulled.of(registry, registry.reference(name, target))
     demand = trust.Demand(signed_by=key, **more)  # type: ignore[arg-type] - fields by name
-    with pulled.demanding(source, demand):
-        assert source.signatures
-        return pulled.read(source)
+    with pulled.demanding(source, demand) as found:
+        assert found.facts.signatures
+        return pulled.read(found)
 
 
 def refused(
@@ -267,14 +267,14 @@ def test_index_does_not_choose_the_platform_of_a_signed_image(
     guarded.push_manifest(name, index, "latest")
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     for more in ({}, {"architecture": listed["architecture"]}):
-        source = pulled.opened(guarded, guarded.reference(name), **more)
+        source = pulled.of(guarded, guarded.reference(name), **more)
         demanding = pulled.demanding(source, trust.Demand(signed_by=key))
         with pytest.raises((errors.Untrusted, errors.WrongPlatform)) as caught, demanding:
             pass
         assert more or "its index lists it as" in str(caught.value)
     # Without a demand nothing of it is verified, and the image may be built with a wrong configuration.
-    with pulled.opened(guarded, guarded.reference(name)) as source:
-        assert pulled.read(source) == pulled.DISK
+    with pulled.opened(guarded, guarded.reference(name)) as found:
+        assert pulled.read(found) == pulled.DISK
 
 
 def test_platform_that_only_the_index_states_is_accepted(
@@ -296,12 +296,12 @@ def test_image_swapped_after_it_was_verified_is_not_fetched(
     """The tag is moved when the signatures are read; the disk is that of the verified manifest."""
     digest = guarded.push(name, IMAGE)
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
-    source = pulled.opened(guarded, guarded.reference(name))
-    with pulled.demanding(source, trust.Demand(signed_by=key)):
+    source = pulled.of(guarded, guarded.reference(name))
+    with pulled.demanding(source, trust.Demand(signed_by=key)) as found:
         guarded.push(name, OTHER)
-        assert pulled.read(source) == pulled.DISK
+        assert pulled.read(found) == pulled.DISK
         # A stream that breaks is read again, and the tag is not.
-        assert pulled.read(source) == pulled.DISK
+        assert pulled.read(found) == pulled.DISK
     tags = [path for path, status in guarded.answered(name) if path.endswith("/latest") and status == 200]
     assert len(tags) == 1
     with pytest.raises(errors.Untrusted, match="missing"):

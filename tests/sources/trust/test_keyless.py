@@ -29,10 +29,10 @@ def root(tmp_path: Path) -> str:
 def pull(registry: registries.Registry, name: str, root: str, **changes: Any) -> bytes:
     """Pull a disk that must be signed by the builder."""
     wanted = {"identity": fulcio.IDENTITY, "issuer": fulcio.ISSUER, "trusted_root": root}
-    source = pulled.opened(registry, registry.reference(name))
-    with pulled.demanding(source, trust.Demand(**{**wanted, **changes})):
-        assert source.signatures[0].signer == f"{fulcio.IDENTITY} ({fulcio.ISSUER})"
-        return pulled.read(source)
+    source = pulled.of(registry, registry.reference(name))
+    with pulled.demanding(source, trust.Demand(**{**wanted, **changes})) as found:
+        assert found.facts.signatures[0].signer == f"{fulcio.IDENTITY} ({fulcio.ISSUER})"
+        return pulled.read(found)
 
 
 def fault(registry: registries.Registry, name: str, root: str, **changes: Any) -> tuple[str, str]:

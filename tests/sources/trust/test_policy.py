@@ -364,15 +364,16 @@ def open_image(name: str, path: str, tag: str = "latest") -> str:
         source = registry.source(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
+        verified: list[signature.Signature] = []
         try:
-            with pulled.demanding(source, trust.Demand(policy=path)):
+            with pulled.demanding(source, trust.Demand(policy=path), verified):
                 raise AssertionError("the fixtures have no configuration")
         except errors.Untrusted as err:
             return str(err.fields["fault"])
         except errors.Unreachable as err:
             # The configuration, which is fetched after the signatures were verified.
             blobs = [request.path for request in server.requests if "/blobs/" in request.path]
-            return "accepted" if source.signatures and blobs else f"unreachable: {err}"
+            return "accepted" if verified and blobs else f"unreachable: {err}"
 
 
 @pytest.mark.parametrize(
@@ -420,10 +421,11 @@ def test_exact_match_needs_the_tag(tmp_path: Path, name: str, tag: str, expected
         source = registry.source(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
-        demanding = pulled.demanding(source, trust.Demand(policy=str(path)))
+        verified: list[signature.Signature] = []
+        demanding = pulled.demanding(source, trust.Demand(policy=str(path)), verified)
         with pytest.raises(errors.Error) as caught, demanding:
             pass
-    fault = caught.value.fields.get("fault", "accepted" if source.signatures else "")
+    fault = caught.value.fields.get("fault", "accepted" if verified else "")
     assert fault == expected
 
 
@@ -518,10 +520,11 @@ def test_bundle_names_no_image_so_that_a_policy_refuses_it(tmp_path: Path) -> No
             source = registry.source(
                 locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
             )
-            demanding = pulled.demanding(source, demand)
+            verified: list[signature.Signature] = []
+            demanding = pulled.demanding(source, demand, verified)
             with pytest.raises(expected) as caught, demanding:
                 pass
-            assert bool(source.signatures) == (expected is errors.Unreachable), caught.value
+            assert bool(verified) == (expected is errors.Unreachable), caught.value
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def test_machine_without_vddk_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         errors.RequestError, match=r"this one is aarch64: VMware has no VDDK library.*amd64 node"
     ):
-        made.__enter__()
+        made.open(base.Opening())
     with pytest.raises(errors.SourceError, match="VDDK library not found"):
-        source.VddkSource(location, cancelling.NEVER, machine="x86_64").__enter__()
+        source.VddkSource(location, cancelling.NEVER, machine="x86_64").open(base.Opening())
 
 
 WITHOUT = """

@@ -136,14 +136,14 @@ def test_after_a_failed_attempt_reads_work_again() -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     with (
         misbehave.Server() as server,
-        http_disk.opened(server.serve("/d", misbehave.Page(DATA)), cancel=reads) as source,
+        http_disk.opened(server.serve("/d", misbehave.Page(DATA)), cancel=reads) as image,
     ):
         with reads.scope() as scope:
             scope.set()
             with pytest.raises(errors.Cancelled):
-                source.read_range(5, memoryview(bytearray(1000)))
+                image.facts.ranges.read_range(5, memoryview(bytearray(1000)))
         into = bytearray(1000)
-        assert source.read_range(5, memoryview(into)) == 1000
+        assert image.facts.ranges.read_range(5, memoryview(into)) == 1000
         assert into == DATA[5:1005]
 
 
@@ -223,8 +223,8 @@ with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
     led.serve("/disk", misbehave.Page(b"data"))
     start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
     try:
-        with http_disk.opened(start) as source:
-            print(source.head)
+        with http_disk.opened(start) as image:
+            print(image.facts.head)
     except errors.Unreachable as err:
         print(err)
     print(len(led.requests), "requests")
@@ -269,9 +269,8 @@ def test_private_server_receives_no_byte() -> None:
     ):
         to = f"https://localhost:{listener.getsockname()[1]}/"
         server.serve("/start", misbehave.Page(to=(to,)))
-        source = http_disk.opened(server.url("/start", host=tls.FAR), base.Access(http_proxy=between.url))
-        with pytest.raises(errors.Unreachable, match=r"/start: leads to 127.0.0.1"), source:
-            pass
+        with pytest.raises(errors.Unreachable, match=r"/start: leads to 127.0.0.1"):
+            http_disk.refused(server.url("/start", host=tls.FAR), base.Access(http_proxy=between.url))
         taken, _ = listener.accept()
         with taken:
             assert taken.recv(1) == b""
@@ -285,8 +284,8 @@ def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> Non
     reads = cancelling.Reads(cancelling.Cancel())
     with (
         misbehave.Server(authority.issue() if secure else None) as server,
-        http_disk.opened(server.serve("/disk", misbehave.Page(data)), access, reads) as source,
+        http_disk.opened(server.serve("/disk", misbehave.Page(data)), access, reads) as image,
     ):
-        reader = source.ranges()
+        reader = image.facts.ranges
         assert reader is not None
         reading.check_interrupted_reads(reader, reads, data)

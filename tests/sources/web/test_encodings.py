@@ -49,33 +49,33 @@ def test_gzip_is_undone(server: misbehave.Server, tmp_path: Path, ranges: bool) 
 
 def test_encoding_of_later_ranges_is_checked(server: misbehave.Server) -> None:
     url = server.serve("/disk", (http_disk.GOOD, 1), encoded(DISK, "br"))
-    with http_disk.opened(url) as source:
+    with http_disk.opened(url) as image:
         with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
-            source.read_range(300_000, memoryview(bytearray(1000)))
+            image.facts.ranges.read_range(300_000, memoryview(bytearray(1000)))
         with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
-            source.stream(0)
+            image.source.stream(0)
 
 
 def test_encoding_of_an_error_page_does_not_matter(server: misbehave.Server) -> None:
     gone = misbehave.Page(b"", status=416, headers={"Content-Encoding": "gzip"})
     url = server.serve("/disk", (http_disk.GOOD, 1), gone)
-    with http_disk.opened(url) as source, pytest.raises(errors.NoRanges):
-        source.read_range(300_000, memoryview(bytearray(1000)))
+    with http_disk.opened(url) as image, pytest.raises(errors.NoRanges):
+        image.facts.ranges.read_range(300_000, memoryview(bytearray(1000)))
 
 
 def test_s3_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
     with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
-        s3_objects.opened(server.serve("/b/k", encoded(DISK, "br"))).__enter__()
+        s3_objects.source(server.serve("/b/k", encoded(DISK, "br"))).open(base.Opening())
     # Stored by mistake with objects that an SDK uploaded in chunks.
-    with s3_objects.opened(server.serve("/b/k", encoded(DISK, "aws-chunked"))) as source:
-        assert http_disk.whole(source) == DISK
+    with s3_objects.opened(server.serve("/b/k", encoded(DISK, "aws-chunked"))) as image:
+        assert http_disk.whole(image) == DISK
 
 
 def test_gcs_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
     page = gcs_objects.media()
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "br"})
     with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
-        gcs_objects.opened(gcs_objects.serve(server, page)).__enter__()
+        gcs_objects.source(gcs_objects.serve(server, page)).open(base.Opening())
 
 
 def test_blob_is_known_by_its_digest(server: misbehave.Server) -> None:
@@ -87,5 +87,5 @@ def test_blob_is_known_by_its_digest(server: misbehave.Server) -> None:
         server.serve(f"/v2/r/blobs/{blob.digest}", misbehave.Page(blob.data, headers=encoding))
     endpoint = f"docker://127.0.0.1:{server.port}/r"
     location = registry_locations.Registry(endpoint, base.Access(insecure=True))
-    with pulled.source(location) as source:
-        assert pulled.read(source) == pulled.DISK
+    with pulled.at(location) as found:
+        assert pulled.read(found) == pulled.DISK

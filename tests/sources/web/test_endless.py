@@ -28,9 +28,9 @@ SOON = 10.0
 @pytest.mark.parametrize("times", [1, 20])
 def test_interim_responses_are_skipped(server: misbehave.Server, interim: bytes, times: int) -> None:
     url = server.serve("/disk", http_disk.changed(before=(interim, times)))
-    with http_disk.opened(url) as source:
-        assert http_disk.whole(source) == http_disk.DATA
-        assert reading.read_through_engine(source) == http_disk.DATA
+    with http_disk.opened(url) as image:
+        assert http_disk.whole(image) == http_disk.DATA
+        assert reading.read_through_engine(image) == http_disk.DATA
 
 
 @pytest.mark.parametrize("interim", [HINTS, GOING])
@@ -59,16 +59,16 @@ def test_endless_headers_of_a_proxy_are_refused() -> None:
 @pytest.mark.parametrize("times", [0, 1, 300])
 def test_trailers_are_skipped(server: misbehave.Server, times: int) -> None:
     page = http_disk.changed(framing="chunked", ranges=False, trailers=(b"X-Checksum: abc\r\n", times))
-    with http_disk.opened(server.serve("/disk", page)) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", page)) as image:
+        assert http_disk.whole(image) == http_disk.DATA
 
 
 def test_endless_trailers_are_refused(server: misbehave.Server) -> None:
     page = http_disk.changed(framing="chunked", ranges=False, trailers=(b"X-Checksum: abc\r\n", None))
-    with http_disk.opened(server.serve("/disk", page)) as source:
+    with http_disk.opened(server.serve("/disk", page)) as image:
         began = time.monotonic()
         with pytest.raises(errors.Transient, match="trailers without end"):
-            http_disk.whole(source)
+            http_disk.whole(image)
         assert time.monotonic() - began < SOON
 
 
@@ -84,8 +84,8 @@ def test_head_that_arrives_byte_by_byte_is_limited(first: bytes) -> None:
 def test_large_head_is_read(server: misbehave.Server) -> None:
     headers = {f"X-Long-{number}": "v" * 4000 for number in range(40)}
     assert sum(map(len, headers.values())) < responses.LARGEST
-    with http_disk.opened(server.serve("/disk", http_disk.changed(headers=headers))) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", http_disk.changed(headers=headers))) as image:
+        assert http_disk.whole(image) == http_disk.DATA
 
 
 def test_small_document_that_arrives_byte_by_byte_is_limited(server: misbehave.Server) -> None:

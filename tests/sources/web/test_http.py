@@ -19,13 +19,13 @@ def test_nginx_is_read_in_order_and_by_ranges(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "a disk").write_bytes(http_disk.DATA)
-    with servers.nginx(tmp_path, root) as web, http_disk.opened(web.url("a%20disk")) as source:
-        assert (source.size, source.head) == (len(http_disk.DATA), http_disk.DATA[: http.HEAD_SIZE])
-        assert source.identity is not None
-        assert source.ranges() is source
-        assert http_disk.whole(source) == http_disk.DATA
-        assert http_disk.whole(source, 1000) == http_disk.DATA[1000:]
-        assert reading.read_range(source, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
+    with servers.nginx(tmp_path, root) as web, http_disk.opened(web.url("a%20disk")) as image:
+        assert (image.facts.size, image.facts.head) == (len(http_disk.DATA), http_disk.DATA[: http.HEAD_SIZE])
+        assert image.facts.identity is not None
+        assert image.facts.ranges is not None
+        assert http_disk.whole(image) == http_disk.DATA
+        assert http_disk.whole(image, 1000) == http_disk.DATA[1000:]
+        assert reading.read_range(image.facts.ranges, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_offer_matches_the_server(
 ) -> None:
     # Without ranges a server with malformed ones still shows the size.
     rest = dataclasses.replace(page, ranges=False) if "{total}" not in page.content_range else page
-    with http_disk.opened(server.serve("/disk", (page, 1), rest)) as source:
-        assert (source.size, source.ranges() is not None) == (size, ranges)
-        assert source.head == http_disk.DATA[: http.HEAD_SIZE]
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", (page, 1), rest)) as image:
+        assert (image.facts.size, image.facts.ranges is not None) == (size, ranges)
+        assert image.facts.head == http_disk.DATA[: http.HEAD_SIZE]
+        assert http_disk.whole(image) == http_disk.DATA
     assert {request.method for request in server.requests} == {"GET"}
 
 
@@ -92,23 +92,23 @@ def test_identity_of_the_content_is_derived(
     page = http_disk.changed(
         etag=etag, modified=modified, ranges=ranges, headers={"x-amz-version-id": version}
     )
-    with http_disk.opened(server.serve("/disk", page)) as source:
-        assert source.identity == identity
-        assert source.weak is weak
+    with http_disk.opened(server.serve("/disk", page)) as image:
+        assert image.facts.identity == identity
+        assert image.facts.weak is weak
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"x", http_disk.DATA[: http.HEAD_SIZE - 1], http_disk.DATA[: http.HEAD_SIZE]]
 )
 def test_small_object_is_read(server: misbehave.Server, body: bytes) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.changed(body=body))) as source:
-        assert (source.size, source.head) == (len(body), body)
-        assert http_disk.whole(source) == body
+    with http_disk.opened(server.serve("/disk", http_disk.changed(body=body))) as image:
+        assert (image.facts.size, image.facts.head) == (len(body), body)
+        assert http_disk.whole(image) == body
 
 
 def test_stream_without_ranges_takes_one_request(server: misbehave.Server) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False))) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False))) as image:
+        assert http_disk.whole(image) == http_disk.DATA
     assert len(server.requests) == 1
 
 
@@ -165,23 +165,23 @@ def test_unknown_host_and_refused_connection_are_reported() -> None:
 
 @pytest.mark.parametrize("half", [base.Access(user="me"), base.Access(password="s3cret")])
 def test_incomplete_credentials_are_not_sent(server: misbehave.Server, half: base.Access) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.GOOD), half) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", http_disk.GOOD), half) as image:
+        assert http_disk.whole(image) == http_disk.DATA
     assert all("authorization" not in request.headers for request in server.requests)
 
 
 def test_credentials_in_the_url_are_sent_and_not_shown(server: misbehave.Server) -> None:
     url = server.serve("/disk", http_disk.changed(password="me:p@ss")).replace("://", "://me:p%40ss@")
-    with http_disk.opened(url) as source:
-        assert http_disk.whole(source) == http_disk.DATA
-        assert "p@ss" not in source.name
-        assert "p%40ss" not in source.name
+    with http_disk.opened(url) as image:
+        assert http_disk.whole(image) == http_disk.DATA
+        assert "p@ss" not in image.facts.name
+        assert "p%40ss" not in image.facts.name
 
 
 def test_credentials_and_headers_are_sent_as_utf_8(server: misbehave.Server) -> None:
     access = base.Access(user="zoë", password="pä€", headers=(("X-Token", "naïve €"), ("X-Raw", "\udcff")))
-    with http_disk.opened(server.serve("/disk", http_disk.changed(password="zoë:pä€")), access) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", http_disk.changed(password="zoë:pä€")), access) as image:
+        assert http_disk.whole(image) == http_disk.DATA
     sent = server.requests[0].headers
     assert sent["x-token"].encode("latin-1").decode() == "naïve €"
     assert sent["x-raw"] == "\xff"
@@ -190,9 +190,9 @@ def test_credentials_and_headers_are_sent_as_utf_8(server: misbehave.Server) -> 
 def test_malformed_numbers_of_a_server_are_ignored(server: misbehave.Server) -> None:
     many = "9" * 5000
     page = http_disk.changed(content_range="bytes {first}-{last}/" + many)
-    with http_disk.opened(server.serve("/disk", (page, 1), http_disk.changed(ranges=False))) as source:
-        assert source.ranges() is None
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(server.serve("/disk", (page, 1), http_disk.changed(ranges=False))) as image:
+        assert image.facts.ranges is None
+        assert http_disk.whole(image) == http_disk.DATA
     busy = {"Retry-After": "Mon, 1 Jan 99999999999999999999 00:00:00 GMT"}
     with pytest.raises(errors.Transient, match="503"):
         http_disk.refused(server.serve("/busy", http_disk.changed(status=503, headers=busy)))
@@ -201,24 +201,24 @@ def test_malformed_numbers_of_a_server_are_ignored(server: misbehave.Server) -> 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
 def test_broken_stream_is_transient(server: misbehave.Server, framing: str) -> None:
     page = http_disk.changed(ranges=False, framing=framing, cut=500_000)
-    with http_disk.opened(server.serve("/disk", page)) as source, pytest.raises(errors.Transient):
-        http_disk.whole(source)
+    with http_disk.opened(server.serve("/disk", page)) as image, pytest.raises(errors.Transient):
+        http_disk.whole(image)
 
 
 def test_short_body_is_not_the_end(server: misbehave.Server) -> None:
     with (
-        http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False, missing=10))) as source,
+        http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False, missing=10))) as image,
         pytest.raises(errors.Transient, match="ended before"),
     ):
-        http_disk.whole(source)
+        http_disk.whole(image)
 
 
 def test_content_encoding_is_not_decoded(server: misbehave.Server) -> None:
     packed = gzip.compress(http_disk.DATA)
     page = http_disk.changed(body=packed, headers={"Content-Encoding": "gzip"})
-    with http_disk.opened(server.serve("/disk.gz", page)) as source:
-        assert source.head == packed[: http.HEAD_SIZE]
-        assert http_disk.whole(source) == packed
+    with http_disk.opened(server.serve("/disk.gz", page)) as image:
+        assert image.facts.head == packed[: http.HEAD_SIZE]
+        assert http_disk.whole(image) == packed
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
@@ -227,10 +227,10 @@ def test_certificates_are_verified(tmp_path: Path) -> None:
     trusting = base.Access(ca_files=(str(authority.certificate),))
     with misbehave.Server(authority.issue()) as server:
         url = server.serve("/disk", http_disk.GOOD)
-        with http_disk.opened(url, trusting) as source:
-            assert http_disk.whole(source) == http_disk.DATA
-        with http_disk.opened(url, base.Access(insecure=True)) as source:
-            assert http_disk.whole(source) == http_disk.DATA
+        with http_disk.opened(url, trusting) as image:
+            assert http_disk.whole(image) == http_disk.DATA
+        with http_disk.opened(url, base.Access(insecure=True)) as image:
+            assert http_disk.whole(image) == http_disk.DATA
         with pytest.raises(errors.Unreachable, match="certificate verify failed"):
             http_disk.refused(url)
     for wrong in (authority.issue("elsewhere.example"), authority.issue(days=-1)):
@@ -252,8 +252,8 @@ def test_proxies_are_used(tmp_path: Path, server: misbehave.Server, password: st
         secure.serve("/disk", http_disk.GOOD)
         access = base.Access(http_proxy=between.url, https_proxy=between.url, ca_files=trust)
         for url in (server.url("/disk", host=tls.FAR), secure.url("/disk", host=tls.FAR)):
-            with http_disk.opened(url, access) as source:
-                assert http_disk.whole(source) == http_disk.DATA
+            with http_disk.opened(url, access) as image:
+                assert http_disk.whole(image) == http_disk.DATA
         methods = {request.method for request in between.requests}
         assert methods == {"GET", "CONNECT"}
         wrong = dataclasses.replace(access, http_proxy=f"http://127.0.0.1:{between.port}")
@@ -264,8 +264,8 @@ def test_proxies_are_used(tmp_path: Path, server: misbehave.Server, password: st
 def test_range_that_begins_elsewhere_is_no_answer(server: misbehave.Server) -> None:
     """Also if its bytes are those that it says it has."""
     page = http_disk.changed(content_range="bytes 0-{last}/{total}")
-    with http_disk.opened(server.serve("/disk", page)) as source:
-        ranges = source.ranges()
+    with http_disk.opened(server.serve("/disk", page)) as image:
+        ranges = image.facts.ranges
         assert ranges is not None
         with pytest.raises(errors.NoRanges, match="received bytes 0-"):
             ranges.read_range(400_000, memoryview(bytearray(1000)))
@@ -287,20 +287,20 @@ def test_proxy_that_decrypts_tunnels_is_trusted_by_its_ca(tmp_path: Path) -> Non
         trust = (str(middle.certificate),)
         access = base.Access(https_proxy=between.url, ca_files=trust)
         secure.serve("/disk", http_disk.GOOD)
-        with http_disk.opened(secure.url("/disk", host=tls.FAR), access) as source:
-            assert http_disk.whole(source) == http_disk.DATA
+        with http_disk.opened(secure.url("/disk", host=tls.FAR), access) as image:
+            assert http_disk.whole(image) == http_disk.DATA
         assert between.requests
 
 
 def test_closing_ends_a_blocked_read(server: misbehave.Server) -> None:
-    source = http_disk.opened(
-        server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(stall=100))
-    ).__enter__()
+    url = server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(stall=100))
+    source = http_disk.source(url)
+    source.open(base.Opening())
     ended: list[BaseException] = []
 
     def read() -> None:
         try:
-            http_disk.whole(source)
+            reading.read_all(source.stream())
         except errors.Error as err:
             ended.append(err)
 

@@ -40,10 +40,10 @@ def test_response_of_another_range_is_refused(
     server: misbehave.Server, later: dict[str, Any], kind: type[errors.Error]
 ) -> None:
     with (
-        http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**later))) as source,
+        http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**later))) as image,
         pytest.raises(kind),
     ):
-        reading.read_range(source, 1000, 5000)
+        reading.read_range(image.facts.ranges, 1000, 5000)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -51,19 +51,19 @@ def test_empty_response_is_an_outage(server: misbehave.Server, framing: str) -> 
     """Its end looks regular: only the range says that bytes are missing."""
     empty = http_disk.changed(short_range=0, framing=framing, content_range="bytes {first}-5999/{total}")
     with (
-        http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), empty)) as source,
+        http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), empty)) as image,
         pytest.raises(errors.CutShort, match="empty response"),
     ):
-        reading.read_range(source, 1000, 5000)
+        reading.read_range(image.facts.ranges, 1000, 5000)
 
 
 def test_first_response_that_begins_elsewhere_is_not_the_beginning(server: misbehave.Server) -> None:
     """The first bytes are asked for again, without a range."""
     elsewhere = http_disk.changed(content_range="bytes 1-{last}/{total}", lie=lambda first, _: first + 1)
     url = server.serve("/disk", (elsewhere, 1), http_disk.GOOD)
-    with http_disk.opened(url) as source:
-        assert source.ranges() is None
-        assert bytes(source.head) == http_disk.DATA[: len(source.head)]
+    with http_disk.opened(url) as image:
+        assert image.facts.ranges is None
+        assert bytes(image.facts.head) == http_disk.DATA[: len(image.facts.head)]
 
 
 LATER = "Tue, 03 Nov 2026 10:00:00 GMT"
@@ -74,46 +74,46 @@ def test_other_date_under_a_weak_etag_is_another_object(server: misbehave.Server
     url = server.serve(
         "/disk", (http_disk.changed(etag=etag), 1), http_disk.changed(etag=etag, modified=LATER)
     )
-    with http_disk.opened(url) as source, pytest.raises(errors.SourceChanged):
-        reading.read_range(source, 1000, 5000)
+    with http_disk.opened(url) as image, pytest.raises(errors.SourceChanged):
+        reading.read_range(image.facts.ranges, 1000, 5000)
 
 
 def test_strong_etag_is_enough(server: misbehave.Server) -> None:
     """Replicas and the edges of a CDN have other dates for the same object."""
     url = server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(modified=LATER))
-    with http_disk.opened(url) as source:
-        assert reading.read_range(source, 1000, 5000) == http_disk.DATA[1000:6000]
+    with http_disk.opened(url) as image:
+        assert reading.read_range(image.facts.ranges, 1000, 5000) == http_disk.DATA[1000:6000]
 
 
 @pytest.mark.parametrize("fault", [{"cut": 777}, {"missing": 0, "cut_at": 1777}])
 def test_bytes_before_a_cut_are_kept(server: misbehave.Server, fault: dict[str, Any]) -> None:
-    with http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**fault))) as source:
-        assert reading.read_range(source, 1000, 5000) == http_disk.DATA[1000:1777]
+    with http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**fault))) as image:
+        assert reading.read_range(image.facts.ranges, 1000, 5000) == http_disk.DATA[1000:1777]
 
 
 def test_consecutive_reads_share_one_request(server: misbehave.Server) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as source:
-        source.expect(1000, 400_000)
-        assert reading.read_range(source, 1000, 100_000) == http_disk.DATA[1000:101_000]
-        assert reading.read_range(source, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
+    with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as image:
+        image.facts.ranges.expect(1000, 400_000)
+        assert reading.read_range(image.facts.ranges, 1000, 100_000) == http_disk.DATA[1000:101_000]
+        assert reading.read_range(image.facts.ranges, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
         # A small gap is read and discarded; the last read ends the response.
-        assert reading.read_range(source, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
+        assert reading.read_range(image.facts.ranges, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
         assert [request.headers["range"] for request in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
         # A read backwards, or far ahead, needs a new request.
-        assert reading.read_range(source, 1000, 10) == http_disk.DATA[1000:1010]
-        assert reading.read_range(source, 500_000, 10) == http_disk.DATA[500_000:500_010]
+        assert reading.read_range(image.facts.ranges, 1000, 10) == http_disk.DATA[1000:1010]
+        assert reading.read_range(image.facts.ranges, 500_000, 10) == http_disk.DATA[500_000:500_010]
         assert len(server.gets("/disk")) == 4
 
 
 def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
     with http_disk.opened(
         server.serve("/disk", (http_disk.GOOD, 1), (http_disk.changed(cut=150_000), 1), http_disk.GOOD)
-    ) as source:
-        source.expect(0, 400_000)
-        assert reading.read_range(source, 0, 100_000) == http_disk.DATA[:100_000]
-        assert reading.read_range(source, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
-        assert reading.read_range(source, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
-        assert reading.read_range(source, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
+    ) as image:
+        image.facts.ranges.expect(0, 400_000)
+        assert reading.read_range(image.facts.ranges, 0, 100_000) == http_disk.DATA[:100_000]
+        assert reading.read_range(image.facts.ranges, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
+        assert reading.read_range(image.facts.ranges, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
+        assert reading.read_range(image.facts.ranges, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
         ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
 
@@ -123,8 +123,9 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
     options = fetch.Options()
     chunks = 15
     page = misbehave.Page(random.Random(7).randbytes(chunks * options.chunk), delay=0.5)
-    with http_disk.opened(server.serve("/disk", page)) as source:
-        fetcher = image.Image(source, image.Engine(options)).fetcher(cancelling.Cancel())
+    opening = base.Opening(image.Engine(options))
+    with base.opened(http_disk.source(server.serve("/disk", page)), opening) as found:
+        fetcher = found.fetcher(cancelling.Cancel())
         if kind == "stream":
             with contextlib.closing(fetcher.stream()) as stream:
                 assert reading.read_all(stream) == page.body
@@ -142,12 +143,12 @@ def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, ki
 def test_ranges_of_a_failed_first_contact_are_forgotten(server: misbehave.Server) -> None:
     """The next attempt may reach another server behind the same name."""
     turns = (http_disk.changed(cut=1000), 1), (misbehave.Page(status=503), 1)
-    source = http_disk.opened(server.serve("/disk", *turns, http_disk.changed(ranges=False)))
+    source = http_disk.source(server.serve("/disk", *turns, http_disk.changed(ranges=False)))
     with pytest.raises(errors.Transient, match="503"):
-        source.__enter__()
-    with source:
-        assert source.ranges() is None
-        assert http_disk.whole(source) == http_disk.DATA
+        source.open(base.Opening())
+    with base.opened(source) as image:
+        assert image.facts.ranges is None
+        assert http_disk.whole(image) == http_disk.DATA
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
@@ -157,13 +158,13 @@ def test_body_of_many_packets_wakes_the_reader_seldom(tmp_path: Path, is_secure:
     pair = tls.Authority(tmp_path).issue() if is_secure else None
     with misbehave.Server(pair) as server:
         page = misbehave.Page(body, drip=(len(body) // pieces, 0.0005))
-        with http_disk.opened(server.serve("/disk", page), base.Access(insecure=True)) as source:
+        with http_disk.opened(server.serve("/disk", page), base.Access(insecure=True)) as image:
             into = memoryview(bytearray(len(body)))
-            source.expect(0, len(body))
+            image.facts.ranges.expect(0, len(body))
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             done = 0
             while done < len(body):
-                done += source.read_range(done, into[done : done + (1 << 20)])
+                done += image.facts.ranges.read_range(done, into[done : done + (1 << 20)])
             waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
     assert into == body
     assert waits < pieces / 4

@@ -20,8 +20,8 @@ def test_secrets_go_to_the_origin_only(server: misbehave.Server) -> None:
         target = other.serve("/disk", http_disk.GOOD)
         start = server.serve("/start", misbehave.Page(to=("/moved",)))
         server.serve("/moved", misbehave.Page(to=(target,)))
-        with http_disk.opened(start, SECRET) as source:
-            assert http_disk.whole(source) == http_disk.DATA
+        with http_disk.opened(start, SECRET) as image:
+            assert http_disk.whole(image) == http_disk.DATA
         for request in server.requests:
             assert (request.headers["authorization"][:6], request.headers["x-token"]) == ("Basic ", "hush")
         assert other.requests
@@ -32,8 +32,8 @@ def test_secrets_go_to_the_origin_only(server: misbehave.Server) -> None:
 def test_another_name_of_the_same_host_gets_no_secrets(server: misbehave.Server) -> None:
     server.serve("/disk", http_disk.GOOD)
     start = server.serve("/start", misbehave.Page(to=(server.url("/disk", host="localhost"),)))
-    with http_disk.opened(start, SECRET) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(start, SECRET) as image:
+        assert http_disk.whole(image) == http_disk.DATA
     assert server.gets("/disk")
     assert all("authorization" not in request.headers for request in server.gets("/disk"))
 
@@ -42,8 +42,8 @@ def test_another_name_of_the_same_host_gets_no_secrets(server: misbehave.Server)
 def test_redirect_may_be_encoded_in_utf_8(server: misbehave.Server, to: str) -> None:
     server.serve("/%C3%BC%20b.img", http_disk.GOOD)
     start = server.serve("/start", misbehave.Page(to=(to.encode().decode("latin-1"),)))
-    with http_disk.opened(start) as source:
-        assert http_disk.whole(source) == http_disk.DATA
+    with http_disk.opened(start) as image:
+        assert http_disk.whole(image) == http_disk.DATA
 
 
 def test_redirect_is_followed_once_for_all_ranges(server: misbehave.Server) -> None:
@@ -52,9 +52,9 @@ def test_redirect_is_followed_once_for_all_ranges(server: misbehave.Server) -> N
             "/start",
             misbehave.Page(to=(mirror.serve("/a", http_disk.GOOD), mirror.serve("/b", http_disk.GOOD))),
         )
-        with http_disk.opened(start) as source:
+        with http_disk.opened(start) as image:
             for offset in range(0, 100_000, 10_000):
-                reading.read_range(source, offset, 10_000)
+                reading.read_range(image.facts.ranges, offset, 10_000)
         assert len(server.requests) == 1
         assert len(mirror.gets("/a")) == 11
         assert not mirror.gets("/b")
@@ -64,10 +64,10 @@ def test_lost_mirror_is_replaced(server: misbehave.Server) -> None:
     with misbehave.Server() as mirror:
         first = mirror.serve("/a", (http_disk.GOOD, 1), misbehave.Page(status=404))
         start = server.serve("/start", misbehave.Page(to=(first, mirror.serve("/b", http_disk.GOOD))))
-        with http_disk.opened(start) as source:
+        with http_disk.opened(start) as image:
             with pytest.raises(errors.Transient, match="404"):
-                reading.read_range(source, 0, 10)
-            assert reading.read_range(source, 0, 10) == http_disk.DATA[:10]
+                reading.read_range(image.facts.ranges, 0, 10)
+            assert reading.read_range(image.facts.ranges, 0, 10) == http_disk.DATA[:10]
         assert len(mirror.gets("/b")) == 1
 
 
@@ -78,11 +78,11 @@ def test_lost_mirror_is_replaced_once_for_all_threads(server: misbehave.Server) 
         first = mirror.serve("/a", (http_disk.GOOD, 1), gone)
         second = mirror.serve("/b", http_disk.GOOD)
         start = server.serve("/start", misbehave.Page(to=(first, *[second] * 9)))
-        with http_disk.opened(start) as source, concurrent.futures.ThreadPoolExecutor(4) as pool:
-            reads = [pool.submit(reading.read_range, source, number, 10) for number in range(4)]
+        with http_disk.opened(start) as image, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            reads = [pool.submit(reading.read_range, image.facts.ranges, number, 10) for number in range(4)]
             kinds = {type(read.exception()) for read in reads}
             assert kinds <= {errors.Transient, type(None)}
-            assert reading.read_range(source, 0, 10) == http_disk.DATA[:10]
+            assert reading.read_range(image.facts.ranges, 0, 10) == http_disk.DATA[:10]
 
 
 def test_endless_redirects_are_refused(server: misbehave.Server) -> None:
@@ -102,9 +102,9 @@ def test_redirect_from_https_to_http_is_logged(
     server.serve("/disk?secret=1", http_disk.GOOD)
     with (
         misbehave.Server(authority.issue()) as secure,
-        http_disk.opened(secure.serve("/start", to), access) as source,
+        http_disk.opened(secure.serve("/start", to), access) as image,
     ):
-        assert http_disk.whole(source) == http_disk.DATA
+        assert http_disk.whole(image) == http_disk.DATA
     assert f"redirected from https to {server.url('/disk')}?…:" in caplog.text
     assert all("authorization" not in request.headers for request in server.requests)
 
@@ -113,8 +113,8 @@ def test_body_of_a_redirect_is_not_read(server: misbehave.Server) -> None:
     """It may be endless, or grow without limit when decoded."""
     there = server.serve("/there", http_disk.GOOD)
     start = server.serve("/start", misbehave.Page(bytes(64 << 20), to=(there,), ranges=False))
-    with http_disk.opened(start) as source:
-        assert source.head == http_disk.DATA[: http.HEAD_SIZE]
+    with http_disk.opened(start) as image:
+        assert image.facts.head == http_disk.DATA[: http.HEAD_SIZE]
     assert server.sent("/start") < 16 << 20
 
 

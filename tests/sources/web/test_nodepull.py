@@ -40,10 +40,10 @@ def test_waiting_for_the_ready_file_is_limited(server: misbehave.Server, tmp_pat
         server.url("/disk.img"), ready_file=str(ready), done_file=str(tmp_path / "done")
     )
     with pytest.raises(errors.Unreachable, match="late: no ready file within 1 s"):
-        nodepull.NodePullSource(location, cancelling.Cancel(), 1.0).__enter__()
+        nodepull.NodePullSource(location, cancelling.Cancel(), 1.0).open(base.Opening())
     threading.Timer(0.5, ready.write_text, ("fedora.raw",)).start()
-    with nodepull.NodePullSource(location, cancelling.Cancel(), 20.0) as source:
-        assert source.head == DATA
+    with base.opened(nodepull.NodePullSource(location, cancelling.Cancel(), 20.0)) as image:
+        assert image.facts.head == DATA
 
 
 def test_empty_ready_file_is_not_ready(server: misbehave.Server, tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_empty_ready_file_is_not_ready(server: misbehave.Server, tmp_path: Path)
     server.serve("/fedora.raw", misbehave.Page(DATA))
     source = pulled(server, tmp_path, "")
     threading.Timer(0.5, (tmp_path / "ready").write_text, ("fedora.raw",)).start()
-    with source:
-        assert source.head == DATA
+    with base.opened(source) as image:
+        assert image.facts.head == DATA
 
 
 def test_second_contact_uses_the_same_name(server: misbehave.Server, tmp_path: Path) -> None:
@@ -61,14 +61,15 @@ def test_second_contact_uses_the_same_name(server: misbehave.Server, tmp_path: P
     server.serve("/my-disk.img", (misbehave.Page(status=503), 1), page)
     source = pulled(server, tmp_path, "my-disk.img")
     with pytest.raises(errors.Transient):
-        source.__enter__()
-    with source:
-        assert source.head == DATA
+        source.open(base.Opening())
+    with base.opened(source) as image:
+        assert image.facts.head == DATA
 
 
 def test_containers_of_a_pod_use_no_proxy(server: misbehave.Server, tmp_path: Path) -> None:
     server.serve("/fedora.raw", misbehave.Page(DATA))
-    with proxy.Proxy() as between, pulled(server, tmp_path, access=base.Access(http_proxy=between.url)):
+    with proxy.Proxy() as between:
+        pulled(server, tmp_path, access=base.Access(http_proxy=between.url)).open(base.Opening())
         assert not between.requests
 
 
@@ -85,9 +86,8 @@ def test_containers_of_a_pod_use_no_proxy(server: misbehave.Server, tmp_path: Pa
 def test_missing_labels_are_ignored(server: misbehave.Server, tmp_path: Path, page: misbehave.Page) -> None:
     server.serve("/fedora.raw", misbehave.Page(DATA))
     server.serve("/info", page)
-    with pulled(server, tmp_path) as source:
-        source.finish()
-        assert source.labels() == {}
+    with base.opened(pulled(server, tmp_path)) as image:
+        assert image.finish().labels == {}
     assert (tmp_path / "done").exists()
 
 
@@ -95,16 +95,16 @@ def test_done_file_is_not_created_through_a_link(server: misbehave.Server, tmp_p
     """The other container of the pod has an image of somebody else, and writes to the same volume."""
     server.serve("/fedora.raw", misbehave.Page(DATA))
     (tmp_path / "done").symlink_to(tmp_path / "elsewhere")
-    with pulled(server, tmp_path) as source, pytest.raises(errors.TargetError, match="done"):
-        source.finish()
+    with base.opened(pulled(server, tmp_path)) as image, pytest.raises(errors.TargetError, match="done"):
+        image.finish()
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_done_file_may_exist(server: misbehave.Server, tmp_path: Path) -> None:
     server.serve("/fedora.raw", misbehave.Page(DATA))
     (tmp_path / "done").touch()
-    with pulled(server, tmp_path) as source:
-        source.finish()
+    with base.opened(pulled(server, tmp_path)) as image:
+        image.finish()
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "device"])
@@ -119,12 +119,12 @@ def test_ready_file_is_a_file(server: misbehave.Server, tmp_path: Path, kind: st
         (tmp_path / "secret").write_text("hush")
         ready.symlink_to(tmp_path / "secret" if kind == "link" else "/dev/zero")
     with pytest.raises(errors.Unreachable, match="cannot read the ready file"):
-        source.__enter__()
+        source.open(base.Opening())
     assert not server.requests
 
 
 def test_endless_ready_file_is_not_read_to_its_end(server: misbehave.Server, tmp_path: Path) -> None:
     page = misbehave.Page(DATA)
     server.serve(f"/{'x' * nodepull.LONGEST_NAME}", page)
-    with pulled(server, tmp_path, "x" * (64 << 20)) as source:
-        assert source.head == DATA
+    with base.opened(pulled(server, tmp_path, "x" * (64 << 20))) as image:
+        assert image.facts.head == DATA

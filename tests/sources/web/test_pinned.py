@@ -17,12 +17,13 @@ DATA = bytes(range(256)) * 4096
 def test_incomplete_response_is_closed(ranges: bool) -> None:
     """Even if the reader keeps the response for a next read, which may never come."""
     before = processes.descriptors()
-    with misbehave.Server() as server:
-        source = http_disk.opened(server.serve("/d", misbehave.Page(DATA, ranges=ranges)))
-        with source:
-            if ranges:
-                source.expect(0, len(DATA))
-                assert reading.read_range(source, 0, 1000) == DATA[:1000]
+    with (
+        misbehave.Server() as server,
+        http_disk.opened(server.serve("/d", misbehave.Page(DATA, ranges=ranges))) as image,
+    ):
+        if ranges:
+            image.facts.ranges.expect(0, len(DATA))
+            assert reading.read_range(image.facts.ranges, 0, 1000) == DATA[:1000]
     processes.wait_for(lambda: processes.descriptors() <= before, "the connections are closed")
 
 
@@ -32,10 +33,11 @@ def test_interrupted_response_is_not_complete(ranges: bool) -> None:
     cancel = cancelling.Cancel()
     with (
         misbehave.Server() as server,
-        http_disk.opened(server.serve("/d", page), cancel=cancel) as source,
+        http_disk.opened(server.serve("/d", page), cancel=cancel) as image,
     ):
-        source.expect(0, len(DATA))
-        stream = source.stream()
+        if ranges:
+            image.facts.ranges.expect(0, len(DATA))
+        stream = image.source.stream()
         into = memoryview(bytearray(len(DATA)))
         assert readers.fill(stream, into[: http.HEAD_SIZE + 1]) == http.HEAD_SIZE + 1
         cancel.set()

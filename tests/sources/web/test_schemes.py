@@ -43,8 +43,8 @@ def test_plain_http_to_a_go_server_with_tls_advises_https(tmp_path: Path) -> Non
 def test_plain_http_to_s3_with_tls_advises_https(web: servers.Web) -> None:
     location = locations.S3(f"http://127.0.0.1:{web.port}/bucket/disk", base.Access(user="u", password="p"))
     source = s3.S3Source(location, cancelling.NEVER)
-    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"), source:
-        pass
+    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"):
+        source.open(base.Opening())
 
 
 def test_redirect_to_a_tls_port_is_named(server: misbehave.Server, web: servers.Web) -> None:
@@ -85,11 +85,8 @@ def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
     with registries.registry(tmp_path) as server:
         location = base.Location(server.reference("disk"))
         found = sources.find("registry").open(sources.find("registry").accept(location), cancelling.NEVER)
-        with (
-            pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"),
-            found,
-        ):
-            pass
+        with pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"):
+            found.open(base.Opening())
         reference, plain = server.reference("disk"), "does not speak TLS; allow plain http"
         done = worker.run("import", reference, tmp_path / "disk.img")
         assert done.error_message.endswith(f"{plain} (--insecure)")

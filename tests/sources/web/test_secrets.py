@@ -91,9 +91,9 @@ def test_repeated_secrets_are_hidden(status: int, caplog: pytest.LogCaptureFixtu
     with Echo(status) as echo:
         url = f"http://127.0.0.1:{echo.port}/disk?X-Amz-Signature={SIGNATURE}"
         try:
-            with http_disk.opened(url, ACCESS) as source:
+            with http_disk.opened(url, ACCESS) as image:
                 # Only shown masked: masked in the journal, two objects could have one identity.
-                check_hidden(masking.mask(source.identity or ""))
+                check_hidden(masking.mask(image.facts.identity or ""))
         except errors.Error as err:
             check_hidden(err, err.fields)
     check_hidden(caplog.text)
@@ -105,10 +105,10 @@ def test_repeated_secrets_are_hidden_by_object_stores() -> None:
     )
     for body in ("<Error><Code>Odd</Code><Message>{}</Message></Error>", "<Error><Code>{}</Code></Error>"):
         with Echo(403, body) as echo, pytest.raises(errors.Unreachable) as caught:
-            s3_objects.opened(f"http://127.0.0.1:{echo.port}/b/k", keys).__enter__()
+            s3_objects.source(f"http://127.0.0.1:{echo.port}/b/k", keys).open(base.Opening())
         check_hidden(caught.value)
     with Echo(403, '{"error": {"message": "{}"}}') as echo, pytest.raises(errors.Unreachable) as caught:
-        gcs_objects.opened(f"http://127.0.0.1:{echo.port}/b/o", ACCESS).__enter__()
+        gcs_objects.source(f"http://127.0.0.1:{echo.port}/b/o", ACCESS).open(base.Opening())
     check_hidden(caught.value)
 
 
@@ -118,7 +118,9 @@ def test_repeated_secrets_are_hidden_by_registries(server: misbehave.Server) -> 
         server.serve("/v2/r/manifests/latest", misbehave.Page(status=401, headers=challenge))
         access = base.Access(user="me", password=PASSWORD, insecure=True)
         with pytest.raises(errors.Unreachable, match="403") as caught:
-            pulled.source(registry.Registry(f"docker://127.0.0.1:{server.port}/r", access)).__enter__()
+            pulled.source(registry.Registry(f"docker://127.0.0.1:{server.port}/r", access)).open(
+                base.Opening()
+            )
     check_hidden(caught.value)
 
 

@@ -9,16 +9,19 @@ from cdi_worker_pattern import location
 class PatternSource(cdi_worker.Source):
     """A raw disk that can be read anywhere."""
 
-    format = "raw"
-
     def __init__(self, where: location.Pattern) -> None:
         self.name = where.endpoint
-        self.size = int(where.size)
-        self.identity = f"{where.endpoint} {where.byte}"
+        self._where = where
         self._byte = where.byte.to_bytes()
 
-    def ranges(self) -> cdi_worker.RandomReader:
-        return self
+    def open(self, opening: cdi_worker.Opening) -> cdi_worker.Facts:
+        return cdi_worker.Facts(
+            name=self.name,
+            size=int(self._where.size),
+            identity=f"{self.name} {self._where.byte}",
+            format="raw",
+            ranges=self,
+        )
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         into[:] = self._byte * len(into)
