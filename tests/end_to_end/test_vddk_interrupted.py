@@ -170,7 +170,7 @@ def test_slow_library_is_given_up(tmp_path: Path) -> None:
     vcsim.settings["delay"] = "1500000"
     with (
         vcsim.running(),
-        pytest.raises(errors.TransferFailed, match="in [2-9] s, less than 1.07374e.09 per second"),
+        pytest.raises(errors.TransferFailed, match=r"in [2-9] s, less than 1.07374e.09 per second"),
     ):
         cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", slowest=1 << 30))
 
