@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         "weak-identity",
         "resumes an object that was replaced in the same second",
-        {"importer/routes/delivery.py": {"if noted.covered and attempt.source.weak:": "if False:"}},
+        {"importer/routes/delivery.py": {"if noted.covered and attempt.facts.weak:": "if False:"}},
         is_rare=True,
     ),
     Mutant(
