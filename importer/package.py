@@ -21,7 +21,8 @@ def unpacked(
 
     A checksum in the request is of the whole package, whose source verifies it.
     """
-    source = None if whole.facts.files else _disk(whole, request, cancel)
+    # Only the file of a delta may be in a package, too, not those of a chain.
+    source = _disk(whole.files[0], request, cancel) if len(whole.files) == 1 else None
     if source is None:
         if request.disk:
             reason = f"neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"

@@ -66,8 +66,9 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
 
     Raises ``errors.RequestError`` if it is not an OVA.
     """
-    facts = whole.facts
-    if not (package.is_tar(facts, request) and ova.is_ova(facts.head)):
+    # The file of a delta is one; files of a chain are not an OVA.
+    (whole, *others), facts = whole.files, whole.files[0].facts
+    if others or not (package.is_tar(facts, request) and ova.is_ova(facts.head)):
         raise errors.RequestError(f"{facts.name}: not an OVA; import its disk without --all")
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]

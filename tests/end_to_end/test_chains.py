@@ -17,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources.local import locations as local_locations
 from cdi_worker.sources.web import locations as http
-from tests.support import chains, devices, manifests, misbehave, oracle, pairs, processes, worker
+from tests.support import chains, devices, manifests, misbehave, oracle, ovas, pairs, processes, worker
 
 MIB = 1 << 20
 TARGETS = ["file", "block512", "block4096"]
@@ -560,3 +560,28 @@ def test_layers_of_a_pod(server: misbehave.Server, chain: chains.Chain, pod: wor
     }
     assert pod.run().status == 0
     oracle.same(pod.disk, expected)
+
+
+def delta_in_ova(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a raw disk, and an OVA with a qcow2 of what has changed since."""
+    full, changed, package = tmp_path / "full.raw", tmp_path / "changed.qcow2", tmp_path / "changed.ova"
+    full.write_bytes(random.Random(1).randbytes(4 << 20))
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", full, "-F", "raw", changed)
+    processes.run("qemu-io", "-f", "qcow2", "-c", "write -P 9 1M 64k", changed)
+    package.write_bytes(ovas.ova(ovas.Disk(changed.read_bytes(), changed.name, capacity=4)))
+    return full, package
+
+
+@pytest.mark.parametrize("options", [[], ["--disk=1"], ["--all"]])
+def test_delta_may_be_in_an_ova(tmp_path: Path, options: list[str]) -> None:
+    full, package = delta_in_ova(tmp_path)
+    folder = tmp_path / "disks"
+    folder.mkdir()
+    disk = folder / "changed.img"
+    names = "--previous-checkpoint=full.raw", "--current-checkpoint=changed.qcow2"
+    assert worker.run("import", full, disk, "--current-checkpoint=full.raw").status == 0
+    done = worker.run("import", *options, package, folder if "--all" in options else disk, *names)
+    assert done.status == 0, done.errors
+    expected = tmp_path / "expected.raw"
+    processes.run("qemu-img", "convert", "-O", "raw", tmp_path / "changed.qcow2", expected)
+    oracle.same(disk, expected)
