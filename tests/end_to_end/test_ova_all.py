@@ -109,6 +109,7 @@ def test_command_reads_a_pipe_once(disks: disks_module.Disks, folder: Path) -> N
     [
         (["--disk=1"], "--disk cannot be used with --all"),
         (["--size=1Gi"], "--size cannot be used with --all"),
+        (["--layer=next.qcow2"], "--layer cannot be used with --all"),
         (["--dry-run"], "--dry-run cannot be used with --all"),
     ],
 )
