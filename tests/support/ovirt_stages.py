@@ -63,6 +63,8 @@ class Setup:
             location=location,
             target=str(target),
             scratch=str(scratch),
+            # A program that a killed run was about to start has its locks for a moment.
+            wait=10.0,
             fetch=cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20),
         )
 
