@@ -8,7 +8,7 @@ from typing import Any, Final
 #: Levels of objects and arrays. Real documents have about ten. Python's own limit is that of its stack: a
 #: document just below it is parsed, and fails where its values are printed.
 DEEPEST: Final = 64
-_NESTED: Final = (dict, list)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse(data: bytes | bytearray | str, *, unique: bool = False) -> Any:
@@ -17,21 +17,21 @@ def parse(data: bytes | bytearray | str, *, unique: bool = False) -> Any:
     ``unique``: refuse an object with a repeated name. Parsers differ in which of the values they use, and
     whoever signed the document may have seen the other one.
     """
-    try:
-        document = json.loads(data, object_pairs_hook=_unique if unique else None)
-    except RecursionError as err:
-        raise _too_deep() from err
-    level: list[Any] = [[document]]
-    for _ in range(DEEPEST + 1):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, _NESTED)
-        ]
-        if not level:
-            return document
-    raise _too_deep()
+    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
+    # Not after parsing, which would use up the stack: whatever Python calls meanwhile, such as a finalizer,
+    # fails there.
+    _check_depth(text)
+    return json.loads(text, object_pairs_hook=_unique if unique else None)
+
+
+def _check_depth(text: str) -> None:
+    """Count the brackets outside of strings. In a malformed text only those before its first fault matter."""
+    plain = text.encode("utf-8", "surrogatepass").replace(b"\\\\", b"").replace(b'\\"', b"")
+    level = 0
+    for bracket in b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS):
+        level += 1 if bracket in b"[{" else -1
+        if level > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} levels of objects and arrays")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -39,7 +39,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name is repeated")
     return found
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"more than {DEEPEST} levels of objects and arrays")

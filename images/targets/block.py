@@ -143,7 +143,7 @@ class BlockTarget(base.Target):
 
     Until the head is stored, its first sector holds the claim's record. The device may contain any data.
     Bytes after the end of the image are not changed, with one exception: for an image of unknown size the
-    whole head is zeroed first, also if the image is shorter. An update writes the head in place, too.
+    whole head is zeroed first, also if the image is shorter. A delta changes the head in place, too.
     """
 
     storage: BlockStorage

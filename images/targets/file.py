@@ -25,7 +25,7 @@ def part(path: str) -> str:
 
 
 def changing(path: str) -> str:
-    """Return the path of a finished disk during an update. It differs from ``part``, which may be removed."""
+    """Return the path of a finished disk while it is changed. Not ``part``, which may be removed."""
     return f"{path}.changing"
 
 

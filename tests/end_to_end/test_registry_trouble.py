@@ -65,7 +65,9 @@ def test_layer_is_fetched_once(variant: str, ranges: bool, disks: disks_module.D
     with misbehave.Server() as server:
         serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
         cdi_worker.run(from_server(server, tmp_path / "disk.img"))
-        assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + 5000
+        # By ranges, the first answer is broken off: the sockets hold some of it.
+        unread = (1 << 20) if ranges else 5000
+        assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + unread
 
 
 @pytest.mark.parametrize("variant", ["raw", "qcow2"])

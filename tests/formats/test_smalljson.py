@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 
 from cdi_worker.formats import smalljson
@@ -16,6 +19,26 @@ def test_depth_is_limited(opening: str, closing: str, unique: bool) -> None:
     for count in (most + 1, 400, 900, 1100, 100_000):
         with pytest.raises(ValueError, match="levels of objects"):
             smalljson.parse(opening * count + "1" + closing * count, unique=unique)
+
+
+@pytest.mark.parametrize("closed", [r'"[', r'"\"[', r'"\\\"[', r'"\\[', r'"\u0022['])
+def test_brackets_in_strings_are_no_levels(closed: str) -> None:
+    text = closed + "[" * 100 + '"'
+    assert smalljson.parse(f"[{text}, {text}]") == [json.loads(text)] * 2
+
+
+def test_levels_behind_a_string_of_escapes_are_counted() -> None:
+    """The stack is not used up before they are refused: a finalizer may run at any depth."""
+    for escaped in (r'"\""', r'"\\"', r'"\\\""'):
+        with pytest.raises(ValueError, match="levels of objects"):
+            smalljson.parse(f"[{escaped}, " + "[" * 100_000)
+
+
+def test_time_is_linear() -> None:
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="Unterminated"):
+        smalljson.parse('"' + r"\"" * (1 << 20))
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize("text", ["1", '"[["', "[]", "{}", "null", '{"a": "[", "b": []}'])
