@@ -12,7 +12,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import remembered
-from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.images.engine import cancelling, fetch, pace
 from tests.support import processes
 
 DATA = random.Random(1).randbytes(300_000)
@@ -301,6 +301,27 @@ def test_known_bytes_are_not_fetched(offset: int) -> None:
     assert reader.reads == [(fetched, offset + 8000 - fetched)]
     assert engine.read(100, 4900) == head[:4900]
     assert len(reader.reads) == 1
+
+
+class Seamed(Memory):
+    """A reader whose ranges are compared (``seams.Compared``), which compares none itself."""
+
+    pace = pace.Pace()
+
+    def expect(self, offset: int, length: int, /) -> None: ...
+
+    def differing(self, at: int, /) -> errors.WrongRanges:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("data", [DATA, bytes(300_000)], ids=["noise", "zeros"])
+def test_bytes_read_again_to_confirm_others_are_no_progress(data: bytes) -> None:
+    """Else the percentage of an image with zeros would reach its end too early."""
+    reader, counted = Seamed(data), list[int]()
+    engine = fetch.Fetcher(reader, len(data), OPTIONS, scope=cancelling.Cancel(), advance=counted.append)
+    engine.fill_confirmed(1000, memoryview(bytearray(20_000)))
+    assert len(reader.reads) == 2
+    assert sum(counted) == 20_000
 
 
 def test_read_that_was_ended_is_not_retried() -> None:
