@@ -137,7 +137,8 @@ class Command(click.Command):
         made = {}
         for each in self.options:
             if not each.here and each.key in values:
-                made[each.name or ""] = values.pop(each.key)
+                value = values.pop(each.key)
+                made[each.name or ""] = (value,) if each.multiple and isinstance(value, str) else value
         return made, {*values}
 
     @property

@@ -187,10 +187,15 @@ class Option(click.Option):
             return super().process_value(ctx, self.default)
 
     def _check_given(self, ctx: click.Context, value: Any) -> None:
-        """Raise ``click.BadParameter`` for an empty value, or one among several, that was given."""
-        is_given = ctx.get_parameter_source(self.name or "") is not click.core.ParameterSource.DEFAULT
-        if is_given and not self.empty and _is_empty(value):
+        """Raise ``click.BadParameter`` for a given value that is empty, or of another type of a file."""
+        if ctx.get_parameter_source(self.name or "") is click.core.ParameterSource.DEFAULT:
+            return
+        if not self.empty and _is_empty(value):
             raise click.BadParameter("empty; give a value or leave the option out", ctx, self)
+        if isinstance(value, list | tuple) and not self.multiple and self.nargs == 1:
+            raise click.BadParameter("an array; give one value", ctx, self)
+        if isinstance(value, bool) and not self.is_flag:
+            raise click.BadParameter(f"{str(value).lower()} is no value of it", ctx, self)
 
 
 def _is_empty(value: Any) -> bool:

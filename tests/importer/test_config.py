@@ -88,6 +88,23 @@ def test_faulty_file_is_refused(tmp_path: Path, text: str, message: str) -> None
     assert done.status == 0, done.errors
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wait = [[1]]", "'--wait': an array; give one value"),
+        ("connections = true", "'--connections': true is no value of it"),
+        ("header = 'x-nothing'", "'--header': malformed extra header"),
+    ],
+)
+def test_value_of_another_type_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[import]\n{text}\n")
+    done = worker.run("import", tmp_path, tmp_path / "disk.img", "--config", path)
+    assert done.status == 2
+    assert message in done.errors
+    assert f"(from {path})" in done.errors
+
+
 def test_file_may_hold_options_of_other_commands_and_of_sources(
     disks: disks_module.Disks, tmp_path: Path
 ) -> None:
