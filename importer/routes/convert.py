@@ -14,6 +14,7 @@ from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.images import targets, volume
 from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
+from cdi_worker.images.engine import ahead
 from cdi_worker.images.export import server
 from cdi_worker.images.tools import process, qemu_img
 from cdi_worker.importer import survey
@@ -166,7 +167,7 @@ def _write_differences(attempt: Attempt, image: qemu_img.Node, size: int, follow
         @contextlib.contextmanager
         def opened(advance: disks.Advance) -> Iterator[Iterator[raw.Run]]:
             with volume.Volume(path) as stored:
-                yield _runs(stored, advance)
+                yield runs(stored, advance)
 
         def make(attempt: Attempt) -> disks.Disk:
             return raw.Runs(opened, attempt.scope)
@@ -176,10 +177,17 @@ def _write_differences(attempt: Attempt, image: qemu_img.Node, size: int, follow
             delivery.commit(attempt, out, size)
 
 
-def _runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[raw.Run]:
+def runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[raw.Run]:
+    """Yield the runs of a disk in scratch, for an ``Ahead``, whose items outlive the parts of a volume."""
+    buffers = ahead.buffers(volume.CHUNK)
     for part in stored.pieces():
         advance(part.length)
-        yield part.length if isinstance(part, volume.Hole) else part.data
+        if isinstance(part, volume.Hole):
+            yield part.length
+            continue
+        data = next(buffers)[: part.length]
+        data[:] = part.data
+        yield data
 
 
 def _reader(fd: int) -> views.Read:

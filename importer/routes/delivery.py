@@ -73,7 +73,7 @@ def options(attempt: Attempt) -> targets.Options:
     )
 
 
-class _Meter(NamedTuple):
+class Meter(NamedTuple):
     """Counts what a disk reads; see ``disks.base.Meter``."""
 
     advance: Callable[[int], None]
@@ -82,7 +82,7 @@ class _Meter(NamedTuple):
     moved: Callable[[int], None] = lambda _: None
 
     @classmethod
-    def of(cls, counted: progress.Progress, moved: Callable[[int], None] = lambda _: None) -> _Meter:
+    def of(cls, counted: progress.Progress, moved: Callable[[int], None] = lambda _: None) -> Meter:
         return cls(counted.advance, counted.skip, counted.keep, moved)
 
 
@@ -98,7 +98,7 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
         _begin_phase(attempt, place)
         with targets.open(place.path, disk.size, place.options) as out:
             place.begin(out)
-            size, count = _pour(disk, _last(attempt, place, out), place, _Meter.of(attempt.progress))
+            size, count = _pour(disk, _last(attempt, place, out), place, Meter.of(attempt.progress))
             _check_whole(attempt, size, count)
             yield out, size
         return
@@ -175,7 +175,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     noted.counting = counted.figures
     counted.begin(place.phase, place.total or 0, outcome.resumed, noted.total)
     sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
-    meter = _Meter.of(counted, sink.moved)
+    meter = Meter.of(counted, sink.moved)
     if not outcome.resumed:
         return _pour(disk, sink, place, meter, noted)[1]
     readback = lazy.load(READBACK)
@@ -189,7 +189,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     outcome.resumed -= outcome.refetched
     if outcome.refetched:
         log.warning("storage differs from what the last attempt wrote refetched=%d", outcome.refetched)
-        count += _pour(disk, sink, place, _Meter.of(progress.Moved(counted), sink.moved), noted)[1]
+        count += _pour(disk, sink, place, Meter.of(progress.Moved(counted), sink.moved), noted)[1]
     return count + outcome.resumed
 
 
@@ -200,7 +200,7 @@ def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened)
     stored = lazy.load(COMPARED).Sampled(out.storage, noted)
     try:
         with attempt.scoped() as sampling:
-            _pour(make(sampling), stored, place, _Meter.of(progress.NullProgress()), noted.sample())
+            _pour(make(sampling), stored, place, Meter.of(progress.NullProgress()), noted.sample())
     except errors.SourceChanged as err:
         if not stored.differs:
             raise
@@ -223,7 +223,7 @@ def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Open
     assert disk.keep is not None  # noqa: S101  (see ``delivered``)
     disk.keep(start, end)
     sink = journaled.Journaled(out, noted, out.flush)
-    size, count = _pour(disk, sink, place, _Meter.of(attempt.progress, sink.moved))
+    size, count = _pour(disk, sink, place, Meter.of(attempt.progress, sink.moved))
     _check_size(attempt, noted.total, size)
     return count + outcome.resumed
 
@@ -235,10 +235,10 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
     covered, figures = noted.covered, noted.counted
     noted.counting = lambda: figures
     sink: sinks.Sink = out
-    meter = _Meter.of(attempt.progress)
+    meter = Meter.of(attempt.progress)
     if not disk.tentative:
         sink = noting = journaled.Journaled(out, noted, out.flush)
-        meter = _Meter.of(attempt.progress, noting.moved)
+        meter = Meter.of(attempt.progress, noting.moved)
     out.storage.drop_cache()
     continuing = lazy.load(COMPARED).Continuing(out.storage, noted, sink)
     size, count = _pour(disk, continuing, place, meter)
