@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from cdi_worker import masking
 
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 #: Fields of an error whose values are our own names. Code compares them, so they are not masked.
 NAMES = frozenset({"algorithm", "fault", "format", "rule", "tool"})
+
+
+class Pause(NamedTuple):
+    """A wait before something is tried again: ``until`` when, and ``since`` when there was no progress.
+
+    Both on the clock of ``time.monotonic``. After ``limit`` seconds without progress it is given up.
+    """
+
+    until: float
+    since: float
+    limit: float
 
 
 class Error(Exception):
@@ -35,6 +46,8 @@ class Error(Exception):
     template: ClassVar[str] = "{reason}"
     status: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    #: Of a failure that is retried.
+    pause: Pause | None = None
 
     def __init__(self, **fields: object) -> None:
         self.fields = {

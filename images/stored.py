@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from typing import Final
 
 from cdi_worker import errors
@@ -11,10 +12,11 @@ from cdi_worker import errors
 _PIECE: Final = 4 << 20
 
 
-def sha256(path: str, size: int) -> str:
+def sha256(path: str, size: int, advance: Callable[[int], object] = lambda _: None) -> str:
     """Return the SHA-256 of the first ``size`` bytes of a disk, as storage returns them.
 
-    The pages that were just written are dropped from the cache first. Raises ``errors.TargetError``.
+    The pages that were just written are dropped from the cache first. ``advance`` gets the bytes read. Raises
+    ``errors.TargetError``.
     """
     digest = hashlib.sha256()
     try:
@@ -22,6 +24,7 @@ def sha256(path: str, size: int) -> str:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while size and (data := stream.read(min(size, _PIECE))):
                 digest.update(data)
+                advance(len(data))
                 size -= len(data)
     except OSError as err:
         raise errors.target_error(path, err, "read back") from err

@@ -8,6 +8,7 @@ from typing import Final
 
 from cdi_worker.images import stored
 from cdi_worker.importer.plan import Route
+from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.report import provenance
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
@@ -24,20 +25,21 @@ class Audit:
     Raises ``errors.RequestError`` if the report cannot be written, before anything is imported.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, progress: Progress) -> None:
+        self._progress = progress
         self._reads_back = request.read_back
         self._report = provenance.Report(request.report, request) if request.report else None
 
     def finish(self, results: list[Result]) -> list[Result]:
         """Return the results, with the SHA-256 of each disk that is read back."""
         if self._reads_back:
-            results = [_read_back(each) if each.plan.route in WRITTEN else each for each in results]
+            results = [self._read_back(each) if each.plan.route in WRITTEN else each for each in results]
         if self._report is not None:
             self._report.write(results)
         return results
 
-
-def _read_back(result: Result) -> Result:
-    digest = stored.sha256(result.target, result.size)
-    log.info("read back sha256=%s", digest)
-    return dataclasses.replace(result, sha256=digest)
+    def _read_back(self, result: Result) -> Result:
+        self._progress.phase("readback", result.size)
+        digest = stored.sha256(result.target, result.size, self._progress.advance)
+        log.info("read back sha256=%s", digest)
+        return dataclasses.replace(result, sha256=digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -22,13 +23,32 @@ from cdi_worker.importer.commands import group, parameters, words
 
 log = logging.getLogger(__name__)
 
+#: Errors of a standard output that is closed or full.
+LOST = frozenset({errno.EBADF, errno.ENOSPC, errno.EIO})
+
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run ``cdi-worker`` with ``argv`` and exit with its status (docs/reference/exit-status.md)."""
+    _open_streams()
     _leave(_status(_arguments() if argv is None else list(argv), cancelled_by_signals()))
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, so that no other file gets their descriptors.
+
+    Using them fails as before: they are open for the other direction.
+    """
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def cancelled_by_signals() -> cancelling.Cancel:
@@ -53,18 +73,12 @@ def cancelled_by_signals() -> cancelling.Cancel:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit without Python's finalization, which takes another 25 ms."""
+    """Exit without Python's finalization, which takes another 25 ms and reports what cannot be printed."""
     logging.shutdown()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has seen enough, as ``head`` has. What the command did is done.
-        pass
-    except OSError:
-        # Standard output is broken: let Python report it with its own message and status.
-        sys.exit(status)
+    for stream in (sys.stderr, sys.stdout):
+        # Failures of the output were reported where they happened.
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(status)
 
 
@@ -81,6 +95,14 @@ class _Formatter(logging.Formatter):
         return masking.mask(super().format(record))
 
 
+class _Terminal(_Formatter):
+    """A warning for a person: ``warning: …``, on a line without the bar."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.levelname = record.levelname.lower()
+        return f"{words.erase}{super().format(record)}"
+
+
 def set_up_logging(verbosity: int) -> None:
     """Log to standard error: warnings, from level 1 on info, from level 4 on debug (klog's levels).
 
@@ -89,7 +111,10 @@ def set_up_logging(verbosity: int) -> None:
     levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
     level = levels.get(max(-1, verbosity), logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s"))
+    if level >= logging.WARNING and sys.stderr.isatty():
+        handler.setFormatter(_Terminal("%(levelname)s: %(message)s"))
+    else:
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     # What Python would print itself is logged, and so masked.
     logging.captureWarnings(True)
@@ -122,7 +147,7 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj
         )
     except click.ClickException as err:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             err.message = masking.mask(err.message)  # type: ignore[misc]  # final in click
             err.show()
         _say_json(errors.RequestError(err.format_message()), argv, obj)
@@ -138,6 +163,12 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         _say_json(err, argv, obj)
         log.debug("trace", exc_info=True)
         return err.status
+    except OSError as err:
+        if err.filename is not None or err.errno not in LOST:
+            raise
+        # Help, printed by click.
+        _say(f"standard output: {errors.words(err)}")
+        return errors.Error.status
     except Exception as err:
         # A defect. The traceback is for the person who reports it.
         log.debug("trace", exc_info=True)
@@ -163,7 +194,7 @@ def _say_json(error: errors.Error, argv: list[str], obj: parameters.Context) -> 
         return
     is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
     stream = sys.stderr if is_disk else sys.stdout
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(json.dumps({"error": words.as_fields(error)}), file=stream, flush=True)
 
 

@@ -62,7 +62,7 @@ def run(
     """
     progress = progress or NullProgress()
     request_module.check(request)
-    finish = audited(request)
+    finish = audited(request, progress)
     with contact.begun(request, progress, cancel) as start:
         result = import_disk(start.source(), start.request, Run(progress, start.reads))
     return finish([dataclasses.replace(result, signatures=(*result.signatures, *start.signatures))])[0]
@@ -80,18 +80,29 @@ def run_source(
 
     ``accepted``: see ``routes.attempt.Attempt``.
     """
-    finish = audited(request)
+    finish = audited(request, progress)
     return finish([import_disk(source, request, Run(progress, reads, accepted))])[0]
 
 
-def audited(request: Request) -> Callable[[list[Result]], list[Result]]:
-    """Return what completes the results of a request; see ``audit.Audit``. Raises ``errors.RequestError``."""
-    if not (request.report or request.read_back):
-        return lambda results: results
-    # Imported when used (start-up time).
-    from cdi_worker.importer import audit
+def audited(request: Request, progress: Progress) -> Callable[[list[Result]], list[Result]]:
+    """Return what completes the results of a request, and ends its progress; see ``audit.Audit``.
 
-    return audit.Audit(request).finish
+    Raises ``errors.RequestError``.
+    """
+    started = time.monotonic()
+    audit: Callable[[list[Result]], list[Result]] = lambda results: results  # noqa: E731
+    if request.report or request.read_back:
+        # Imported when used (start-up time).
+        from cdi_worker.importer import audit as module
+
+        audit = module.Audit(request, progress).finish
+
+    def finish(results: list[Result]) -> list[Result]:
+        results = audit(results)
+        progress.done()
+        return [dataclasses.replace(each, seconds=time.monotonic() - started) for each in results]
+
+    return finish
 
 
 # -- the way of one import
@@ -128,7 +139,6 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
             staging.remove_left_over(folder)
         attempt, facts = _attempts(whole, request, claim, run)
         result = result_module.of(attempt, facts, whole, request, time.monotonic() - started)
-    run.progress.done()
     _log(result)
     return result
 

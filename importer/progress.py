@@ -1,4 +1,4 @@
-"""Progress in phases and bytes, and its reporters: log lines, JSON, a bar on a terminal."""
+"""Progress in phases and bytes, and its reporters: log lines and JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import contextlib
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TextIO
+from typing import NamedTuple, Protocol, Self, TextIO
 
 from cdi_worker import errors, units
-
-if TYPE_CHECKING:
-    from rich import table
 
 #: The percentages at which a phase begins and ends. The last 0.1 is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
@@ -21,6 +18,8 @@ INTERVAL = 5.0
 #: A speed is the mean of this many seconds, of arrivals at least ``STEP`` seconds apart.
 WINDOW = 10.0
 STEP = 0.5
+#: A time left is estimated from the arrivals of so many seconds.
+SAMPLE = 2.0
 
 
 class Progress(Protocol):
@@ -42,7 +41,7 @@ class Progress(Protocol):
         """Count ``count`` bytes of this phase that an earlier attempt has moved."""
 
     def resume(self, kept: int, total: int) -> None:
-        """Report that ``kept`` of ``total`` bytes are there from an earlier attempt.
+        """Report that an earlier attempt has moved ``kept`` of ``total`` bytes.
 
         Precedes the phase, and so may ``keep`` and ``skip`` after it: the phase begins with what they count.
         """
@@ -54,7 +53,10 @@ class Progress(Protocol):
         """Count ``count`` bytes on the wire, read from the source, or sent by an upload or clone."""
 
     def retry(self, failure: errors.Error) -> None:
-        """Count ``failure``, after which the work is retried or falls back to another route."""
+        """Count ``failure``, after which the work is retried or falls back to another route.
+
+        ``failure.pause`` says when it is retried (``errors.Pause``), if it is.
+        """
 
     def done(self) -> None:
         """End: everything is on storage. Never called after a failure."""
@@ -87,7 +89,8 @@ class Numbers(NamedTuple):
 
     ``done`` of ``total``: of the phase, without holes. ``read``: on the wire. ``speed``: bytes per second on
     the wire, or of the phase if it reads nothing from the wire. ``left``: seconds to the end of the phase.
-    ``resumed``: of the disk, from an earlier attempt. ``size``: of the disk.
+    ``resumed``: moved by an earlier attempt. ``size``: of the disk. ``trouble``: the last failure and its
+    retry, until bytes arrive; else empty.
     """
 
     phase: str
@@ -100,21 +103,27 @@ class Numbers(NamedTuple):
     resumed: int
     size: int | None
     retries: int
+    trouble: str = ""
 
-    def text(self) -> str:
-        """Return the bytes, the speed, the time left and the retries as text for people."""
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a percentage: without the size of the phase there is none."""
+        return self.total is not None or self.percent > 0
+
+    def parts(self) -> list[str]:
+        """Return the bytes, the retries, the speed and the time left as text for people."""
         parts = []
         if self.total is not None:
             parts.append(f"{units.format_size(self.done)} of {units.format_size(self.total)}")
         elif self.done:
             parts.append(units.format_size(self.done))
-        if parts:
+        if self.retries:
+            parts.append(f"{self.retries} {'retry' if self.retries == 1 else 'retries'}")
+        if self.done or self.total is not None:
             parts.append(f"{units.format_size(self.speed)}/s")
         if self.left is not None:
             parts.append(f"{_duration(self.left)} left")
-        if self.retries:
-            parts.append(f"{self.retries} {'retry' if self.retries == 1 else 'retries'}")
-        return ", ".join(parts)
+        return parts
 
 
 def _duration(seconds: float) -> str:
@@ -145,6 +154,11 @@ class Speed:
         points.append((now, count))
         while len(points) > 2 and points[1][0] <= now - WINDOW:
             points.popleft()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough has arrived for an estimate: the first pieces are late, or those of a buffer."""
+        return len(self._points) > 2 and self._points[-1][0] - self._points[1][0] >= SAMPLE
 
     def now(self, now: float) -> float:
         """Return the count per second; 0 if nothing has arrived for longer than usual."""
@@ -183,6 +197,7 @@ class Meter(NullProgress):
         self._resumed = 0
         self._size: int | None = None
         self._retries = 0
+        self._failure: errors.Error | None = None
         self._wire = Speed(now)
         self._moving = Speed(now)
         self._lock = threading.Lock()
@@ -202,6 +217,7 @@ class Meter(NullProgress):
     def advance(self, count: int) -> None:
         with self._lock:
             self.count += count
+            self._failure = None
             self._moving.note(time.monotonic(), self.count - self._kept)
             self._update()
         self.changed(new_phase=False)
@@ -243,6 +259,7 @@ class Meter(NullProgress):
     def retry(self, failure: errors.Error) -> None:
         with self._lock:
             self._retries += 1
+            self._failure = failure
 
     def done(self) -> None:
         self.percent, self.finished = 100.0, True
@@ -258,7 +275,7 @@ class Meter(NullProgress):
             wire, moving = self._wire.now(now), self._moving.now(now)
             total = self.total
             left = None
-            if total is not None and moving and not self.finished:
+            if total is not None and moving and self._moving.is_settled and not self.finished:
                 left = max(0, total - self.count) / moving
             return Numbers(
                 phase="done" if self.finished else self.name or "start",
@@ -271,12 +288,24 @@ class Meter(NullProgress):
                 resumed=self._resumed,
                 size=self._size,
                 retries=self._retries,
+                trouble="" if self._failure is None else _trouble(self._failure),
             )
 
     def _update(self) -> None:
         if self.total and self.name in SHARES:
             start, end = SHARES[self.name]
             self.percent = max(self.percent, start + (end - start) * min(1.0, self.count / self.total))
+
+
+def _trouble(failure: errors.Error) -> str:
+    """Return why a failure is retried, when, and until when."""
+    reason = str(failure.fields.get("reason") or failure.fact).removeprefix("server answers ")
+    pause = failure.pause
+    if pause is None:
+        return reason
+    now = time.monotonic()
+    when = f"next try in {pause.until - now:.0f} s" if pause.until > now else "trying again"
+    return f"{reason}, {when} ({now - pause.since:.0f} of {pause.limit:.0f} s without data)"
 
 
 def resumed(kept: int, total: int) -> str:
@@ -341,7 +370,9 @@ class Lines(Meter):
 def _as_text(numbers: Numbers) -> str:
     if numbers.phase == "done":
         return "100.0% done"
-    return " ".join(filter(None, (f"{numbers.percent:5.1f}%", numbers.phase, numbers.text())))
+    percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
+    text = numbers.trouble or ", ".join(numbers.parts())
+    return " ".join(filter(None, (percent, numbers.phase, text)))
 
 
 def _as_json(numbers: Numbers) -> str:
@@ -357,51 +388,9 @@ def _as_json(numbers: Numbers) -> str:
             "resumed": numbers.resumed,
             "size": numbers.size,
             "retries": numbers.retries,
+            "trouble": numbers.trouble,
         }
     )
-
-
-class Bar(Meter):
-    """A bar on a terminal, drawn by rich: one line, for the current phase."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from rich import console, live
-
-        self._console = console.Console(stderr=True)
-        self._live = live.Live(
-            console=self._console, get_renderable=self._rendered, refresh_per_second=5, transient=True
-        )
-
-    def phase(self, name: str, total: int | None) -> None:
-        super().phase(name, total)
-        self._live.start()
-
-    def resume(self, kept: int, total: int) -> None:
-        super().resume(kept, total)
-        self._console.print(resumed(kept, total), highlight=False)
-
-    def close(self) -> None:
-        """Remove the bar and restore the terminal."""
-        self._live.stop()
-
-    def _rendered(self) -> table.Table:
-        from rich import progress_bar, table
-
-        numbers = self.numbers()
-        row = table.Table.grid(padding=(0, 1))
-        row.add_row(
-            f"{numbers.phase:>8}",
-            progress_bar.ProgressBar(
-                total=100,
-                completed=numbers.percent,
-                width=30,
-                pulse=numbers.total is None and numbers.percent == 0,
-            ),
-            f"{numbers.percent:5.1f}%",
-            numbers.text(),
-        )
-        return row
 
 
 class Moved(NullProgress):
@@ -469,10 +458,11 @@ class Continued(Several):
         self._kept, self._skipped = Exceeding(moved), Exceeding(skipped)
         self._counting = threading.Lock()
 
-    def begin(self, phase: str, total: int, kept: int, of: int) -> None:
-        """Begin ``phase``, after reporting that ``kept`` bytes ``of`` all are there, if any are."""
-        if kept:
-            self.resume(kept, of)
+    def begin(self, phase: str, total: int, *, is_resumed: bool) -> None:
+        """Begin ``phase``, of at most ``total`` bytes, after reporting what is kept of an earlier attempt."""
+        if is_resumed:
+            kept, skipped = self.figures()
+            self.resume(kept, max(kept, total - skipped))
             super().skip(self._skipped.passed)
             super().keep(self._kept.passed)
         self.phase(phase, total)

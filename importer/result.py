@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Result:
     """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source.
 
-    ``resumed``: written by an earlier attempt, and read back. ``refetched``: also written by it, but storage
-    did not hold them. ``layers``: the files of a chain, with the bytes of the disk that come from each.
-    ``changes``: what an update in place found.
+    ``resumed``: moved by an earlier attempt (without holes), and read back. ``refetched``: written by it, but
+    storage did not hold them. ``seconds``: from the call to its end. ``layers``: the files of a chain, with
+    the bytes of the disk that come from each. ``changes``: what an update in place found.
 
     Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
     size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
@@ -91,7 +91,7 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
         compressions=attempt.content.compressions,
         size=outcome.size,
         read=outcome.read,
-        resumed=outcome.resumed,
+        resumed=outcome.kept,
         refetched=outcome.refetched,
         seconds=seconds,
         preallocated=attempt.request.preallocates,

@@ -33,7 +33,7 @@ def run_all(
     """
     progress = progress or NullProgress()
     request_module.check(request)
-    finish = execute.audited(request)
+    finish = execute.audited(request, progress)
     engine = image.Engine(request.fetch, progress.retry)
     with (
         contact.begun(request, progress, cancel) as start,
@@ -45,7 +45,6 @@ def run_all(
         except errors.NoRanges as err:
             contact.fall_back(engine, err, progress)
             results = _imported(whole.anew(), start.request, run)
-    progress.done()
     return finish([_of_package(each, whole.facts, start) for each in results])
 
 

@@ -185,6 +185,12 @@ class Journal:
         with self._lock:
             self._moved += count
 
+    @property
+    def figures(self) -> tuple[int, int]:
+        """The bytes of the source that were moved, also by earlier attempts, and those that need not be."""
+        kept, skipped = self.counting()
+        return self._moved + kept, skipped
+
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the unfinished parts of a range."""
         return self.missing_of([(start, end)])

@@ -168,7 +168,10 @@ class Fetcher:
         self._fill(offset, into, self._advance)
 
     def _fill(self, offset: int, into: memoryview, advance: Callable[[int], None]) -> None:
-        patience = retry.Patience(self.options.no_progress, self._scope, slowest=self.options.slowest)
+        asked = self.options
+        patience = retry.Patience(
+            asked.no_progress, self._scope, slowest=asked.slowest, retried=self._retried
+        )
         done = self._known.known_length(offset, len(into))
         if done:
             advance(done)
@@ -179,7 +182,6 @@ class Fetcher:
             except errors.Transient as err:
                 if self._scope.is_set():
                     raise self._scope.error() from err
-                self._retried(err)
                 patience.wait(err, offset + done)
                 continue
             done += count

@@ -44,11 +44,10 @@ class Resuming:
         self._name = name
         self._cancel = cancel
         self._no_progress = no_progress
-        self._patience = retry.Patience(no_progress, cancel, slowest=slowest)
+        self._patience = retry.Patience(no_progress, cancel, slowest=slowest, retried=retried)
         #: When the last new byte arrived: those that are skipped are no progress of the disk.
         self._last_new = time.monotonic()
         self._advance = advance
-        self._retried = retried
         self._reader: readers.Reader | None = None
         self._closed = False
         self._crc = isal_zlib.crc32(delivered)
@@ -67,7 +66,6 @@ class Resuming:
                 self._check_end(count)
             except errors.Transient as err:
                 self._drop()
-                self._retried(err)
                 self._patience.wait(err, self.position)
                 continue
             self._crc = isal_zlib.crc32(into[:count], self._crc)

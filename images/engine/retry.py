@@ -42,7 +42,8 @@ class Patience:
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
     retries. Less than ``slowest`` bytes per second, on average since the last progress, is not progress. The
     time that the server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
-    Not thread-safe: each piece of work has its own.
+    ``retried`` is called with each failure before its wait, with ``failure.pause``. Not thread-safe: each
+    piece of work has its own.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Patience:
         *,
         slowest: float = SLOWEST,
         longest: float = LONGEST_SILENCE,
+        retried: Callable[[errors.Transient], object] = lambda _: None,
     ) -> None:
         self._limit = limit
         self._slowest = slowest
         self._longest = max(limit, longest)
         self._cancel = cancel
+        self._retried = retried
         self._begin(time.monotonic())
 
     def _begin(self, now: float) -> None:
@@ -111,6 +114,8 @@ class Patience:
             raise errors.TransferFailed(
                 url=failure.fields["url"], offset=offset, reason=reason, **advice
             ) from failure
+        failure.pause = errors.Pause(time.monotonic() + delay, self._since, self._allowed)
+        self._retried(failure)
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
             raise self._cancel.error() from failure
@@ -121,15 +126,14 @@ def patiently(
     call: Callable[[], T],
     limit: float,
     cancel: cancelling.Cancel,
-    retried: Callable[[errors.Transient], None] = lambda _: None,
+    retried: Callable[[errors.Transient], object] = lambda _: None,
 ) -> T:
     """Return the result of ``call``; retry after each ``errors.Transient``, for ``limit`` seconds."""
-    patience = Patience(limit, cancel)
+    patience = Patience(limit, cancel, retried=retried)
     while True:
         try:
             return call()
         except errors.Transient as err:
-            retried(err)
             patience.wait(err, 0)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import errors, masking, units
+from cdi_worker.importer import contract
 from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer.commands import words
 from cdi_worker.importer.result import Result
@@ -29,24 +30,46 @@ STYLES = ("auto", "bar", "lines", "json", "none")
 def progress(style: str, obj: parameters.Context) -> Iterator[progress_module.Progress]:
     """Yield a progress that reports on standard error in ``style``, one of ``STYLES``."""
     if style == "auto":
-        style = "none" if obj.as_json else "bar" if sys.stderr.isatty() else "lines"
+        style = "none" if obj.as_json else "bar" if _is_drawn_on() else "lines"
     if style == "none" or obj.quiet:
         yield progress_module.NullProgress()
     elif style == "bar":
-        with contextlib.closing(progress_module.Bar()) as bar:
-            yield bar
+        # Imported when used (start-up time).
+        from cdi_worker.importer.commands import bar
+
+        with bar.Bar(sys.stderr) as drawn:
+            yield drawn
     else:
         with progress_module.Lines(sys.stderr, as_json=style == "json") as lines:
             yield lines
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print to standard output, with ``err`` to standard error.
+def _is_drawn_on() -> bool:
+    return sys.stderr.isatty() and contract.environment().get("TERM", "dumb") != "dumb"
 
-    A reader that has closed its end has seen enough: what was done is done.
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print to standard output, with ``err`` to standard error, where a failure is ignored.
+
+    A reader that has closed its end has seen enough: what was done is done. Raises ``errors.Error`` if
+    standard output is closed or full.
     """
-    with contextlib.suppress(BrokenPipeError):
+    try:
         click.echo(text, err=err)
+    except BrokenPipeError:
+        pass
+    except OSError as failure:
+        if not err:
+            raise errors.Error(reason=f"standard output: {errors.words(failure)}") from failure
+
+
+@contextlib.contextmanager
+def _complete(what: str) -> Iterator[None]:
+    """Print in the block what was done: it stays done if that cannot be printed."""
+    try:
+        yield
+    except errors.Error as err:
+        say(f"cdi-worker: {err}; {what} is complete", err=True)
 
 
 def as_json(fields: object, *, err: bool = False) -> None:
@@ -68,6 +91,11 @@ def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
 
 def result(done: Result, request: Request, obj: parameters.Context) -> None:
     """Print the result of an import."""
+    with _complete(done.target):
+        _result(done, request, obj)
+
+
+def _result(done: Result, request: Request, obj: parameters.Context) -> None:
     digest = done.sha256 if request.read_back else ""
     if obj.as_json:
         fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
@@ -100,6 +128,11 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
 
 def uploaded(done: file.Sent, obj: parameters.Context) -> None:
     """Print the result of an upload."""
+    with _complete("the upload"):
+        _uploaded(done, obj)
+
+
+def _uploaded(done: file.Sent, obj: parameters.Context) -> None:
     if obj.as_json:
         fields = dataclasses.asdict(done)
         as_json({**fields, "seconds": round(done.seconds, 3)})

@@ -11,6 +11,8 @@ from typing import Any
 
 from cdi_worker import errors, units
 
+#: What erases the bar; empty without one.
+erase = ""
 #: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
 _VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
 #: The options of a remedy's settings (``remedy``).

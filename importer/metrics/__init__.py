@@ -110,7 +110,7 @@ def _gauges(numbers: progress.Numbers) -> Iterator[tuple[str, str, float | None]
     yield "phase_bytes", "Bytes of the phase that are done, without holes.", numbers.done
     yield "phase_total_bytes", "Bytes of the phase, without holes.", numbers.total
     yield "disk_bytes", "Size of the disk.", numbers.size
-    yield "resumed_bytes", "Bytes of the disk that an earlier attempt has written.", numbers.resumed
+    yield "resumed_bytes", "Bytes that an earlier attempt has moved, without holes.", numbers.resumed
     yield "speed_bytes_per_second", "Speed in the last seconds.", round(numbers.speed)
     left = None if numbers.left is None else round(numbers.left)
     yield "remaining_seconds", "Estimated time to the end of the phase.", left

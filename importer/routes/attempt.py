@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 class Outcome:
     """What came of an attempt, in bytes.
 
-    ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt.
-    ``refetched``: also, but storage did not hold them. ``layers``: the names of the files of a chain, and how
-    many bytes of the disk come from each. ``changes``: what an update in place found. ``verified``: the
-    checksum of the bytes as served was verified.
+    ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
+    ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
+    of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
+    place found. ``verified``: the checksum of the bytes as served was verified.
     """
 
     read: int = 0
     size: int = 0
     resumed: int = 0
+    kept: int = 0
     refetched: int = 0
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None

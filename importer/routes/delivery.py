@@ -171,9 +171,10 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     if noted.covered and attempt.facts.weak:
         _compare_sample(attempt, make, place, opened)
     outcome.resumed = noted.covered
-    counted = progress.Continued(attempt.progress, *(noted.counted if outcome.resumed else (0, 0)))
+    outcome.kept, skipped = noted.counted if outcome.resumed else (0, 0)
+    counted = progress.Continued(attempt.progress, outcome.kept, skipped)
     noted.counting = counted.figures
-    counted.begin(place.phase, place.total or 0, outcome.resumed, noted.total)
+    counted.begin(place.phase, place.total or 0, is_resumed=bool(outcome.resumed))
     sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
     meter = Meter.of(counted, sink.moved)
     if not outcome.resumed:
@@ -187,6 +188,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
         _, count = _pour(disk, sink, place, meter, noted)
         outcome.refetched = reading_back.wait()
     outcome.resumed -= outcome.refetched
+    outcome.kept = max(0, outcome.kept - outcome.refetched)
     if outcome.refetched:
         log.warning("storage differs from what the last attempt wrote refetched=%d", outcome.refetched)
         count += _pour(disk, sink, place, Meter.of(progress.Moved(counted), sink.moved), noted)[1]
@@ -220,6 +222,7 @@ def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Open
         # The rest is sent again, and its digests may change.
         noted.discard(end, noted.total)
     outcome.resumed = end - start
+    outcome.kept = min(outcome.resumed, noted.counted[0])
     assert disk.keep is not None  # noqa: S101  (see ``delivered``)
     disk.keep(start, end)
     sink = journaled.Journaled(out, noted, out.flush)
@@ -245,6 +248,7 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
     _check_size(attempt, noted.total, size)
     outcome.refetched = continuing.differed
     outcome.resumed = covered - outcome.refetched
+    outcome.kept = max(0, figures[0] - outcome.refetched)
     if outcome.refetched:
         log.warning("storage differs from the stream rewritten=%d", outcome.refetched)
     return count
@@ -285,7 +289,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
                     noted.save(out.flush)
                     out.keep()
                     if isinstance(err, errors.Cancelled) and noted.covered:
-                        raise errors.Interrupted(kept=_kept(noted)) from err
+                        raise errors.Interrupted(kept=_kept(noted, place)) from err
             raise
         if attempt.group is not None and out.is_detached and slots is not None:
             noted.save(out.flush)
@@ -341,9 +345,10 @@ def _key(attempt: Attempt) -> str:
     return repr(parts)
 
 
-def _kept(noted: journal.Journal) -> str:
-    done, total = units.format_size(noted.covered), units.format_size(noted.total)
-    return f"{done} of {total} are kept"
+def _kept(noted: journal.Journal, place: Place) -> str:
+    moved, skipped = noted.figures
+    total = max(moved, (place.total or 0) - skipped)
+    return f"{units.format_size(moved)} of {units.format_size(total)} are kept"
 
 
 # -- the end

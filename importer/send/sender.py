@@ -73,7 +73,7 @@ class Sender:
             more["Upload-Metadata"] = self._metadata
         headers = {**HEADERS, **more, **self.headers}
         # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
-        answer = retry.patiently(lambda: self._create(headers), self.patience, self.cancel)
+        answer = retry.patiently(lambda: self._create(headers), self.patience, self.cancel, self.retried)
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         _check(self.client, answer)
@@ -107,7 +107,7 @@ class Sender:
         losses, furthest = 0, offset
         while (failure := self._attempt(stream, offset)) is not None:
             # The outage begins now, however long the attempt lasted.
-            now = retry.patiently(self._received, self.patience, self.cancel)
+            now = retry.patiently(self._received, self.patience, self.cancel, self.retried)
             if now is not None and now > furthest:
                 patience.progress(now - furthest, self.client.url, now)
                 furthest = now
@@ -127,7 +127,7 @@ class Sender:
             offset = now
 
     def _new_patience(self) -> retry.Patience:
-        return retry.Patience(self.patience, self.cancel, slowest=0)
+        return retry.Patience(self.patience, self.cancel, slowest=0, retried=self.retried)
 
     def _attempt(self, stream: Stream, offset: int) -> errors.Transient | None:
         """Send the stream from ``offset`` on in one request; return why it did not end, None if it did."""
@@ -140,7 +140,6 @@ class Sender:
                 answer = self.client.ask("PATCH", self._place, headers, body)
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
-            self.retried(err)
             return err
         is_part = answer.status == 400 and answer.header("Upload-Offset")
         if answer.status in {404, 409} or is_part or answer.is_leaving:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from cdi_worker import errors
 from cdi_worker.importer import contract, execute
 from cdi_worker.importer import request as request_module
+from cdi_worker.importer.progress import NullProgress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import tls as upload_tls
@@ -95,7 +96,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     # Each upload would be refused; this pod says so before one begins.
     reason = f"an upload has none, and one is demanded; {base.UNVERIFIABLE}"
     paths.settings.refuse_demand("upload server", reason)
-    execute.audited(settings.request)
+    execute.audited(settings.request, NullProgress())
     return settings
 
 

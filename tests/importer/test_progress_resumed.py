@@ -171,7 +171,7 @@ def test_percentage_never_falls_whatever_is_kept(
     seen: list[float] = []
     continued = progress.Continued(meter, moved, skipped)
     meter.phase("connect", None)
-    continued.begin("transfer", total, 1, 1)
+    continued.begin("transfer", total, is_resumed=True)
     left = max(0, total - skipped)
     expected = 99.9 * min(1.0, moved / left) if left else 0.0
     assert meter.numbers().percent == pytest.approx(expected)

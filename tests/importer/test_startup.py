@@ -38,7 +38,7 @@ HTTP = "click backports requests urllib3 certifi charset_normalizer idna"
 #: For the digests of the journal.
 DIGESTS = "cryptography _cffi_backend"
 #: Modules that no start needs.
-OTHERS = "cdi_worker.importer.metrics.server rich"
+OTHERS = "cdi_worker.importer.metrics.server"
 COMMANDS = (
     "cdi_worker.importer.commands.disk cdi_worker.importer.commands.options cdi_worker.importer.kubernetes"
 )

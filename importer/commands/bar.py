@@ -1,0 +1,96 @@
+"""The bar at a terminal: one line, of any width."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TextIO
+
+from cdi_worker.importer import progress
+from cdi_worker.importer.commands import words
+
+#: Seconds between two drawings, and cells of the widest bar and of the narrowest that is worth its place.
+INTERVAL = 0.2
+WIDEST = 30
+NARROWEST = 5
+#: Returns to the first column and erases the line.
+ERASE = "\r\x1b[K"
+
+
+class Bar(progress.Lines):
+    """Progress as one line for the current phase.
+
+    The cursor is never hidden: nothing must be restored after Ctrl-Z or a kill.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream, interval=INTERVAL)
+        self._full, self._empty = _cells(stream.encoding)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        words.erase = ""
+        self._write(ERASE)
+
+    def changed(self, *, new_phase: bool) -> None:
+        """Do nothing: the thread draws."""
+
+    def _print(self, line: str) -> None:
+        self._write(f"{ERASE}{line}\n")
+
+    def _print_numbers(self) -> None:
+        try:
+            terminal = self._stream.fileno()
+            # 0 if the size is unknown.
+            columns = os.get_terminal_size(terminal).columns or 80
+        except OSError:
+            return
+        if not _is_in_background(terminal):
+            words.erase = ERASE
+            self._write(f"{ERASE}{self.line(columns)}")
+
+    def _write(self, text: str) -> None:
+        with self._printing, contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+
+    def line(self, columns: int) -> str:
+        """Return the line for a terminal of so many columns, whose last one stays empty."""
+        numbers = self.numbers()
+        percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
+        parts = [numbers.trouble] if numbers.trouble else numbers.parts()
+        # What is first left out of a narrow line.
+        while len(parts) > 1 and len(f"{numbers.phase:>8} {percent} {', '.join(parts)}") >= columns:
+            parts.pop(0)
+        text = f"{percent} {', '.join(parts)}".strip()
+        room = min(WIDEST, columns - 1 - len(f"{numbers.phase:>8}  {text}"))
+        bar = f"{self._bar(numbers, room)} " if room >= NARROWEST else ""
+        return f"{numbers.phase:>8} {bar}{text}"[: columns - 1]
+
+    def _bar(self, numbers: progress.Numbers, cells: int) -> str:
+        if numbers.is_known:
+            done = int(cells * numbers.percent / 100)
+            return self._full * done + self._empty * (cells - done)
+        # A pulse: three cells that go to and fro.
+        way = cells - 3
+        place = int(time.monotonic() / INTERVAL) % (2 * way)
+        place = min(place, 2 * way - place)
+        return self._empty * place + self._full * 3 + self._empty * (way - place)
+
+
+def _is_in_background(terminal: int) -> bool:
+    """Return whether the line belongs to a shell."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:
+        # Not the terminal of this session: it has no shell.
+        return False
+
+
+def _cells(encoding: str | None) -> tuple[str, str]:
+    try:
+        "█░".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "."
+    return "█", "░"
