@@ -68,8 +68,13 @@ class ReadBack:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[volume.Volume]:
+        stored = self._stored
         try:
-            with volume.Volume(self._stored.readable) as disk:
+            with (
+                volume.Remote(stored, stored.path, self._noted.total)
+                if stored.is_remote
+                else volume.Volume(stored.readable)
+            ) as disk:
                 yield disk
         except (errors.Unreachable, errors.TransferFailed) as err:
             reason = f"read back: {err.fields['reason']}"

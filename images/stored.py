@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final, TypeAlias
 
 from cdi_worker import errors
 
 _PIECE: Final = 4 << 20
+#: Returns bytes from an offset, fewer at the end. Raises OSError.
+Read: TypeAlias = Callable[[int, int], bytes]
 
 
-def sha256(path: str, size: int, advance: Callable[[int], object] = lambda _: None) -> str:
+@contextlib.contextmanager
+def file(path: str) -> Iterator[Read]:
+    """Yield what reads a finished disk; pages that were just written are dropped from the cache first."""
+    with open(path, "rb", buffering=0) as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield lambda offset, length: os.pread(stream.fileno(), length, offset)
+
+
+def sha256(
+    path: str,
+    size: int,
+    advance: Callable[[int], object] = lambda _: None,
+    opened: Callable[[str], AbstractContextManager[Read]] = file,
+) -> str:
     """Return the SHA-256 of the first ``size`` bytes of a disk, as storage returns them.
 
-    The pages that were just written are dropped from the cache first. ``advance`` gets the bytes read. Raises
-    ``errors.TargetError``.
+    ``advance`` gets the bytes read. ``opened`` opens the disk. Raises ``errors.TargetError``.
     """
     digest = hashlib.sha256()
+    at = 0
     try:
-        with open(path, "rb", buffering=0) as stream:
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            while size and (data := stream.read(min(size, _PIECE))):
+        with opened(path) as read:
+            while at < size and (data := read(at, min(size - at, _PIECE))):
                 digest.update(data)
                 advance(len(data))
-                size -= len(data)
+                at += len(data)
     except OSError as err:
         raise errors.target_error(path, err, "read back") from err
-    if size:
-        raise errors.TargetError(path=path, reason=f"read back: {size} bytes are missing at its end")
+    if at < size:
+        raise errors.TargetError(path=path, reason=f"read back: {size - at} bytes are missing at its end")
     return digest.hexdigest()

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.images import directio
@@ -44,6 +44,16 @@ class Hole(NamedTuple):
 
 
 Part: TypeAlias = Piece | Hole
+
+
+class Stored(Protocol):
+    """The bytes of a disk, such as a ``targets.storage.Storage``. Raises ``errors.Error``."""
+
+    def read(self, offset: int, length: int, /) -> bytes:
+        """Return the bytes from ``offset``, fewer at the end."""
+
+    def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a range that are not holes, in order."""
 
 
 class Volume:
@@ -144,6 +154,44 @@ class Volume:
         except OSError as err:
             reason = errors.words(err)
             raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
+        return list(_split_zeros(offset, buffer.view[:length]))
+
+
+class Remote(Volume):
+    """What an NBD server exports: ``stored`` is the export, or the storage of a target."""
+
+    def __init__(self, stored: Stored, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._stored = stored
+        self._executor = futures.ThreadPoolExecutor(PARALLEL, "volume")
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def _parts(self, start: int, last: int) -> Iterator[tuple[int, int] | Hole]:
+        for first, after in self._stored.allocated(start, last):
+            # In whole grains: what is between two may be read, and is not read twice.
+            low, end = max(start, first - first % GRAIN), min(last, -(-after // GRAIN) * GRAIN)
+            if low > start:
+                yield Hole(start, low - start)
+            while low < end:
+                length = min(_READ - low % _READ, end - low)
+                yield low, length
+                low += length
+            start = max(start, end)
+        if start < last:
+            yield Hole(start, last - start)
+
+    def _read(self, offset: int, length: int, buffer: directio.Buffer) -> list[Part]:
+        try:
+            data = self._stored.read(offset, length)
+        except OSError as err:
+            reason = errors.words(err)
+            raise errors.TransferFailed(url=self.path, offset=offset, reason=reason) from err
+        if len(data) < length:
+            raise errors.TransferFailed(url=self.path, offset=offset + len(data), reason="the disk ends here")
+        buffer.view[:length] = data
         return list(_split_zeros(offset, buffer.view[:length]))
 
 

@@ -7,6 +7,7 @@ import logging
 from typing import Final
 
 from cdi_worker.images import stored
+from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.report import provenance
@@ -27,12 +28,12 @@ class Audit:
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self._progress = progress
-        self._reads_back = request.read_back
+        self._request = request
         self._report = provenance.Report(request.report, request) if request.report else None
 
     def finish(self, results: list[Result]) -> list[Result]:
         """Return the results, with the SHA-256 of each disk that is read back."""
-        if self._reads_back:
+        if self._request.read_back:
             results = [self._read_back(each) if each.plan.route in WRITTEN else each for each in results]
         if self._report is not None:
             self._report.write(results)
@@ -40,6 +41,7 @@ class Audit:
 
     def _read_back(self, result: Result) -> Result:
         self._progress.phase("readback", result.size)
-        digest = stored.sha256(result.target, result.size, self._progress.advance)
+        opened = destination.finished(self._request) or stored.file
+        digest = stored.sha256(result.target, result.size, self._progress.advance, opened)
         log.info("read back sha256=%s", digest)
         return dataclasses.replace(result, sha256=digest)

@@ -12,7 +12,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy
 from cdi_worker.images import image, targets
@@ -48,6 +48,9 @@ ROUTES: lazy.Table[Route, Callable[[Attempt], None]] = lazy.Table(
         Route.EXTRACT: "cdi_worker.importer.routes.unpack:extract_disk",
     }
 )
+
+#: What few imports need (start-up time).
+CONNECT: Final = "cdi_worker.importer.destination:connect"
 
 
 def run(
@@ -158,7 +161,7 @@ def _attempts(
         plan = None
         try:
             with package.unpacked(whole.anew(), request, run.reads) as (disk, asked):
-                facts = survey.survey(disk, asked, run.reads, two_passes)
+                facts = survey.survey(disk, asked, run.reads, two_passes, claim)
                 plan = facts.plan(asked)
                 attempt = Attempt(
                     asked,
@@ -206,24 +209,28 @@ def _follow(attempt: Attempt, facts: survey.Survey) -> str:
 @contextlib.contextmanager
 def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
-    terms = targets.Terms(request.wait, cancel, request.permissions, key)
+    connect = lazy.load(CONNECT)(request, cancel) if targets.is_export(request.target) else None
+    terms = targets.Terms(request.wait, cancel, request.permissions, key, connect, request.state)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take
     with take(request.target, terms) as claim:
         if not (folder or request.is_delta or request.existing == "remove"):
             targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
             if request.existing in {"refuse", "update"} and targets.is_foreign(claim):
-                _check_signatures(claim.path)
+                _check_signatures(claim)
         yield claim
 
 
-def _check_signatures(path: str) -> None:
+def _check_signatures(claim: targets.Claim) -> None:
     """Raise ``errors.TargetExists`` if a device belongs to swap, LVM or RAID."""
     # Imported when used: it starts a program (start-up time).
     from cdi_worker.images.tools import wipefs
+    from cdi_worker.importer import destination
 
-    if owners := wipefs.in_use(path):
-        raise errors.TargetExists(path=path, reason=f"holds {', '.join(owners)}")
+    with destination.seen(claim) as path:
+        owners = wipefs.in_use(path)
+    if owners:
+        raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
 
 
 @contextlib.contextmanager

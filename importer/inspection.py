@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from cdi_worker import errors
-from cdi_worker.images import image
+from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contact, package, survey
+from cdi_worker.importer import contact, destination, package, survey
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.plan import Content, Plan
 from cdi_worker.importer.progress import NullProgress
@@ -40,17 +40,18 @@ def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | Non
     with (
         contact.begun(request, silent, cancel) as start,
         contact.opened(start.source(), engine, start.request, silent, start.reads) as whole,
+        destination.inspected(start.request, start.reads) as held,
     ):
         try:
-            return _inspected(whole.anew(), start)
+            return _inspected(whole.anew(), start, held)
         except errors.NoRanges as err:
             contact.fall_back(engine, err, silent)
-            return _inspected(whole.anew(), start)
+            return _inspected(whole.anew(), start, held)
 
 
-def _inspected(whole: base.Image, start: contact.Contact) -> Inspection:
+def _inspected(whole: base.Image, start: contact.Contact, held: targets.Claim | None) -> Inspection:
     with package.unpacked(whole, start.request, start.reads) as (disk, request):
-        facts = survey.survey(disk, request, start.reads)
+        facts = survey.survey(disk, request, start.reads, held=held)
         plan, obstacle = None, None
         try:
             plan = facts.plan(request)

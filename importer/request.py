@@ -30,8 +30,8 @@ class Request:
 
     ``source``: the name of a source for ``sources.find``. ``layers``: qcow2 files of the same kind of source,
     each with what changed since the one before it, the first since the one at ``location``. ``target``: a
-    block device, the file to create, or for an archive the directory to unpack into; ``-`` is standard
-    output; empty only to ``inspect``.
+    block device, the file to create, the URL of an NBD export, or for an archive the directory to unpack
+    into; ``-`` is standard output; empty only to ``inspect``.
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
@@ -42,7 +42,9 @@ class Request:
     compare all of it and write what differs. ``wait``: seconds to wait
     for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
     ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
-    once, for its SHA-256.
+    once, for its SHA-256. ``to``: the location of a target that is an NBD export, for TLS; None: that of its
+    address alone. ``state``: the folder for the journal of an NBD export; empty: an interrupted import starts
+    over.
     """
 
     source: str
@@ -66,6 +68,8 @@ class Request:
     permissions: int | None = None
     report: str = ""
     read_back: bool = False
+    to: base.Location | None = None
+    state: str = ""
 
     @property
     def is_archive(self) -> bool:
@@ -131,6 +135,7 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         permissions=settings.permissions,
         report=settings.report,
         read_back=settings.read_back,
+        state=settings.state,
     )
 
 
@@ -169,8 +174,23 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "an archive cannot be written to standard output; name a folder"
     if made.target == targets.STDOUT and made.stage.current:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
+    if targets.is_export(made.target):
+        yield from _export_faults(made)
+    elif made.state:
+        yield "--state is for the journal of an NBD export; all other targets keep their own"
     if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk on a file or a device can be updated in place (--update)"
+
+
+def _export_faults(made: Request) -> Iterator[str]:
+    if made.is_archive:
+        yield "an archive cannot be written to an NBD export; name a folder"
+    if made.stage.current or made.is_delta:
+        yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
+    if made.state and not targets.is_folder(made.state):
+        yield f"{made.state}: --state needs an existing folder"
+    location = sources.find("nbd").accept(made.to or base.Location(made.target))
+    yield from location.faults()
 
 
 def _source_faults(made: Request) -> Iterator[str]:

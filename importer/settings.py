@@ -67,6 +67,7 @@ class Settings:
     connections: int = 6
     stall: float = 180.0
     slowest: float = 1024.0
+    state: str = ""
     report: str = ""
     read_back: bool = False
 

@@ -50,11 +50,17 @@ class Survey(NamedTuple):
         return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
 
 
-def survey(image: base.Image, request: Request, cancel: cancelling.Cancel, two_passes: str = "") -> Survey:
+def survey(
+    image: base.Image,
+    request: Request,
+    cancel: cancelling.Cancel,
+    two_passes: str = "",
+    held: targets.Claim | None = None,
+) -> Survey:
     """Examine the open ``image``, the target and scratch, without changing anything.
 
-    ``two_passes``: see ``plan.Offer``. Raises ``errors.NoRanges`` if it does not serve the ranges that it
-    announces.
+    ``two_passes``: see ``plan.Offer``. ``held``: the target's claim, if there is one. Raises
+    ``errors.NoRanges`` if it does not serve the ranges that it announces.
     """
     stated = image.facts
     content = plan.Content(format="raw", virtual_size=0)
@@ -73,7 +79,7 @@ def survey(image: base.Image, request: Request, cancel: cancelling.Cancel, two_p
         obstacle=stated.obstacle,
         two_passes=two_passes,
     )
-    return Survey(offer, content, room(request, thin=stated.thin), spare(request))
+    return Survey(offer, content, room(request, held, thin=stated.thin), spare(request))
 
 
 def _sized(source: base.Facts, content: plan.Content) -> plan.Content:
@@ -209,21 +215,21 @@ def _is_fixed_vhd(read: views.Read, size: int) -> bool:
     return vhd.is_fixed(read(size - length, length))
 
 
-def room(request: Request, *, thin: bool = False) -> plan.Space:
+def room(request: Request, held: targets.Claim | None = None, *, thin: bool = False) -> plan.Space:
     """Return the space on the target (contract, Sizes), unlimited if no target is named.
 
     ``thin``: the source may be larger than a file system with space for its data.
     """
-    space = _room(request)
+    space = _room(request, held)
     return dataclasses.replace(space, thin=thin and not space.block)
 
 
-def _room(request: Request) -> plan.Space:
+def _room(request: Request, held: targets.Claim | None) -> plan.Space:
     if not request.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     # An update uses the space of the disk again.
     is_removed = request.existing in {"remove", "update"}
-    target = targets.facts(request.target, removed=is_removed)
+    target = targets.facts(request.target, held, removed=is_removed)
     if request.is_archive and target.kind != "block":
         target = targets.facts(f"{request.target}/disk.img", removed=is_removed)
     if target.kind == "missing":

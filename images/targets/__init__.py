@@ -20,6 +20,8 @@ Terms = claim.Terms
 Target = base.Target
 #: The target that is standard output; a file with this name is ``./-``.
 STDOUT: Final = "-"
+#: How the addresses of NBD exports begin.
+EXPORTS: Final = ("nbd://", "nbds://", "nbd+unix://")
 
 # O_DIRECT is tried on a file without a name, so that nothing is left behind.
 _TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
@@ -40,12 +42,16 @@ class TargetFacts(NamedTuple):
     direct: bool = False
 
 
-def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts:
+def facts(
+    path: str | os.PathLike[str], held: claim.Claim | None = None, *, removed: bool = False
+) -> TargetFacts:
     """Inspect a target without changing it. ``removed``: the existing disk is removed first.
 
-    Raises ``errors.TargetError``.
+    ``held``: its claim, without which an NBD export cannot be inspected. Raises ``errors.TargetError``.
     """
     path = os.fspath(path)
+    if isinstance(held, claim.Marked) and is_export(path):
+        return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
     try:
         if path == STDOUT:
@@ -57,6 +63,11 @@ def facts(path: str | os.PathLike[str], *, removed: bool = False) -> TargetFacts
         return _file_facts(path, directory, removed)
     except OSError as err:
         raise errors.target_error(path, err, "inspect") from err
+
+
+def is_export(path: str | os.PathLike[str]) -> bool:
+    """Return whether a target is the address of an NBD export."""
+    return os.fspath(path).startswith(EXPORTS)
 
 
 def followed(path: str | os.PathLike[str]) -> str:
@@ -90,6 +101,11 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
     def make() -> claim.Claim:
         if path == STDOUT:
             return claim.Output()
+        if is_export(path) and terms.connect is not None:
+            # Imported when used: few imports need it (start-up time).
+            from cdi_worker.images.targets import export
+
+            return export.Export(path, terms.connect, terms.state)
         if _is_block(path):
             return claim.Device(path)
         return claim.LockFile(path, _lock_file(path), terms.permissions, terms.key)
@@ -129,7 +145,7 @@ def _lock_file(path: str) -> str:
 def check_replaceable(held: claim.Claim, *, force: bool) -> None:
     """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
     try:
-        if isinstance(held, claim.Device | claim.Output):
+        if isinstance(held, claim.Marked | claim.Output):
             return
         for path in (held.path, file.changing(held.path)):
             if not os.path.lexists(path):
@@ -144,13 +160,13 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
 
 def is_foreign(held: claim.Claim) -> bool:
     """Return whether a claimed target is a device without the left-over of an interrupted run."""
-    return isinstance(held, claim.Device) and not is_left_over(held)
+    return isinstance(held, claim.Marked) and not is_left_over(held)
 
 
 def is_left_over(held: claim.Claim) -> bool:
     """Return whether a claimed device holds the left-over of an interrupted run."""
     try:
-        return isinstance(held, claim.Device) and held.is_left_over
+        return isinstance(held, claim.Marked) and held.is_left_over
     except OSError as err:
         raise errors.target_error(held.path, err, "read") from err
 
@@ -184,21 +200,30 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
             from cdi_worker.images.targets import stream
 
             return stream.StreamTarget(held, size, options)
+        if isinstance(held, claim.Marked):
+            from cdi_worker.images.targets import export
+
+            return export.ExportTarget(held, size, options)
         kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
         return kind(held, size, options)
     except OSError as err:
         raise errors.target_error(held.path, err, "open") from err
 
 
-def journal_slots(path: str | os.PathLike[str], size: int) -> journal.Slots | None:
+def journal_slots(
+    path: str | os.PathLike[str], size: int, held: claim.Claim | None = None
+) -> journal.Slots | None:
     """Return where the journal of a disk of this size is stored (704 KiB); None for a small disk.
 
     It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
-    device. So it is removed together with the data.
+    device. So it is removed together with the data. That of an NBD export, by its claim ``held``, is in a
+    file on this machine.
     """
     path = os.fspath(path)
     if size < block.HEAD:
         return None
+    if held is not None and is_export(path):
+        return held.slots()
     if _is_block(path):
         return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)

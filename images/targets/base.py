@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Final, Literal, Self
@@ -174,7 +173,7 @@ class Target:
                 if not self.has_begun:
                     self._disable()
                     self._options.begun(self.written_path)
-                    os.fsync(self.storage.fd)
+                    self.storage.fsync()
                     self.has_begun = True
 
     # -- implemented by the sub-classes

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
 
 from cdi_worker import errors, units
 from cdi_worker.images import directio, kernel
@@ -23,13 +22,21 @@ class BlockStorage(storage.Storage):
     On the device, they are zeros meanwhile, and the claim's record, which ``withhold`` writes.
     """
 
-    def __init__(self, held: claim.Device, fd: int, head: int, options: base.Options) -> None:
-        self._sector = kernel.sector_size(fd)
+    def __init__(self, held: claim.Marked, head: int, options: base.Options) -> None:
+        fd, self._sector = self._open(held)
         super().__init__(held, fd, options.cancel, direct=options.direct)
         self.head = bytearray(head)
         self._device = held
         self._is_preallocated = options.preallocate
-        self.zero_by(zeroing.WRITTEN if options.preallocate else zeroing.SPARSE, self._sector)
+        self.zero_by(self._rungs(), self._sector)
+
+    def _open(self, held: claim.Marked) -> tuple[int, int]:
+        """Return a descriptor of the device, and the bytes of its logical sector."""
+        assert isinstance(held, claim.Device)  # noqa: S101  (an export has a storage of its own)
+        return os.dup(held.fd), kernel.sector_size(held.fd)
+
+    def _rungs(self) -> Sequence[zeroing.Rung]:
+        return zeroing.WRITTEN if self._is_preallocated else zeroing.SPARSE
 
     def write(self, offset: int, data: memoryview) -> None:
         inside = self._inside(offset, len(data))
@@ -63,18 +70,18 @@ class BlockStorage(storage.Storage):
         rungs = () if self._is_preallocated else (kernel.punch_hole,)
         ladder = zeroing.Ladder(self.fd, rungs, self._sector, self._put_zeros)
         with self.guarded("zero"):
-            for part in self.steps(max(start, len(self.head)), os.lseek(self.fd, 0, os.SEEK_END)):
+            for part in self.steps(max(start, len(self.head)), self._device.size):
                 ladder.zero(*part)
 
     def _put_zeros(self, offset: int, zeros: memoryview) -> None:
-        if not directio.is_zero(memoryview(os.pread(self.fd, len(zeros), offset))):
+        if not directio.is_zero(memoryview(self._pread(len(zeros), offset))):
             self._put(offset, zeros)
 
     def load(self) -> None:
         """Read the head of the disk that the device holds."""
         # Another machine may have written to a shared device, while its pages were kept here.
         self.drop_cache()
-        self.head[:] = os.pread(self.fd, len(self.head), 0)
+        self.head[:] = self._pread(len(self.head), 0)
 
     def withhold(self, end: int = HEAD) -> None:
         """Zero the head up to ``end`` on the device, and put the claim's record into its first sector."""
@@ -84,17 +91,17 @@ class BlockStorage(storage.Storage):
             self._disable(len(head))
             head[: claim.RECORD] = self._device.record
             self._put(0, memoryview(head))
-            os.fsync(self.fd)
+            self.fsync()
             self._device.mark()
 
     def _disable(self, end: int) -> None:
         """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
         # What is read must be what a power cut leaves. The page cache may show that sector as zeroed by a run
         # that was killed, or whose sync failed; the first sector with data would then be another one.
-        os.fsync(self.fd)
+        self.fsync()
         self.drop_cache()
         try:
-            old = os.pread(self.fd, end, 0)
+            old = self._pread(end, 0)
         except OSError:
             self._disable_unreadable(end)
             return
@@ -106,7 +113,7 @@ class BlockStorage(storage.Storage):
         for start in range(0, end, directio.UNIT):
             page = slice(start, min(end, start + directio.UNIT))
             try:
-                old = os.pread(self.fd, page.stop - start, start)
+                old = self._pread(page.stop - start, start)
             except OSError:  # a device that can be written, but not be read
                 self._erase(page)
                 continue
@@ -118,7 +125,7 @@ class BlockStorage(storage.Storage):
     def _erase(self, part: slice) -> None:
         if part.stop:
             self._put(part.start, directio.zeros()[: part.stop - part.start])
-            os.fsync(self.fd)
+            self.fsync()
 
     def store(self) -> None:
         """Write the head, which makes the disk usable. Raises ``errors.TargetLost`` if others write there."""
@@ -129,12 +136,12 @@ class BlockStorage(storage.Storage):
         data = bytes(self.head[last])
         self.head[last] = bytes(len(data))
         self._put(0, memoryview(self.head))
-        os.fsync(self.fd)
+        self.fsync()
         self._put(last.start, memoryview(data))
-        os.fsync(self.fd)
+        self.fsync()
         self.head[last] = data
         first = self.head[: claim.RECORD]
-        if claim.read_past_cache(self.fd, len(first)) != first:
+        if self._device.first(len(first)) != first:
             raise self._device.lose("another run has written to its beginning")
 
 
@@ -147,18 +154,16 @@ class BlockTarget(base.Target):
     """
 
     storage: BlockStorage
+    #: Opens the storage.
+    opens: ClassVar[type[BlockStorage]] = BlockStorage
 
-    def __init__(self, held: claim.Device, size: int | None, options: base.Options) -> None:
-        with contextlib.ExitStack() as undo:
-            fd = os.dup(held.fd)
-            undo.callback(os.close, fd)
-            device_size = os.lseek(fd, 0, os.SEEK_END)
-            if size is not None and size > device_size:
-                raise errors.TooLarge(virtual_size=size, available=device_size)
-            head = min(HEAD, device_size, HEAD if size is None else units.whole_sectors(size))
-            stored = BlockStorage(held, fd, 0 if options.mode == "delta" else head, options)
-            super().__init__(stored, size, options)
-            undo.pop_all()
+    def __init__(self, held: claim.Marked, size: int | None, options: base.Options) -> None:
+        device_size = held.size
+        if size is not None and size > device_size:
+            raise errors.TooLarge(virtual_size=size, available=device_size)
+        head = min(HEAD, device_size, HEAD if size is None else units.whole_sectors(size))
+        stored = self.opens(held, 0 if options.mode == "delta" else head, options)
+        super().__init__(stored, size, options)
         # The kernel shortens a zeroing at the end of the device and reports success (block/fops.c).
         self._limit = device_size if size is None else size
         self.resumed = options.mode != "new"
@@ -169,7 +174,7 @@ class BlockTarget(base.Target):
                 stored.withhold(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
             else:
                 stored.load()
-        except OSError:
+        except (OSError, errors.TargetError):
             self.close()
             raise
 

@@ -20,12 +20,16 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import smalljson
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
+from cdi_worker.scratch import journal
+
+if TYPE_CHECKING:
+    from cdi_worker.images.targets import remote
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +55,16 @@ class Terms(NamedTuple):
     """How to take a claim. ``wait``: seconds to wait for another run, until ``cancel`` is set.
 
     ``permissions`` of a lock file, as in ``base.Options``. ``key``: names the command, without blanks, which
-    may replace the disks that it has left when it was killed (``Claim.note``).
+    may replace the disks that it has left when it was killed (``Claim.note``). ``connect``: to NBD exports.
+    ``state``: the folder for the journal of an export; empty: none.
     """
 
     wait: float = 0.0
     cancel: cancelling.Cancel = cancelling.NEVER
     permissions: int | None = None
     key: str = ""
+    connect: remote.Connect | None = None
+    state: str = ""
 
 
 NOW: Final = Terms()
@@ -160,6 +167,10 @@ class Claim:
 
     def settle(self) -> None:
         """Forget what ``note`` has stored: all disks are usable."""
+
+    def slots(self) -> journal.Slots | None:
+        """Return where the journal of an NBD export is stored; None: nowhere."""
+        return None
 
     # -- implemented by the sub-classes
 
@@ -333,24 +344,22 @@ def read(name: str) -> bytes:
         os.close(fd)
 
 
-class Device(Claim):
-    """A claim on a block device by opening it exclusively as ``fd``, which fails if it is mounted.
+class Marked(Claim):
+    """A claim whose record is in the first sector of a device of ``size`` bytes.
 
-    O_EXCL knows only this machine. For others the first sector holds the record while the head is withheld,
-    where any other use of the device overwrites it. Call ``mark`` when it is written. An update writes the
-    head in place, so it has no record.
+    It is there while the head is withheld, where any other use of the device overwrites it. Call ``mark``
+    when it is written. An update writes the head in place, so it has no record.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.fd = _open_device(path)
         self.record = _new_holder().record()
         self._is_marked = False
 
     @property
     def is_left_over(self) -> bool:
         """Whether the device holds the record of an earlier run that did not finish."""
-        return holder(read_past_cache(self.fd, RECORD)) is not None
+        return holder(self.first(RECORD)) is not None
 
     def mark(self) -> None:
         """Expect the record on the device from now on."""
@@ -363,10 +372,39 @@ class Device(Claim):
     def _taken(self) -> str | None:
         if not self._is_marked:
             return None
-        found = read_past_cache(self.fd, RECORD)
+        found = self.first(RECORD)
         if found == self.record:
             return None
         return f"another run writes to it ({holder(found) or 'unknown'})"
+
+    # -- implemented by the sub-classes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the device."""
+        raise NotImplementedError
+
+    def first(self, length: int, /) -> bytes:
+        """Return the first bytes of the device, past all caches of this machine."""
+        raise NotImplementedError
+
+
+class Device(Marked):
+    """A claim on a block device by opening it exclusively as ``fd``, which fails if it is mounted.
+
+    O_EXCL knows only this machine; the record is for the others.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.fd = _open_device(path)
+
+    @property
+    def size(self) -> int:
+        return os.lseek(self.fd, 0, os.SEEK_END)
+
+    def first(self, length: int, /) -> bytes:
+        return read_past_cache(self.fd, length)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -37,6 +37,9 @@ class Storage:
     ``errors.Cancelled``.
     """
 
+    #: Whether its bytes are behind an NBD server: ``fd`` does not name them then.
+    is_remote = False
+
     def __init__(
         self,
         held: claim.Claim,
@@ -65,6 +68,9 @@ class Storage:
         except OSError as err:
             self._failure = errors.target_error(self.path, err, doing)
             raise self._failure from err
+        except errors.TargetError as err:
+            self._failure = err
+            raise
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write ``data``, which may be reused on return."""
@@ -86,10 +92,8 @@ class Storage:
         """Return the bytes from ``offset``, fewer at the end."""
         with self.guarded("read back"):
             # A read that meets a bad sector returns what is before it.
-            stored = os.pread(self.fd, length, offset)
-            while len(stored) < length and (
-                more := os.pread(self.fd, length - len(stored), offset + len(stored))
-            ):
+            stored = self._pread(length, offset)
+            while len(stored) < length and (more := self._pread(length - len(stored), offset + len(stored))):
                 stored += more
             return stored
 
@@ -121,7 +125,11 @@ class Storage:
         with self.guarded("sync"):
             if self._ladder is not None:
                 self._ladder.drain()
-            os.fsync(self.fd)
+            self.fsync()
+
+    def fsync(self) -> None:
+        """Write everything written so far to stable storage."""
+        os.fsync(self.fd)
 
     @property
     def readable(self) -> str:
@@ -152,6 +160,9 @@ class Storage:
         self.fd, self._direct_fd = -1, None
         for fd in descriptors:
             os.close(fd)
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        return os.pread(self.fd, length, offset)
 
     def _put(self, offset: int, data: memoryview) -> None:
         if self._direct_fd is None:

@@ -81,7 +81,7 @@ def virtual_size(source: Node, follow: Follow = Follow()) -> int:
     """
     output = bytearray()
     try:
-        _run(["info", "--output=json", _json(source)], output.extend, follow)
+        _run(["info", "--output=json", text(source)], output.extend, follow)
     except errors.ToolFailed as err:
         if "could not open" not in str(err):
             raise
@@ -133,7 +133,7 @@ def convert(
     # 16 parallel reads, written out of order; each takes 2 MiB of qemu's memory.
     flags = ["-p", "-n", "-m16", "-W", "-Oraw", *writing.flags()]
     try:
-        _run(["convert", *flags, _json(source), _json(into)], _Percent(size, follow.advance).take, follow)
+        _run(["convert", *flags, text(source), text(into)], _Percent(size, follow.advance).take, follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
 
@@ -145,7 +145,7 @@ def head(source: Node, length: int, follow: Follow = Follow()) -> bytes:
         os.truncate(memory, length)
         window: Node = {"driver": "raw", "offset": 0, "size": length, "file": source}
         into: Node = {"driver": "raw", "file": {"driver": "file", "filename": f"/proc/self/fd/{memory}"}}
-        argv = ["convert", "-n", "--target-is-zero", "-Oraw", _json(window), _json(into)]
+        argv = ["convert", "-n", "--target-is-zero", "-Oraw", text(window), text(into)]
         _run(argv, lambda _output: None, follow, pass_fds=(memory,))
         return os.pread(memory, length, 0)
     finally:
@@ -168,7 +168,7 @@ def commit(
     node = {**local(overlay, "qcow2"), "backing": local(target, "raw")}
     try:
         flags = ["-p", "-d", *Writing(direct=direct).flags()]
-        _run(["commit", *flags, _json(node)], _Percent(size, follow.advance).take, follow)
+        _run(["commit", *flags, text(node)], _Percent(size, follow.advance).take, follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
 
@@ -186,19 +186,19 @@ def _run(
         )
         for argument in arguments:
             if argument.startswith(_JSON):
-                reason = reason.replace(f"'{argument}'", _name(argument))
+                reason = reason.replace(f"'{argument}'", name(smalljson.parse(argument.removeprefix(_JSON))))
         raise errors.ToolFailed(**{**err.fields, "reason": reason}) from err
 
 
-def _json(node: Node) -> str:
+def text(node: Node) -> str:
+    """Return a node as an argument of qemu's programs."""
     return _JSON + json.dumps(node)
 
 
-def _name(argument: str) -> str:
-    """Return the file name of a JSON node, for messages: qemu-img prints the whole node."""
-    node = smalljson.parse(argument.removeprefix(_JSON))
-    while isinstance(node.get("file"), dict):
-        node = node["file"]
+def name(node: Node) -> str:
+    """Return the file name of a node, for messages: qemu prints the whole node."""
+    while isinstance(inner := node.get("file"), dict):
+        node = inner
     return str(node.get("filename", "the image"))
 
 

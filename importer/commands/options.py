@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from cdi_worker import errors, sources, units
+from cdi_worker.images import targets
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import output, parameters, signatures
 from cdi_worker.sources import base, fields
@@ -53,6 +55,9 @@ wait_option = parameters.option(
     default=0.0,
     metavar="SECONDS",
     help="Wait so long for another run that writes to TARGET.",
+)
+state_option = parameters.option(
+    WRITING, "--state", type=FOLDER, help="Folder for the journal of a TARGET behind NBD."
 )
 scratch_option = parameters.option(
     WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
@@ -188,6 +193,7 @@ _WRITING: tuple[parameters.Decorator, ...] = (
     direct_option,
     force_option,
     wait_option,
+    state_option,
 )
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
 report_option = parameters.option(
@@ -307,7 +313,24 @@ def make_request(
     """Return the request of a command line."""
     kind, settings = source_kind(address, given["kind"]), parameters.settings(given)
     location = make_location(kind, address, given, env)
-    return request.make(kind.name, location, request.disk_path(target, settings), settings)
+    made = request.make(kind.name, location, request.disk_path(target, settings), settings)
+    return dataclasses.replace(made, to=export_location(target, location.access))
+
+
+def export_location(target: str, access: base.Access) -> base.Location | None:
+    """Return the location of an NBD export as the target, with certificates; None for other targets."""
+    if not targets.is_export(target):
+        return None
+    values = parameters.given(click.get_current_context()) if target.startswith("nbds:") else {}
+    login = base.Access(
+        ca_files=access.ca_files,
+        insecure=access.insecure,
+        connections=access.connections,
+        patience=access.patience,
+    )
+    return sources.find("nbd").fill(
+        target, login, lambda field: values.get(field.option) if field.file else None
+    )
 
 
 def source_kind(address: str, name: str | None) -> sources.kind.Kind:

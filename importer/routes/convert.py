@@ -16,8 +16,8 @@ from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.export import server
-from cdi_worker.images.tools import process, qemu_img
-from cdi_worker.importer import survey
+from cdi_worker.images.tools import process, qemu_img, qemu_nbd
+from cdi_worker.importer import destination, survey
 from cdi_worker.importer.routes import delivery, disk, reading, stage
 from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.scratch import space
@@ -138,6 +138,9 @@ def _fitting_size(attempt: Attempt, image: qemu_img.Node) -> int:
 
 def _write(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
     """Write the disk of ``image`` to the target, and make it usable."""
+    if targets.is_export(attempt.request.target):
+        _write_served(attempt, image, size)
+        return
     if attempt.plan.compared:
         _write_differences(attempt, image, size, follow)
         return
@@ -164,17 +167,33 @@ def _write_differences(attempt: Attempt, image: qemu_img.Node, size: int, follow
             qemu_img.convert(image, out.written_path, size, writing, follow)
             out.commit()
 
-        @contextlib.contextmanager
-        def opened(advance: disks.Advance) -> Iterator[Iterator[raw.Run]]:
-            with volume.Volume(path) as stored:
-                yield runs(stored, advance)
+        _deliver(attempt, size, lambda: volume.Volume(path), "output")
 
-        def make(attempt: Attempt) -> disks.Disk:
-            return raw.Runs(opened, attempt.scope)
 
-        place = delivery.to_target(attempt, size)
-        with delivery.delivered(attempt, make, dataclasses.replace(place, phase="output")) as (out, _):
-            delivery.commit(attempt, out, size)
+def _write_served(attempt: Attempt, image: qemu_img.Node, size: int) -> None:
+    """Let qemu serve the disk of ``image``, and write it to a target that qemu-img does not write."""
+    connect = destination.connect(attempt.request, attempt.scope)
+    with (
+        qemu_nbd.serving(image, cancel=attempt.scope) as url,
+        contextlib.closing(connect(url, writable=False)) as served,
+    ):
+        _deliver(attempt, size, lambda: volume.Remote(served, attempt.facts.name, size), "")
+
+
+def _deliver(attempt: Attempt, size: int, read: Callable[[], volume.Volume], phase: str) -> None:
+    """Deliver a disk that ``read`` opens, and make it usable."""
+
+    @contextlib.contextmanager
+    def opened(advance: disks.Advance) -> Iterator[Iterator[raw.Run]]:
+        with read() as stored:
+            yield runs(stored, advance if phase else lambda _count: None)
+
+    def make(attempt: Attempt) -> disks.Disk:
+        return raw.Runs(opened, attempt.scope, size=size)
+
+    place = delivery.to_target(attempt, size)
+    with delivery.delivered(attempt, make, dataclasses.replace(place, phase=phase)) as (out, _):
+        delivery.commit(attempt, out, size)
 
 
 def runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[raw.Run]:

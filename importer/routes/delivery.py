@@ -270,13 +270,14 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     """
     asked = place.options
     has_journal = attempt.facts.identity and asked.mode == "new"
-    slots = targets.journal_slots(place.path, size) if has_journal else None
+    slots = targets.journal_slots(place.path, size, asked.claim) if has_journal else None
     key = _key(attempt) if slots is not None else ""
     noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
     if noted.covered:
         asked = dataclasses.replace(asked, mode="resume")
     with targets.open(place.path, size, asked) as out:
-        noted.store_in(out.storage.readable)
+        if not out.storage.is_remote:
+            noted.store_in(out.storage.readable)
         if not out.resumed:
             noted.forget()
         log.info("resume covered=%d of=%d identity=%r", noted.covered, size, attempt.facts.identity)
@@ -315,7 +316,7 @@ def has_begun(attempt: Attempt, path: str, size: int) -> bool:
         return False
     if path == targets.STDOUT:
         return False
-    slots = targets.journal_slots(path, size)
+    slots = targets.journal_slots(path, size, attempt.claim if path == attempt.request.target else None)
     return slots is not None and journal.Journal.open(slots, _key(attempt), size).covered > 0
 
 

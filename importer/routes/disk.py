@@ -36,7 +36,7 @@ def deliver(attempt: Attempt) -> None:
     """Deliver the disk that was planned, and make it usable."""
     request, plan = attempt.request, attempt.plan
     is_kept = plan.route is Route.BLANK and not request.preallocation
-    if is_kept and targets.facts(request.target).kind == "block":
+    if is_kept and targets.facts(request.target, attempt.claim).kind == "block":
         attempt.outcome.size = plan.virtual_size or 0
         return
     with contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cdi_worker.scratch import ranges
@@ -50,6 +50,9 @@ class Connection:
         self.failure = "the server closed the connection"
         self.size: int = handle.get_size()
         self.is_shared: bool = handle.can_multi_conn()
+        self.is_read_only: bool = handle.is_read_only()
+        self.can_zero: bool = handle.can_zero()
+        self.can_flush: bool = handle.can_flush()
         nbd = handshake.library()
         unit = handle.get_block_size(nbd.SIZE_MINIMUM)
         #: Reads begin and end at multiples of it, except at the end of the disk.
@@ -96,6 +99,37 @@ class Connection:
             )
             pieces.append(pending)
         return next((error for error in [self._await(piece) for piece in pieces] if error), 0)
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Write ``data``; return 0 or an errno. What is too long is several requests at the same time."""
+        nbd = handshake.library()
+        requests = []
+        for start in range(0, len(data), self._longest):
+            piece = nbd.Buffer.from_buffer(data[start : start + self._longest])
+            requests.append(functools.partial(self._handle.aio_pwrite, piece, offset + start))
+        return self._done(requests)
+
+    def zero(self, offset: int, length: int, *, allocate: bool) -> int:
+        """Zero a range; return 0 or an errno. ``allocate``: the server must not make a hole of it."""
+        flags = handshake.library().CMD_FLAG_NO_HOLE if allocate else 0
+
+        def request(completion: Callable[[Any], int]) -> object:
+            return self._handle.aio_zero(length, offset, completion, flags)
+
+        return self._done([request])
+
+    def flush(self) -> int:
+        """Write what was written to stable storage; return 0 or an errno."""
+        return self._done([self._handle.aio_flush])
+
+    def _done(self, requests: Sequence[Callable[[Callable[[Any], int]], object]]) -> int:
+        """Make requests without a reply of data; wait for all, and return their first errno, or 0."""
+        sent = []
+        for request in requests:
+            pending = _Pending(self._socket, self._useful)
+            self._send(pending, functools.partial(request, pending.complete))
+            sent.append(pending)
+        return next((error for error in [self._await(pending) for pending in sent] if error), 0)
 
     def status(self, offset: int, length: int) -> tuple[int, dict[str, Entries]]:
         """Return 0 or an errno, and the extents of each context from ``offset``."""

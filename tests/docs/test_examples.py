@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -299,6 +301,40 @@ def test_stages_of_nbd_run(bitmap: str, place: Path) -> None:
             nbd_exports.write(image, "write -P 9 3M 1M")
     disks_module.to_raw(image, "qcow2", place / "expected.raw")
     processes.run("cmp", place / "disk.img", place / "expected.raw")
+
+
+def targets() -> list[str]:
+    """Return the examples of docs/targets.md: commands that start a server, and an import to it."""
+    page = (repository.ROOT / "docs/targets.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n)+", page, re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks if "target.sock" in block and "cdi-worker" in block]
+
+
+@pytest.mark.parametrize("number", range(len(targets())))
+def test_server_of_a_target_gets_the_disk(number: int, place: Path, disks: disks_module.Disks) -> None:
+    block = targets()[number]
+    processes.need("qemu-nbd", "qemu-storage-daemon", "nbdkit", "nbd-server")
+    (place / "passphrase").write_text("passphrase")
+    socket = place / "target.sock"
+    waiting = f"while [ ! -S {socket} ]; do sleep 0.05; done\ncdi-worker"
+    script = block.replace("/run/target.sock", str(socket)).replace("\ncdi-worker", f"\n{waiting}")
+    script = script.replace("cdi-worker", f"{sys.executable} -m cdi_worker")
+    # A server in the background ends with the shell, a daemon by its file.
+    ending = "status=$?; kill $(jobs -p) $(cat nbd-server.pid 2>/dev/null); wait; exit $status"
+    (place / "script").write_text(f"trap '{ending}' EXIT\nset -e\n{script}")
+    done = forked.run(["bash", "script"], cwd=place, env=worker.ENVIRONMENT, timeout=120)
+    assert done.returncode == 0, f"{script}\n{done.stderr}"
+    (made,) = [name for name in ("target.qcow2", "disk.luks", "disk.raw") if (place / name).exists()]
+    node: dict[str, object] = {
+        "driver": made.partition(".")[2],
+        "file": {"driver": "file", "filename": str(place / made)},
+    }
+    if made == "disk.luks":
+        node["key-secret"] = "key"
+    read = (f"--object=secret,id=key,file={place / 'passphrase'}", "-O", "raw", f"json:{json.dumps(node)}")
+    processes.run("qemu-img", "convert", *read, place / "guest")
+    expected = disks.image("raw")
+    processes.run("cmp", "-n", str(expected.stat().st_size), place / "guest", expected)
 
 
 def test_upload_example_runs(

@@ -167,7 +167,7 @@ MUTANTS = (
         "reports a disk whose first MiB a power failure undoes",
         {
             "images/targets/block.py": {
-                "self._put(last.start, memoryview(data))\n        os.fsync(self.fd)": (
+                "self._put(last.start, memoryview(data))\n        self.fsync()": (
                     "self._put(last.start, memoryview(data))"
                 )
             }
@@ -196,7 +196,7 @@ MUTANTS = (
         "writes the sector that makes a device usable before the others are on storage",
         {
             "images/targets/block.py": {
-                "(0, memoryview(self.head))\n        os.fsync(self.fd)\n        self._put(": (
+                "(0, memoryview(self.head))\n        self.fsync()\n        self._put(": (
                     "(0, memoryview(self.head))\n        self._put("
                 )
             }
@@ -230,7 +230,7 @@ MUTANTS = (
         "looks in the page cache for the sector that makes an old disk usable, also after a kill",
         {
             "images/targets/block.py": {
-                "        os.fsync(self.fd)\n        self.drop_cache()\n        try:": "        try:"
+                "        self.fsync()\n        self.drop_cache()\n        try:": "        try:"
             }
         },
         is_rare=True,

@@ -20,9 +20,13 @@ _LIST, _GO, _STRUCTURED, _LIST_CONTEXTS, _SET_CONTEXTS = 3, 7, 8, 9, 10
 _ACK, _SERVER, _INFO, _CONTEXT = 1, 2, 3, 4
 _UNKNOWN, _UNKNOWN_EXPORT = (1 << 31) + 1, (1 << 31) + 6
 _READ, _STATUS = 0, 7
+#: Commands of a client that writes.
+WRITE, FLUSH, ZERO = 1, 3, 6
 _NONE, _DATA, _HOLE, _EXTENTS, _DONE = 0, 1, 2, 5, 1
 #: NBD_FLAG_HAS_FLAGS and NBD_FLAG_CAN_MULTI_CONN.
 FLAGS, MULTI = 1, 1 << 8
+#: With NBD_FLAG_SEND_FLUSH and NBD_FLAG_SEND_WRITE_ZEROES.
+WRITABLE = FLAGS | 1 << 2 | 1 << 6
 #: NBD reply types: an error at an offset, an error.
 _ERROR = (1 << 15) + 2
 _FAILED = (1 << 15) + 1
@@ -50,6 +54,7 @@ class Disk:
     a hole. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
     ``BITMAP``, if the disk has one. ``endless``: what never ends: chunks of a read, of a kind in
     ``_CHUNKS``; ``status``, or the list of ``contexts`` or of ``exports``.
+    ``failing``: NBD's error for a command of a client that writes; ``written``: bytes of all writes.
     ``pause``: seconds between two of them; 0: as many as the client receives.
     """
 
@@ -63,6 +68,8 @@ class Disk:
     dirty: Callable[[int, int], Extents] | None = None
     endless: str = ""
     pause: float = 0.0
+    failing: dict[int, int] = dataclasses.field(default_factory=dict)
+    written: int = 0
     connections: int = 0
     requests: int = 0
     released: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -97,9 +104,18 @@ class _Handler(socketserver.StreamRequestHandler):
     def _reply(self, count: int, kind: int, cookie: int, offset: int, length: int) -> bool:
         disk = self.served
         disk.requests += 1
+        if kind == WRITE:
+            self.rfile.read(length)
+            disk.written += length
         if disk.silent is not None and count >= disk.silent:
             disk.released.wait(60)
             return False
+        if kind in {WRITE, FLUSH, ZERO} and not (disk.cut is not None and count >= disk.cut):
+            error = disk.failing.get(kind, 0)
+            data = struct.pack(">IH", error, 0) if error else b""
+            reply = _FAILED if error else _NONE
+            self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, reply, cookie, len(data)) + data)
+            return True
         if disk.endless == "bytes" and kind == _READ:
             for at in range(length):
                 self._flood(_chunk(cookie, offset + at, 1, is_data=True), once=True)

@@ -1,0 +1,57 @@
+"""Run qemu-nbd, which serves a disk of any format on a unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Final
+
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.tools import process, qemu_img, workspace
+
+#: Bytes of address space: 16 requests of 32 MiB, and threads with stacks of 8 MiB.
+_ADDRESS_SPACE: Final = 3 << 30
+#: Seconds between two looks for the socket: nothing tells when qemu-nbd listens.
+_LOOK: Final = 0.01
+
+
+@contextlib.contextmanager
+def serving(
+    node: qemu_img.Node,
+    *,
+    writable: bool = False,
+    pass_fds: tuple[int, ...] = (),
+    cancel: cancelling.Cancel = cancelling.NEVER,
+) -> Iterator[str]:
+    """Serve a disk until the end of the block, also to several connections; yield its NBD address.
+
+    Raises ``errors.ToolFailed`` if qemu-nbd cannot open it.
+    """
+    with workspace.Workspace() as folder:
+        socket = f"{folder}/nbd"
+        options = () if writable else ("--read-only",)
+        # Without --shared it serves one connection, without --persistent it ends with its last.
+        argv = (
+            "qemu-nbd",
+            "--persistent",
+            "--shared=64",
+            f"--socket={socket}",
+            *options,
+            qemu_img.text(node),
+        )
+        command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE, pass_fds)
+        with process.Process(command) as running:
+            while not pathlib.Path(socket).exists():
+                cancel.check()
+                running.ready(None, _LOOK)
+                if running.ended:
+                    raise _failure(running, node)
+            yield f"nbd+unix:///?socket={socket}"
+
+
+def _failure(running: process.Process, node: qemu_img.Node) -> errors.ToolFailed:
+    failure = running.failure()
+    reason = str(failure.fields["reason"]).replace(f"'{qemu_img.text(node)}'", qemu_img.name(node))
+    return errors.ToolFailed(**{**failure.fields, "reason": reason})

@@ -1,0 +1,470 @@
+"""Imports to NBD exports: real servers, full of 0xFF, that are killed, refuse, or are too small."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.images import targets
+from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import destination
+from cdi_worker.importer.plan import Route
+from cdi_worker.sources.nbd import locations, writer
+from tests.support import (
+    devices,
+    disks,
+    forked,
+    misbehave,
+    nbd_exports,
+    nbd_targets,
+    oracle,
+    pairs,
+    processes,
+    servers,
+    tls,
+    worker,
+)
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+#: Larger than the disk; what is behind its end is not changed.
+EXPORT = 25 * MIB
+DATA = random.Random(7).randbytes(SIZE)
+FORMATS = ("raw", "qcow2", "qcow2-zlib", "vmdk", "vmdk-stream", "vdi", "vhd", "vhdx", "vhdx-log")
+SLOW = {"drip": (256 << 10, 0.03)}
+
+WORKER = """
+import sys, cdi_worker
+from cdi_worker.images.engine import fetch
+cdi_worker.run(cdi_worker.Request(
+    source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
+    state=sys.argv[3], fetch=fetch.Options(connections=2, chunk=1 << 20),
+))
+"""
+
+
+def request(source: str, target: str, state: Path | None = None) -> cdi_worker.Request:
+    return cdi_worker.Request(
+        source="http",
+        location=cdi_worker.Location(source),
+        target=target,
+        state=str(state or ""),
+        journal_interval=0.05,
+        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=20),
+    )
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[nbd_targets.Served]:
+    with nbd_targets.running("nbdkit file", tmp_path, EXPORT) as running:
+        yield running
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def check(served: nbd_targets.Served, expected: Path, beyond: bytes = devices.DIRT) -> None:
+    guest = served.guest(served.path.with_name("guest"))
+    oracle.same(guest, expected, beyond=beyond)
+
+
+# -- bytes
+
+
+@pytest.mark.parametrize(("kind", "variant"), pairs.dealt(nbd_targets.KINDS, FORMATS))
+def test_dirty_export_of_every_server_gets_every_format(
+    web: servers.Web, disks: disks.Disks, tmp_path: Path, kind: str, variant: str
+) -> None:
+    expected = disks.expected(variant)
+    size = -(-expected.stat().st_size // MIB) * MIB + MIB
+    with nbd_targets.running(kind, tmp_path, size) as served:
+        done = worker.run("import", web.url(disks.image(variant)), served.url)
+        assert done.status == 0, done.errors
+        check(served, expected)
+
+
+def test_stream_of_unknown_size(
+    web: servers.Web, disks: disks.Disks, served: nbd_targets.Served, tmp_path: Path
+) -> None:
+    """A compressed disk, whose size is known only at its end."""
+    packed = disks.wrapped("raw", "gz")
+    done = worker.run("import", web.url(packed), served.url)
+    expected = disks.expected("raw")
+    assert (done.status == 0) == (expected.stat().st_size <= EXPORT), done.errors
+    if done.status == 0:
+        check(served, expected)
+    else:
+        assert "larger" in done.error_message
+
+
+def test_preallocation_makes_no_holes(served: nbd_targets.Served) -> None:
+    blank = worker.run("blank", served.url, "24Mi")
+    assert blank.status == 0, blank.errors
+    assert served.path.stat().st_blocks * 512 > 20 * MIB  # nothing is written
+    (served.path.with_name("zeros")).write_bytes(bytes(24 * MIB))
+    done = worker.run("import", str(served.path.with_name("zeros")), served.url)
+    assert done.status == 0, done.errors
+    assert served.path.stat().st_blocks * 512 < 5 * MIB
+    done = worker.run("blank", served.url, "24Mi", "--preallocate")
+    assert done.status == 0, done.errors
+    assert served.path.stat().st_blocks * 512 > 20 * MIB
+    guest = served.guest(served.path.with_name("guest"))
+    assert guest.read_bytes() == bytes(24 * MIB) + devices.DIRT * MIB
+
+
+def test_update_writes_only_what_differs(
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
+) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    cdi_worker.run(request(url, served.url))
+    changed = bytearray(DATA)
+    changed[5 * MIB : 5 * MIB + 4096] = bytes(4096)
+    changed[0] ^= 1
+    url = server.serve("/changed", misbehave.Page(bytes(changed)))
+    done = cdi_worker.run(dataclasses.replace(request(url, served.url), existing="update"))
+    assert done.changes is not None
+    assert done.changes.differed == 8192
+    (tmp_path / "expected").write_bytes(changed)
+    check(served, tmp_path / "expected")
+
+
+def test_sha256_is_read_back_from_the_export(served: nbd_targets.Served, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(DATA)
+    done = worker.run("import", "--sha256", "--quiet", str(tmp_path / "raw"), served.url)
+    assert done.status == 0, done.errors
+    assert done.output.split()[0] == disks.digest(tmp_path / "raw", "sha256")
+
+
+def test_parts_of_blocks_keep_what_is_beside_them(tmp_path: Path) -> None:
+    """Also where two threads write two parts of one block."""
+    dice = random.Random(3)
+    expected = bytearray(devices.DIRT * EXPORT)
+    with nbd_targets.running("nbdkit 65536", tmp_path, EXPORT) as served:
+        device = writer.connect(locations.Nbd(served.url), cancelling.NEVER, served.url)
+        cuts = sorted({0, 3 * MIB, *(dice.randrange(3 * MIB) for _ in range(200))})
+        parts = list(itertools.pairwise(cuts))
+        for start, end in parts:
+            expected[start:end] = dice.randbytes(end - start)
+        dice.shuffle(parts)
+        with futures.ThreadPoolExecutor(8) as threads:
+            done = [threads.submit(device.write, a, memoryview(bytes(expected[a:b]))) for a, b in parts]
+        assert [each.result() for each in done] == [None] * len(done)
+        device.flush()
+        assert device.read(100, 3 * MIB) == expected[100 : 3 * MIB + 100]
+        device.close()
+        assert served.guest(tmp_path / "guest").read_bytes() == expected
+
+
+# -- refusals, before a byte is written
+
+
+def test_export_smaller_than_the_disk(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    with nbd_targets.running("nbdkit file", tmp_path, SIZE - MIB) as served:
+        for more in ((), ("--dry-run",)):
+            done = worker.run("import", url, served.url, *more)
+            assert done.status == 8, done.errors
+            assert str(SIZE - MIB) in done.errors + done.output
+        assert served.path.read_bytes() == devices.DIRT * (SIZE - MIB)
+
+
+PLUGIN = f"""
+API_VERSION = 2
+def open(readonly): return 1
+def get_size(h): return {EXPORT}
+def pread(h, buf, offset, flags): pass
+def pwrite(h, buf, offset, flags): pass
+def can_flush(h): return False
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(("-r", "memory", str(EXPORT)), "read-only"), (("python", "plugin.py"), "cannot flush")],
+)
+def test_export_that_cannot_be_written_safely(
+    server: misbehave.Server, tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    given = [str(tmp_path / each) if each == "plugin.py" else each for each in options]
+    argv: list[str | Path] = ["nbdkit", "-f", f"--unix={tmp_path / 'socket'}", *given]
+    with nbd_targets.serving(argv, tmp_path) as served:
+        done = worker.run("import", url, served.url)
+    assert done.status == 6, done.errors
+    assert reason in done.error_message
+
+
+def test_no_server(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    done = worker.run("import", url, f"nbd+unix:///?socket={tmp_path / 'nothing'}")
+    assert done.status == 6, done.errors
+    assert "connect: no such file or directory" in done.error_message
+
+
+def test_member_of_a_volume_group_is_not_overwritten(
+    server: misbehave.Server, served: nbd_targets.Served
+) -> None:
+    with served.path.open("r+b") as file:
+        file.write(bytes(MIB))
+        file.seek(4096 - 10)
+        file.write(b"SWAPSPACE2")
+        file.seek(1024)
+        file.write(b"\1\0\0\0\xff\0\0\0")
+    before = served.path.read_bytes()
+    url = server.serve("/disk", misbehave.Page(DATA))
+    with pytest.raises(errors.TargetExists, match="swap"):
+        cdi_worker.run(request(url, served.url))
+    assert served.path.read_bytes() == before
+    cdi_worker.run(dataclasses.replace(request(url, served.url), existing="replace"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--content-type", "archive"), "an archive cannot be written to an NBD export"),
+        (("--state", "nowhere"), "nowhere"),
+        (("--current-checkpoint", "one"), "a stage with checkpoints"),
+    ],
+)
+def test_what_does_not_fit_together(arguments: tuple[str, ...], reason: str) -> None:
+    done = worker.run("import", "nbd://127.0.0.1:1/a", "nbd://127.0.0.1:1/b", *arguments)
+    assert done.status == 2
+    assert reason in done.errors
+
+
+def test_state_is_for_exports(tmp_path: Path) -> None:
+    done = worker.run("import", "x", str(tmp_path / "disk.img"), "--state", str(tmp_path))
+    assert done.status == 2
+    assert "--state is for the journal of an NBD export" in done.errors
+
+
+# -- interruptions
+
+
+def kill_midway(server: misbehave.Server, url: str, target: str, state: str, number: int) -> None:
+    argv = [sys.executable, "-c", WORKER, url, target, state]
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
+        processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a good part of the disk")
+        running.send_signal(number)
+    assert running.returncode
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_import_is_resumed(
+    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path, number: int
+) -> None:
+    page = misbehave.Page(DATA)
+    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
+    kill_midway(server, url, served.url, str(state), number)
+    head = served.path.read_bytes()[:MIB]
+    assert head.startswith(oracle.RECORD)
+    assert not any(head[512:])
+    before = server.sent("/disk")
+    server.serve("/disk", page)
+    done = cdi_worker.run(request(url, served.url, state))
+    assert done.resumed > 8 * MIB
+    assert server.sent("/disk") - before < SIZE
+    (tmp_path / "expected").write_bytes(DATA)
+    check(served, tmp_path / "expected")
+    assert list(state.iterdir()) == []
+
+
+def test_what_the_export_has_lost_is_fetched_again(
+    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path
+) -> None:
+    page = misbehave.Page(DATA)
+    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
+    kill_midway(server, url, served.url, str(state), signal.SIGKILL)
+    with served.path.open("r+b") as file:
+        for at in range(MIB, SIZE, 2 * MIB):
+            file.seek(at)
+            file.write(b"lost")
+    server.serve("/disk", page)
+    done = cdi_worker.run(request(url, served.url, state))
+    assert done.refetched
+    (tmp_path / "expected").write_bytes(DATA)
+    check(served, tmp_path / "expected")
+
+
+def test_without_state_it_starts_over(
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
+) -> None:
+    page = misbehave.Page(DATA)
+    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
+    kill_midway(server, url, served.url, "", signal.SIGKILL)
+    server.serve("/disk", page)
+    assert cdi_worker.run(request(url, served.url)).resumed == 0
+    (tmp_path / "expected").write_bytes(DATA)
+    check(served, tmp_path / "expected")
+
+
+def test_kills_at_random_moments(
+    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path
+) -> None:
+    """Whatever moment it is: the export is no disk before, and is the disk after the last run."""
+    dice = random.Random(29)
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    for _ in range(6):
+        argv = [sys.executable, "-c", WORKER, url, served.url, str(state)]
+        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
+            try:
+                running.wait(dice.uniform(0.3, 3))
+            except subprocess.TimeoutExpired:
+                running.kill()
+        if running.returncode == 0:
+            break
+        found = served.path.read_bytes()
+        if found[:MIB] == DATA[:MIB]:
+            assert found[:SIZE] == DATA  # killed after the end
+            break
+        assert found.startswith(oracle.RECORD) or found[:MIB] in {devices.DIRT * MIB, bytes(MIB)}
+    server.serve("/disk", misbehave.Page(DATA))
+    cdi_worker.run(request(url, served.url, state))
+    (tmp_path / "expected").write_bytes(DATA)
+    check(served, tmp_path / "expected")
+
+
+def test_second_run_takes_over_and_the_first_stops(
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
+) -> None:
+    """NBD has no locks: the record in the first sector shows it."""
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    failure: list[BaseException] = []
+
+    def first() -> None:
+        try:
+            cdi_worker.run(request(url, served.url))
+        except errors.Error as err:
+            failure.append(err)
+
+    running = threading.Thread(target=first)
+    running.start()
+    processes.wait_for(lambda: served.path.read_bytes()[:19] == oracle.RECORD, "the first run's record")
+    other = bytes(reversed(DATA))
+    cdi_worker.run(request(server.serve("/other", misbehave.Page(other)), served.url))
+    running.join(60)
+    assert [type(each) for each in failure] == [errors.TargetLost]
+    # It has stopped too late to change nothing, which is why the loser says so; the winner runs again.
+    cdi_worker.run(request(server.url("/other"), served.url))
+    (tmp_path / "expected").write_bytes(other)
+    check(served, tmp_path / "expected")
+
+
+def test_second_run_with_the_same_state_is_refused(served: nbd_targets.Served, state: Path) -> None:
+    asked = request("http://127.0.0.1:1/", served.url)
+    terms = targets.Terms(connect=destination.connect(asked, cancelling.NEVER), state=str(state))
+    with targets.take(served.url, terms), pytest.raises(errors.TargetBusy, match="--state"):
+        targets.take(served.url, terms)
+    targets.take(served.url, terms).close()
+    assert list(state.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_server_that_fails_to_write(server: misbehave.Server, tmp_path: Path, error: str) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    (tmp_path / "served").write_bytes(devices.DIRT * EXPORT)
+    argv: list[str | Path] = ["nbdkit", "-f", f"--unix={tmp_path / 'socket'}", "--filter=error", "file"]
+    argv += [tmp_path / "served", f"error-pwrite={error}", "error-pwrite-rate=1"]
+    argv += [f"error-file={tmp_path / 'inject'}"]
+    with nbd_targets.serving(argv, tmp_path) as served:
+        slow = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+        with worker.started("import", slow, served.url) as running:
+            processes.wait_for(lambda: server.sent("/disk") > 4 * MIB, "a part of the disk")
+            (tmp_path / "inject").touch()
+            _, messages = running.communicate(timeout=60)
+        assert running.returncode == (8 if error == "ENOSPC" else 6), messages
+        assert ("no space left" if error == "ENOSPC" else "input/output error") in messages
+        head = served.path.read_bytes()[:MIB]
+        assert head.startswith(oracle.RECORD)
+        (tmp_path / "inject").unlink()
+        cdi_worker.run(request(url, served.url))
+        (tmp_path / "expected").write_bytes(DATA)
+        check(served, tmp_path / "expected")
+
+
+def test_server_that_is_killed(server: misbehave.Server, tmp_path: Path, state: Path) -> None:
+    """What it had not flushed is lost: the run fails, and the next one compares before it continues."""
+    slow = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    (tmp_path / "served").write_bytes(devices.DIRT * EXPORT)
+    argv: list[str | Path] = ["nbdkit", "-f", f"--unix={tmp_path / 'socket'}", "file", tmp_path / "served"]
+    with nbd_targets.serving(argv, tmp_path) as served:
+        argv_worker = [sys.executable, "-c", WORKER, slow, served.url, str(state)]
+        with forked.Popen[str](argv_worker, env=forked.ENVIRONMENT, stderr=subprocess.PIPE, text=True) as run:
+            processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a part of the disk")
+            assert isinstance(served.process, subprocess.Popen)
+            served.process.kill()
+            _, messages = run.communicate(timeout=60)
+        assert run.returncode
+        assert "TargetError" in messages
+        assert served.url.partition("?")[0] in messages
+    server.serve("/disk", misbehave.Page(DATA))
+    with nbd_targets.serving(argv, tmp_path) as served:
+        done = cdi_worker.run(request(slow, served.url, state))
+        assert done.resumed
+        (tmp_path / "expected").write_bytes(DATA)
+        check(served, tmp_path / "expected")
+
+
+def test_server_that_is_restarted_between_two_requests(tmp_path: Path) -> None:
+    """A new server does not have what the old one had not flushed: no flush may succeed after it."""
+    argv: list[str | Path] = ["nbdkit", "-f", f"--unix={tmp_path / 'socket'}", "memory", str(EXPORT)]
+    with nbd_targets.serving(argv, tmp_path) as served:
+        device = writer.connect(locations.Nbd(served.url), cancelling.NEVER, served.url)
+        device.write(0, memoryview(b"a" * 4096))
+    with nbd_targets.serving(argv, tmp_path):
+        for call in (device.flush, lambda: device.write(0, memoryview(b"b" * 512))):
+            with pytest.raises(errors.TargetError):
+                call()
+    device.close()
+
+
+# -- TLS
+
+
+def test_export_over_tls(server: misbehave.Server, tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path / "tls")
+    pair = authority.issue(common_name="worker", client=True)
+    folder = nbd_exports.credentials(tmp_path / "pki", authority, authority.issue("localhost"))
+    (tmp_path / "served").write_bytes(devices.DIRT * EXPORT)
+    options = ("--tls=require", f"--tls-certificates={folder}", "--tls-verify-peer")
+    url = server.serve("/disk", misbehave.Page(DATA))
+    with nbd_exports.nbdkit(tmp_path, *options, "file", tmp_path / "served") as port:
+        target = f"nbds://localhost:{port}/"
+        login = ("--ca-file", authority.certificate, "--cert", pair.certificate, "--key", pair.key)
+        done = worker.run("import", url, target)
+        assert done.status == 6, done.errors
+        done = worker.run("import", url, target, *map(str, login))
+        assert done.status == 0, done.errors
+    assert (tmp_path / "served").read_bytes() == DATA + devices.DIRT * MIB
+
+
+# -- routes
+
+
+def test_what_qemu_must_read_needs_no_scratch(web: servers.Web, disks: disks.Disks, tmp_path: Path) -> None:
+    expected = disks.expected("vhdx-log")
+    size = -(-expected.stat().st_size // MIB) * MIB + MIB
+    with nbd_targets.running("nbdkit file", tmp_path, size) as served:
+        done = cdi_worker.run(request(web.url(disks.image("vhdx-log")), served.url))
+        assert done.plan.route is Route.CONVERT
+        check(served, expected)

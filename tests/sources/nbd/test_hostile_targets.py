@@ -1,0 +1,94 @@
+"""NBD servers that refuse, stall, or break off while a disk is written to them."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+from cdi_worker import errors
+from cdi_worker.importer import execute, request
+from cdi_worker.sources import base
+from cdi_worker.sources.local import locations as local
+from cdi_worker.sources.nbd import locations
+from tests.support import nbd_servers
+
+MIB = 1 << 20
+SIZE = 4 * MIB
+
+
+def write(directory: Path, disk: nbd_servers.Disk, patience: float = 180.0) -> None:
+    """Import a disk of data and zeros to a server."""
+    source = directory / "source"
+    source.write_bytes(b"\1" * (2 * MIB) + bytes(2 * MIB))
+    with nbd_servers.serve(directory / "socket", disk) as socket:
+        url = f"nbd+unix:///?socket={socket}"
+        access = base.Access(patience=patience)
+        execute.run(
+            request.Request(
+                source="local",
+                location=local.File(str(source)),
+                target=url,
+                to=locations.Nbd(url, access),
+                existing="replace",
+            )
+        )
+
+
+def server(**options: object) -> nbd_servers.Disk:
+    given = {"sizes": (SIZE,), "flags": nbd_servers.WRITABLE, **options}
+    return nbd_servers.Disk(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_silence_ends(tmp_path: Path, after: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.TargetError, match="no answer within"):
+        write(tmp_path, server(silent=after), patience=1.0)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_reply_that_is_cut_off(tmp_path: Path, after: int) -> None:
+    with pytest.raises(errors.TargetError):
+        write(tmp_path, server(cut=after))
+
+
+@pytest.mark.parametrize("size", [(1 << 63) - 1, (1 << 64) - 1, 0, SIZE - 512])
+def test_size_is_checked_before_anything_is_written(tmp_path: Path, size: int) -> None:
+    disk = server(sizes=(size,))
+    if size == (1 << 63) - 1:
+        # It is large enough; what it does not hold is found when the head is read back.
+        with pytest.raises(errors.TargetError):
+            write(tmp_path, disk)
+        return
+    with pytest.raises(errors.TargetError):
+        write(tmp_path, disk)
+    assert disk.written == 0
+
+
+def test_connections_to_disks_of_several_sizes(tmp_path: Path) -> None:
+    disk = server(sizes=(SIZE, SIZE + 512), flags=nbd_servers.WRITABLE | nbd_servers.MULTI)
+    with pytest.raises(errors.TargetError):
+        write(tmp_path, disk)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EIO, errno.ENOSPC, errno.ESHUTDOWN, 999])
+@pytest.mark.parametrize("command", [nbd_servers.WRITE, nbd_servers.FLUSH])
+def test_failed_command_is_a_failure(tmp_path: Path, command: int, error: int) -> None:
+    kind = errors.NoSpace if error == errno.ENOSPC else errors.TargetError
+    with pytest.raises(kind):
+        write(tmp_path, server(failing={command: error}))
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_zeros_are_written_where_the_server_cannot_zero(tmp_path: Path, error: int) -> None:
+    """The server answers reads with other bytes than were written, which the last look at the head finds."""
+    disk = server(failing={nbd_servers.ZERO: error})
+    with pytest.raises(errors.TargetLost):
+        write(tmp_path, disk)
+    assert disk.written > SIZE
