@@ -7,10 +7,10 @@ checks differ between versions. Here memory is bounded, and doubtful entries are
 from __future__ import annotations
 
 import array
-import dataclasses
+import functools
 import io
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -39,8 +39,7 @@ _KINDS: dict[bytes, Kind] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A file, directory or link to create below the target directory.
 
     ``path``: the parts of its path, none of them ``..``. ``link``: target of a symlink, which may lead
@@ -53,8 +52,8 @@ class Entry:
     mode: int
     mtime: int
     size: int = 0
+    map: tar_sparse.Map = array.array("Q")
     link: str = ""
-    map: tar_sparse.Map = dataclasses.field(default_factory=lambda: array.array("Q"), repr=False)
 
     def extents(self) -> Iterator[tuple[int, int]]:
         """Yield (offset, length) in bytes of the data that ``Archive.readinto`` returns, in order."""
@@ -128,22 +127,23 @@ class Archive(headers.Stream):
             raise refused(
                 "type", path, f"has type {raw.type!r}; only files, directories and links are allowed"
             )
-        entry = Entry(path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
+        entry = functools.partial(Entry, path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
         if kind == "file":
-            return self._file(header, entry)
+            return entry(*self._file(header, path))
         if raw.type == headers.DUMPDIR:
             self._begin(header.stored)  # the names in the directory
         elif raw.type not in headers.WITHOUT_DATA and header.stored:
             raise headers.corrupt(f"{header.name[:200]!r} is not a file, but has data")
         if kind == "symlink":
-            return dataclasses.replace(entry, link=symlink(header.link, path))
+            return entry(link=symlink(header.link, path))
         if kind == "hardlink":
-            return dataclasses.replace(entry, link="/".join(archive_path(header.link)))
-        return entry
+            return entry(link="/".join(archive_path(header.link)))
+        return entry()
 
-    def _file(self, header: _Header, entry: Entry) -> Entry:
-        if not entry.path:
-            raise refused("name", entry.path, "has no name")
+    def _file(self, header: _Header, path: tuple[str, ...]) -> tuple[int, tar_sparse.Map]:
+        """Expect the data of a file. Return its size and its map."""
+        if not path:
+            raise refused("name", path, "has no name")
         stored = header.stored
         if header.raw.type == headers.SPARSE:
             extents, size = tar_sparse.gnu(header.raw.block, self._take)
@@ -155,7 +155,7 @@ class Archive(headers.Stream):
             extents, size = array.array("Q", (0, stored)), stored
         tar_sparse.check(extents, size, stored)
         self._begin(stored, size)
-        return dataclasses.replace(entry, size=size, map=extents)
+        return size, extents
 
     def _check_disk(self, entry: Entry) -> None:
         """Refuse a disk that is not a file, and a second one.
@@ -183,9 +183,10 @@ class Archive(headers.Stream):
 
     def _skip(self) -> None:
         """Skip the rest of the current entry."""
-        scrap = memoryview(bytearray(min(_SKIP, self._left)))
-        while self._left:
-            self.readinto(scrap)
+        if self._left:
+            scrap = memoryview(bytearray(min(_SKIP, self._left)))
+            while self._left:
+                self.readinto(scrap)
         self._take(self._padding)
         self._padding = 0
 
@@ -298,11 +299,15 @@ def archive_path(name: bytes) -> tuple[str, ...]:
         raise refused("absolute", parts, "has an absolute path")
     if ".." in parts:
         raise refused("dotdot", parts, 'leads outside: contains ".."')
-    if len(name) > _MAX_PATH or any(len(part.encode(errors="surrogateescape")) > _MAX_NAME for part in parts):
+    if len(name) > _MAX_NAME and (len(name) > _MAX_PATH or any(map(_is_long, parts))):
         raise refused("name", parts, "has a name that is too long")
     if len(parts) > _DEEPEST:
         raise refused("name", parts, f"is below more than {_DEEPEST} directories")
     return parts
+
+
+def _is_long(part: str) -> bool:
+    return len(part.encode(errors="surrogateescape")) > _MAX_NAME
 
 
 def symlink(target: bytes, path: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ BLOCK = 512
 #: about 20 bytes per extent in 0.1, 70 in 0.0.
 LARGEST_HEADER = 16 << 20
 _LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
-_CHECKSUM = slice(148, 156)
+_CHECKSUM, _SPACES = slice(148, 156), b" " * 8
 _NUMBER = re.compile(rb" *([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
 
@@ -77,8 +78,8 @@ def parse(block: bytes) -> Raw:
     """Parse one header block. Raises ``errors.Corrupt``."""
     fields = _LAYOUT.unpack(block)
     name, mode, _, _, size, mtime, checksum, kind, link, magic = fields[:10]
-    padded = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
-    if number(checksum) not in {sum(padded), sum(struct.unpack("512b", padded))}:
+    stated = number(checksum)
+    if stated != _sum(block) and stated != _signed_sum(block):
         raise corrupt("a header has a wrong checksum")
     name, link = _text(name), _text(link)
     prefix = _text(fields[14])
@@ -134,6 +135,21 @@ def pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def corrupt(reason: str) -> errors.Corrupt:
     """Return the error of a malformed archive."""
     return errors.Corrupt(format="tar", reason=reason)
+
+
+def _sum(block: bytes) -> int:
+    """Return the sum of the bytes of a header; those of the checksum count as spaces.
+
+    The lower half of Adler-32 is 1 plus the sum modulo 65521, which 256 bytes do not reach.
+    """
+    halves = sum((zlib.adler32(half) & 0xFFFF) - 1 for half in (block[:256], block[256:]))
+    return halves - sum(block[_CHECKSUM]) + len(_SPACES) * _SPACES[0]
+
+
+def _signed_sum(block: bytes) -> int:
+    """Return the sum that some old programs write, of signed bytes."""
+    padded = block[: _CHECKSUM.start] + _SPACES + block[_CHECKSUM.stop :]
+    return sum(struct.unpack(f"{BLOCK}b", padded))
 
 
 def _text(field: bytes) -> bytes:

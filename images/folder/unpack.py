@@ -42,10 +42,11 @@ def unpack(
         raise errors.target_error(directory, err, "open") from err
     try:
         work = _Unpacking(root, os.fspath(directory), archive, advance or (lambda _: None))
-        for entry in archive:
-            work.make(entry)
-        with work.storage("sync"):
-            kernel.sync_filesystem(root)
+        with contextlib.closing(work):
+            for entry in archive:
+                work.make(entry)
+            with work.storage("sync"):
+                kernel.sync_filesystem(root)
     finally:
         os.close(root)
 
@@ -59,6 +60,12 @@ class _Unpacking:
         self._archive = archive
         self._advance = advance
         self._buffer = memoryview(bytearray(_BUFFER))
+        #: The directories of the last path, open: most entries are in that of the entry before. A name stays
+        #: that of its directory, because no entry removes one.
+        self._open: list[tuple[str, int]] = []
+
+    def close(self) -> None:
+        self._close_below(0)
 
     @contextlib.contextmanager
     def storage(self, doing: str, *names: str) -> Iterator[None]:
@@ -69,57 +76,64 @@ class _Unpacking:
             raise errors.target_error("/".join((self._directory, *names)), err, doing) from err
 
     def make(self, entry: tar.Entry) -> None:
-        *directories, name = entry.path
-        with self._open_directory(tuple(directories)) as parent, self.storage("unpack", *entry.path):
-            if entry.kind == "directory":
-                self._make_directory(parent, name, entry)
-            elif entry.kind == "hardlink" and entry.link == "/".join(entry.path):
-                _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
-            else:
-                _remove(parent, name)
-                self._make_other(parent, name, entry)
+        parent = self._directory_of(entry.path)
+        try:
+            self._make(parent, entry.path[-1], entry)
+        except OSError as err:
+            path = "/".join((self._directory, *entry.path))
+            raise errors.target_error(path, err, "unpack") from err
 
-    def _make_other(self, parent: int, name: str, entry: tar.Entry) -> None:
+    def _make(self, parent: int, name: str, entry: tar.Entry) -> None:
         if entry.kind == "file":
             self._make_file(parent, name, entry)
+        elif entry.kind == "directory":
+            # The worker must be able to create and remove files in it.
+            os.fchmod(self._inner(parent, entry.path), entry.mode | 0o700)
         elif entry.kind == "symlink":
+            _remove(parent, name)
             os.symlink(entry.link, name, dir_fd=parent)
             os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+        elif entry.link == "/".join(entry.path):
+            _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
         else:
-            self._make_hard_link(parent, name, entry)
+            _remove(parent, name)
+            self._make_hard_link(os.dup(parent), name, entry)
 
-    @contextlib.contextmanager
-    def _open_directory(self, path: tuple[str, ...]) -> Iterator[int]:
-        """Open a directory below the root without following symlinks; create missing ones."""
-        fd = os.dup(self._root)
-        try:
-            for depth, name in enumerate(path, 1):
-                with self.storage("make directory", *path[:depth]):
-                    inner = _open_or_make(fd, name, path[:depth])
-                os.close(fd)
-                fd = inner
-            yield fd
-        finally:
-            os.close(fd)
+    def _directory_of(self, path: tuple[str, ...]) -> int:
+        """Open the directory of a path below the root without following symlinks; create missing ones."""
+        depth = 0
+        while depth < min(len(self._open), len(path) - 1) and self._open[depth][0] == path[depth]:
+            depth += 1
+        self._close_below(depth)
+        fd = self._open[-1][1] if self._open else self._root
+        for end in range(depth + 1, len(path)):
+            with self.storage("make directory", *path[:end]):
+                fd = self._inner(fd, path[:end])
+        return fd
 
-    def _make_directory(self, parent: int, name: str, entry: tar.Entry) -> None:
-        fd = _open_or_make(parent, name, entry.path)
-        try:
-            # The worker must be able to create and remove files in it.
-            os.fchmod(fd, entry.mode | 0o700)
-        finally:
-            os.close(fd)
+    def _inner(self, parent: int, path: tuple[str, ...]) -> int:
+        """Open the directory at ``path`` in the last one that is open, and keep it open."""
+        fd = _open_or_make(parent, path[-1], path)
+        self._open.append((path[-1], fd))
+        return fd
+
+    def _close_below(self, depth: int) -> None:
+        while len(self._open) > depth:
+            os.close(self._open.pop()[1])
 
     def _make_hard_link(self, parent: int, name: str, entry: tar.Entry) -> None:
-        *directories, target = entry.link.split("/")
-        with self._open_directory(tuple(directories)) as other:
-            _check_earlier(other, target, entry)
-            os.link(target, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+        """Make a hard link in ``parent``, and close that."""
+        try:
+            path = tuple(entry.link.split("/"))
+            other = self._directory_of(path)
+            _check_earlier(other, path[-1], entry)
+            os.link(path[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(parent)
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
-        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        fd = _new_file(parent, name)
         try:
-            os.ftruncate(fd, entry.size)
             self._fill(fd, entry)
             os.fchmod(fd, entry.mode)
             os.utime(fd, (entry.mtime, entry.mtime))
@@ -129,19 +143,30 @@ class _Unpacking:
             os.close(fd)
 
     def _fill(self, fd: int, entry: tar.Entry) -> None:
-        window = writeback.Window(fd)
-        pushed = 0
+        window = writeback.Window(fd) if entry.size >= _LARGE else None
+        written = pushed = 0
         for offset, length in entry.extents():
             at, end = offset, offset + length
             while at < end:
                 count = self._archive.readinto(self._buffer[: end - at])
                 _write_all(fd, self._buffer[:count], at)
-                at += count
-                if entry.size >= _LARGE:
+                written = at = at + count
+                if window is not None:
                     # Includes holes: a call for each extent of a fragmented disk took most of the time.
                     window.wrote(pushed, at)
                     pushed = at
                 self._advance(count)
+        if written < entry.size:
+            os.ftruncate(fd, entry.size)
+
+
+def _new_file(parent: int, name: str) -> int:
+    """Create a file, and open it. One of this name is of an earlier entry, and is removed."""
+    try:
+        return os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+    except FileExistsError:
+        _remove(parent, name)
+        return os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
 
 
 def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:

@@ -51,7 +51,7 @@ def disk(directory: Path, size: int = 2 * GIB, data: int = DATA) -> Path:
     with devices.attached(growing) as device:
         processes.run("mount", device, mount)
         try:
-            _fill(mount, data)
+            fill(mount, data)
         finally:
             processes.run("umount", mount)
     return growing.rename(path)
@@ -103,7 +103,7 @@ def folder(directory: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(own)
 
 
-def _fill(mount: Path, data: int) -> None:
+def fill(mount: Path, data: int) -> None:
     """Copy files of /usr in alphabetical order until they have ``data`` bytes."""
     left = data
     for root, folders, files in os.walk("/usr"):

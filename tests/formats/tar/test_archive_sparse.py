@@ -163,7 +163,7 @@ def test_gnu_and_pax_maps_are_read():
     assert (found[0].size, found[1]) == (100, {0: bytes(10), 50: bytes(10), 100: b""})
     text = b"3\n0\n10\n50\n10\n100\n0\n"
     assert tar_parts.unpacked(tar_parts.pax_sparse(text, 100, 20))["s"] == (
-        found[0].__class__(("s",), "file", 0o644, 0, 100, "", found[0].map),
+        found[0].__class__(("s",), "file", 0o644, 0, 100, found[0].map),
         found[1],
     )
 
