@@ -8,7 +8,7 @@ MUTANTS = (
     mutant(
         "importer/commands/parameters.py",
         "drops an empty option in silence",
-        "        if is_given and not self.empty and _is_empty(value):\n",
+        "        if not self.empty and _is_empty(value):\n",
         "        if False:\n",
         "tests/contract/test_settings_that_demand.py::test_empty_option_is_refused",
     ),
