@@ -12,6 +12,7 @@ import ``errors`` while this package is still being imported.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from cdi_worker import lazy
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cdi_worker.importer.execute import run
     from cdi_worker.importer.inspection import Inspection, inspect
     from cdi_worker.importer.plan import Plan, Route
-    from cdi_worker.importer.progress import Lines, NullProgress, Progress
+    from cdi_worker.importer.progress import Lines, Meter, NullProgress, Progress
     from cdi_worker.importer.request import Request
     from cdi_worker.importer.result import Result
     from cdi_worker.importer.settings import Room
@@ -54,6 +55,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Kind": "cdi_worker.sources.kind:Kind",
         "Lines": "cdi_worker.importer.progress:Lines",
         "Location": "cdi_worker.sources.base:Location",
+        "Meter": "cdi_worker.importer.progress:Meter",
         "NullProgress": "cdi_worker.importer.progress:NullProgress",
         "Opening": "cdi_worker.sources.base:Opening",
         "Plan": "cdi_worker.importer.plan:Plan",
@@ -89,6 +91,7 @@ __all__ = [
     "Kind",
     "Lines",
     "Location",
+    "Meter",
     "NullProgress",
     "Opening",
     "Plan",
@@ -109,6 +112,14 @@ __all__ = [
     "run",
     "unregister",
 ]
+
+
+# A library prints nothing that its program has not asked for.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

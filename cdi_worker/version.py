@@ -59,3 +59,18 @@ def install(extra: str) -> str:
 def _after_compiler(extra: str, command: str) -> str:
     needed = COMPILED.get(extra)
     return f"apt-get install {needed} && {command}" if needed else command
+
+
+def install_libnbd() -> str:
+    """Return the command that makes libnbd's bindings available to this interpreter.
+
+    They are a package of the distribution, for its own Python, and on no package index.
+    """
+    package, system = "apt-get install python3-libnbd", "/usr/bin/python3"
+    if sys.base_prefix != "/usr":
+        venv = f"{system} -m venv --system-site-packages DIRECTORY"
+        return f"{package} && {venv}, and install {NAME} there: the bindings are for {system}"
+    if sys.prefix == sys.base_prefix:
+        return package
+    # On an existing environment, this keeps its packages and only changes what it sees.
+    return f"{package} && {system} -m venv --system-site-packages {shlex.quote(sys.prefix)}"

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from cdi_worker import errors, masking
+from cdi_worker import errors, lazy, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import group, parameters, words
@@ -142,6 +142,8 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):
         masking.hold(obj, *masking.address(text))
     masking.hold(obj, *masking.variables(obj.env))
+    if f"_{contract.PREFIX}_COMPLETE" in obj.env:
+        lazy.load("cdi_worker.importer.commands.completion")
     try:
         outcome = group.cli.main(
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from cdi_worker import errors
 from cdi_worker.images import image, targets
@@ -19,7 +20,10 @@ from cdi_worker.sources import base
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible."""
+    """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible.
+
+    ``volume_size``: bytes of the smallest volume for the disk, of which its file system takes ``overhead``.
+    """
 
     source: str
     survey: Survey
@@ -27,13 +31,24 @@ class Inspection:
     obstacle: errors.Error | None
     volume_size: int | None
     details: Mapping[str, object]
+    overhead: Fraction
 
 
-def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | None = None) -> Inspection:
-    """Examine a source and plan its import; an error of the plan becomes ``obstacle``.
+def inspect(
+    source: Request | str,
+    cancel: cancelling.Cancel | cancelling.Event | None = None,
+    *,
+    overhead: Fraction | None = None,
+) -> Inspection:
+    """Examine a source, a request or an address, and plan its import.
 
-    Without a target the plan is that for one with enough space.
+    What would stop the import although the source can be examined is ``obstacle``: an error of the plan, a
+    missing program, no space, a target that exists. What prevents examining it is raised (``errors.Error``):
+    a server that is not reached, an image that is refused, a target without a directory. Without a target the
+    plan is that for one with enough space. ``overhead``: of the file system of ``volume_size``; None: that of
+    the request.
     """
+    request = request_module.of(source) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
     silent = NullProgress()
     engine = image.Engine(request.fetch)
@@ -43,25 +58,37 @@ def inspect(request: Request, cancel: cancelling.Cancel | cancelling.Event | Non
         destination.inspected(start.request, start.reads) as held,
     ):
         try:
-            return _inspected(whole.anew(), start, held)
+            return _inspected(whole.anew(), start, held, overhead)
         except errors.NoRanges as err:
             contact.fall_back(engine, err, silent)
-            return _inspected(whole.anew(), start, held)
+            return _inspected(whole.anew(), start, held, overhead)
 
 
-def _inspected(whole: base.Image, start: contact.Contact, held: targets.Claim | None) -> Inspection:
+def _inspected(
+    whole: base.Image, start: contact.Contact, held: targets.Claim | None, overhead: Fraction | None
+) -> Inspection:
     with package.unpacked(whole, start.request, start.reads) as (disk, request):
         facts = survey.survey(disk, request, start.reads, held=held)
         plan, obstacle = None, None
         try:
             plan = facts.plan(request)
+            _check_target(facts, request)
         except errors.Error as err:
-            obstacle = err
-        volume = survey.volume_size(facts.content, request.room.overhead)
+            plan, obstacle = None, err
+        overhead = request.room.overhead if overhead is None else overhead
+        volume = survey.volume_size(facts.content, overhead)
         details = dict(disk.facts.description)
         if facts.content.chain and facts.offer.ranges:
             details["chain"] = _shares(disk.files, facts.content, request, start.reads)
-        return Inspection(disk.facts.name, facts, plan, obstacle, volume, {**details, **start.details})
+        details |= start.details
+        return Inspection(disk.facts.name, facts, plan, obstacle, volume, details, overhead)
+
+
+def _check_target(facts: Survey, request: Request) -> None:
+    """Raise ``errors.TargetExists`` if an import would not replace the disk that is there."""
+    space = facts.space
+    if space.present and not space.block and request.existing == "refuse" and not request.is_delta:
+        raise errors.TargetExists(path=request.target, reason="exists")
 
 
 def _shares(

@@ -139,6 +139,11 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
     )
 
 
+def of(address: str) -> Request:
+    """Return the request for a URL or path, whose kind of source it shows, without a target."""
+    return Request(source=sources.of(address).name, location=base.Location(address))
+
+
 def disk_path(target: str, settings: Settings) -> str:
     """Return the path of the disk: a target that is a folder contains it, unless it is for an archive."""
     if target and settings.content_type != "archive" and targets.is_folder(target):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from cdi_worker import errors, units
+from cdi_worker import errors, lazy, units
 from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import targets
@@ -42,12 +42,24 @@ class Survey(NamedTuple):
     scratch: int | None
 
     def plan(self, request: Request) -> plan.Plan:
-        """Return the plan."""
-        return plan.plan(request, self.offer, self.content, self.space, self.scratch)
+        """Return the plan. Raises ``errors.MissingTool`` too: no byte is fetched for a missing program."""
+        chosen = plan.plan(request, self.offer, self.content, self.space, self.scratch)
+        for module in _tools(chosen, self.content):
+            # Imported when used: most imports start no program (start-up time).
+            lazy.load("cdi_worker.images.tools.process").require(
+                *lazy.load(f"cdi_worker.images.tools.{module}:PROGRAM")
+            )
+        return chosen
 
     def with_two_passes(self, reason: str) -> Survey:
         """Return these facts, and that the image must be read twice."""
         return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
+
+
+def _tools(chosen: plan.Plan, content: plan.Content) -> list[str]:
+    """Return the modules of the programs that a plan needs."""
+    converts = chosen.route in {plan.Route.CONVERT, plan.Route.SPOOL, plan.Route.MERGE}
+    return ["qemu_img"] * converts + ["xz"] * ("xz" in content.compressions)
 
 
 def survey(

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 import traceback
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,3 +144,21 @@ def find_scheme(scheme: str) -> kind.Kind:
     known = sorted({name for schemes in found for name in schemes if name})
     hint = errors.did_you_mean(scheme, known) or f"supported: {', '.join(known)}; others need --source"
     raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}")
+
+
+def of(address: str) -> kind.Kind:
+    """Return the kind of source for a URL or path. Raises ``RequestError`` if it is unknown."""
+    try:
+        return find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
+    except ValueError as err:
+        from cdi_worker.sources import wire
+
+        raise wire.malformed(address) from err
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path exists, False in a directory that this user may not search."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False

@@ -75,6 +75,12 @@ class Command:
         return self.argv[0]
 
 
+def require(tool: str, package: str) -> None:
+    """Raise ``errors.MissingTool`` unless the program ``tool`` is installed."""
+    if shutil.which(tool, path=SEARCH_PATH) is None:
+        raise errors.MissingTool(tool=tool, package=package)
+
+
 class Process:
     """A running program, ended with its ``with`` block.
 
@@ -90,8 +96,7 @@ class Process:
         stdout: int = NULL,
         on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        if shutil.which(command.tool, path=SEARCH_PATH) is None:
-            raise errors.MissingTool(tool=command.tool, package=command.package)
+        require(command.tool, command.package)
         self._command = command
         self._on_line = on_line
         self._tail = bytearray()

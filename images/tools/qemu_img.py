@@ -22,6 +22,8 @@ from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
+#: The program, and the Debian package with it.
+PROGRAM = "qemu-img", "qemu-utils"
 #: A node of qemu's block layer (``BlockdevOptions`` in the QMP reference).
 Node = dict[str, object]
 
@@ -177,7 +179,7 @@ def _run(
     arguments: list[str], on_output: Callable[[bytes], None], follow: Follow, pass_fds: tuple[int, ...] = ()
 ) -> None:
     argv = ("qemu-img", *arguments)
-    command = process.Command(argv, package="qemu-utils", address_space=_ADDRESS_SPACE, pass_fds=pass_fds)
+    command = process.Command(argv, package=PROGRAM[1], address_space=_ADDRESS_SPACE, pass_fds=pass_fds)
     try:
         process.run(command, on_output, cancel=follow.cancel, watch=follow.watch)
     except errors.ToolFailed as err:

@@ -13,6 +13,9 @@ from cdi_worker.formats.compressed import decompress
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import process
 
+#: The program, and the Debian package with it.
+PROGRAM = "xz", "xz-utils"
+
 _CHUNK = 256 << 10
 # The maximum pipe size without privileges; 16 times the default, so that both sides wait less.
 _PIPE = 1 << 20
@@ -42,7 +45,7 @@ class Reader:
         self._scope = scope
         limits = (f"--memlimit-decompress={memory}", f"--memlimit-mt-decompress={memory}")
         argv = ("xz", "--decompress", "--stdout", f"--threads={threads}", *limits)
-        command = process.Command(argv, package="xz-utils", address_space=memory + (1 << 30))
+        command = process.Command(argv, package=PROGRAM[1], address_space=memory + (1 << 30))
         self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
         for pipe in (self._process.stdin, self._process.stdout):
             # Fails if the user's pipes have too many pages already (pipe-user-pages-soft, pipe(7)).

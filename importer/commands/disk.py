@@ -64,7 +64,8 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
     if given["dry_run"]:
         if given["report"]:
             log.warning(options.NO_REPORT)
-        return output.inspection(inspection.inspect(request, obj.cancel), request, obj)
+        volume = DEFAULT_OVERHEAD if given["overhead"] is None else given["overhead"]
+        return output.inspection(inspection.inspect(request, obj.cancel, overhead=volume), obj)
     if source == locations.STDIN and not given["kind"]:
         log.warning("standard input can be read only once: an interrupted import starts over")
     _prepare(obj, request)
@@ -113,7 +114,7 @@ def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     if given["overhead"] is None:
         given["overhead"] = DEFAULT_OVERHEAD
     request = options.make_request(source, "", given, contract.environment())
-    return output.inspection(inspection.inspect(request, obj.cancel), request, obj)
+    return output.inspection(inspection.inspect(request, obj.cancel), obj)
 
 
 @click.command(

@@ -26,6 +26,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "digest": "cdi_worker.importer.commands.disk:digest",
         "blank": "cdi_worker.importer.commands.disk:blank",
         "upload": "cdi_worker.importer.commands.disk:upload",
+        "doctor": "cdi_worker.importer.commands.doctor:doctor",
         "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
         "run": "cdi_worker.importer.kubernetes.commands:run",
         "cdi-source-update-poller": "cdi_worker.importer.roles.cron:poll",

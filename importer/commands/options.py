@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -337,20 +336,7 @@ def source_kind(address: str, name: str | None) -> sources.kind.Kind:
     """Return the kind of source called ``name``, else the one for the scheme of ``address``."""
     if name:
         return sources.find(name)
-    try:
-        return sources.find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
-    except ValueError as err:
-        from cdi_worker.sources import wire
-
-        raise wire.malformed(address) from err
-
-
-def _exists(path: str) -> bool:
-    """Return whether a path exists, False in a directory that this user may not search."""
-    try:
-        return Path(path).exists()
-    except OSError:
-        return False
+    return sources.of(address)
 
 
 def make_location(

@@ -157,7 +157,7 @@ def _read(done: Result) -> str:
     return text
 
 
-def inspection(found: Inspection, request: Request, obj: parameters.Context) -> int:
+def inspection(found: Inspection, obj: parameters.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     offer, content = found.survey.offer, found.survey.content
     obstacle = None if found.obstacle is None else words.message(found.obstacle)
@@ -165,9 +165,9 @@ def inspection(found: Inspection, request: Request, obj: parameters.Context) -> 
     route = "" if found.plan is None else str(found.plan.route)
     reason = "" if found.plan is None else found.plan.reason
     if obj.as_json:
-        as_json(_as_fields(found, float(request.room.overhead)))
+        as_json(_as_fields(found))
         return status
-    volume = f"{_size(found.volume_size)} with {float(request.room.overhead):.1%} for the file system"
+    volume = f"{_size(found.volume_size)} with {float(found.overhead):.1%} for the file system"
     _table(
         {
             "source": found.source,
@@ -178,7 +178,9 @@ def inspection(found: Inspection, request: Request, obj: parameters.Context) -> 
             "identity": offer.identity or "none: an interrupted import cannot be resumed",
             "byte ranges": "yes" if offer.ranges else "no",
             "route": f"{route}: {reason}" if route else "",
-            "scratch": "needed" if found.plan is not None and found.plan.scratch else "",
+            "scratch": "needed (--scratch DIRECTORY)"
+            if found.plan is not None and found.plan.scratch
+            else "",
             "obstacle": obstacle or "",
             **_details(found.details),
         }
@@ -202,7 +204,7 @@ def _layer(fields: Mapping[str, Any]) -> str:
     return f"{fields['name']}: {shown} ({named}{bitmaps})"
 
 
-def _as_fields(found: Inspection, overhead: float) -> dict[str, object]:
+def _as_fields(found: Inspection) -> dict[str, object]:
     """Return the result of an inspection as JSON fields."""
     offer, content = found.survey.offer, found.survey.content
     return {
@@ -211,7 +213,7 @@ def _as_fields(found: Inspection, overhead: float) -> dict[str, object]:
         "compression": list(content.compressions),
         "virtualSize": content.virtual_size,
         "volumeSize": found.volume_size,
-        "overhead": overhead,
+        "overhead": float(found.overhead),
         "size": offer.size,
         "identity": offer.identity,
         "ranges": offer.ranges,

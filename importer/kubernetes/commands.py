@@ -225,7 +225,7 @@ def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: s
         if given["dry_run"]:
             if settings.report:
                 log.warning(options.NO_REPORT)
-            return output.inspection(inspection.inspect(stages[0], obj.cancel), stages[0], obj)
+            return output.inspection(inspection.inspect(stages[0], obj.cancel), obj)
         write = output.silent if obj.quiet and not obj.as_json else output.say
         status = datavolume_run.Status(volume.name, volume.source.kind, write, as_json=obj.as_json)
         with output.progress(style, obj) as reporter:

@@ -111,7 +111,10 @@ def library() -> Any:
     try:
         import nbd
     except ImportError as err:
-        raise errors.MissingTool(tool="libnbd for Python", package="python3-libnbd") from err
+        from cdi_worker import version
+
+        command = version.install_libnbd()
+        raise errors.MissingExtra(what="NBD", package="nbd (libnbd)", extra="", install=command) from err
     return nbd
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import logging
 import os
 import random
@@ -89,7 +90,7 @@ def programs() -> list[str]:
     return re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)
 
 
-OVERVIEW, METER, INSPECT, OWN_SOURCE = programs()
+OVERVIEW, METER, INSPECT, ASYNCIO, OWN_SOURCE = programs()
 
 
 def script(code: str, folder: Path, url: str = "") -> list[str | Path]:
@@ -125,7 +126,7 @@ def test_documented_example_works(disks: disks_module.Disks, web: servers.Web, t
 
 def test_documented_programs_are_short_and_typed(tmp_path: Path) -> None:
     paths = []
-    for number, code in enumerate((METER, INSPECT, OWN_SOURCE)):
+    for number, code in enumerate((METER, INSPECT, ASYNCIO, OWN_SOURCE)):
         assert code.count("\n") <= 25, code
         paths.append(tmp_path / f"program{number}.py")
         paths[-1].write_text(code)
@@ -178,6 +179,68 @@ def test_documented_inspection_needs_no_target(
     assert first == f"{url}: qcow2, a disk of {size} bytes"
     assert second.startswith("place: ")
     assert [each.name for each in tmp_path.iterdir()] == ["program.py"]
+
+
+def test_documented_task_imports_and_is_cancelled(
+    disks: disks_module.Disks, web: servers.Web, server: misbehave.Server, tmp_path: Path
+) -> None:
+    done = run_program(ASYNCIO, tmp_path, web.url(disks.image("qcow2")))
+    assert done.stdout == f"{disks.image('raw').stat().st_size}\n", done.stderr
+    (tmp_path / "disk.img").unlink()
+    slow = misbehave.Page(random.Random(1).randbytes(32 << 20), drip=(64 << 10, 0.2))
+    code = ASYNCIO.replace("timeout=3600", "timeout=1")
+    done = run_program(code, tmp_path, server.serve("/disk", slow))
+    assert done.stderr.splitlines()[-1].startswith("TimeoutError")
+    assert not (tmp_path / "disk.img").exists()
+
+
+def test_dir_is_the_api() -> None:
+    assert dir(cdi_worker) == sorted(cdi_worker.__all__)
+
+
+def test_library_prints_nothing_by_itself(tmp_path: Path) -> None:
+    code = "import logging, cdi_worker; logging.getLogger('cdi_worker.importer').error('not for you')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_import_is_fast() -> None:
+    """CPU time, at best of five: other work on the machine does not count."""
+    code = (
+        "import time, cdi_worker\n"
+        "[getattr(cdi_worker, name) for name in cdi_worker.__all__ if name != '__version__']\n"
+        "print(time.process_time())"
+    )
+    empty = "import time; print(time.process_time())"
+    times = {
+        each: min(
+            float(subprocess.run([sys.executable, "-c", each], capture_output=True, check=True).stdout)
+            for _ in range(5)
+        )
+        for each in (code, empty)
+    }
+    assert times[code] - times[empty] < 0.15
+
+
+def test_inspection_of_an_address(disks: disks_module.Disks, web: servers.Web) -> None:
+    found = cdi_worker.inspect(web.url(disks.image("qcow2")))
+    assert (found.survey.content.format, found.obstacle) == ("qcow2", None)
+    assert cdi_worker.inspect(str(disks.image("vhdx-log"))).plan is not None
+    with pytest.raises(errors.RequestError, match="unsupported URL scheme"):
+        cdi_worker.inspect("gopher://host/disk")
+    with pytest.raises(errors.SourceError, match="404"):
+        cdi_worker.inspect(web.url("absent"))
+
+
+def test_obstacle_is_a_target_that_exists(
+    disks: disks_module.Disks, web: servers.Web, tmp_path: Path
+) -> None:
+    (tmp_path / "disk.img").write_bytes(b"something")
+    wanted = request(web.url(disks.image("qcow2")), tmp_path / "disk.img")
+    assert cdi_worker.inspect(wanted).obstacle is None
+    found = cdi_worker.inspect(dataclasses.replace(wanted, existing="refuse"))
+    assert isinstance(found.obstacle, errors.TargetExists)
+    assert found.plan is None
 
 
 def test_documented_source_of_ones_own_is_imported(disks: disks_module.Disks, tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ def test_bash_completes(program: Path, line: str, found: list[str]) -> None:
     assert complete(program, line) == found
 
 
+def test_fish_completes_at_commas(program: Path, tmp_path: Path) -> None:
+    script = SHARE / "fish/vendor_completions.d/cdi-worker.fish"
+    env = {**worker.ENVIRONMENT, "HOME": str(tmp_path), "PATH": f"{program}:{worker.ENVIRONMENT['PATH']}"}
+    code = f"source {script}; complete --do-complete 'cdi-worker import --sou'"
+    done = subprocess.run(["fish", "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "--source\tKind of source (http, s3, vddk, …) [default: from the URL].\n"
+    source = worker.run(env={"_CDI_WORKER_COMPLETE": "fish_source"})
+    assert source.output.strip() == script.read_text().strip()
+
+
 def test_completion_is_quiet_about_a_faulty_configuration(program: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("wait = \n")
     env = {"CDI_WORKER_CONFIG": str(tmp_path / "config.toml")}

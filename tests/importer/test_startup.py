@@ -46,7 +46,7 @@ TABLES = "cdi_worker.images.disks.tables cdi_worker.images.disks.following"
 ROUTES = "cdi_worker.importer.routes.convert cdi_worker.importer.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(105, 197, "click", "requests ssl cdi_worker.importer.routes.disk"),
+    "help": _budget(106, 210, "click", "requests ssl cdi_worker.importer.routes.disk"),
     "version": _budget(26, 136, "click", f"{COMMANDS} cdi_worker.importer.execute fractions"),
     "blank": _budget(93, 185, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES}"),
     "raw": _budget(
