@@ -180,7 +180,9 @@ def upload(
     """Upload the image FILE to the upload server or CDI upload proxy at URL."""
     from cdi_worker.importer.send import file as upload_file
 
-    settings = upload_file.Settings(file, url, token=options.read_secret(token_file), **given)
+    access = options.upload_access(given.pop("ca_files"), given.pop("ca_dir"), given.pop("insecure"))
+    token = options.read_secret(token_file)
+    settings = upload_file.Settings(file, url, token=token, access=access, **given)
     with output.progress(style, obj) as reporter:
         done = upload_file.send(settings, reporter, obj.cancel)
     output.uploaded(done, obj)

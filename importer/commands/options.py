@@ -266,10 +266,7 @@ _UPLOAD: tuple[parameters.Decorator, ...] = (
         type=parameters.FILE,
         help="Key of the client certificate (PEM), if it is not in the file of --cert.",
     ),
-    parameters.option(
-        ACCESS, "--ca-file", type=parameters.FILE, help="PEM file with the CA certificates to trust."
-    ),
-    insecure_option,
+    *_TRUST,
     stall_option("progress"),
     progress_option,
 )
@@ -368,6 +365,13 @@ def make_location(
     if reading.faults:
         raise errors.RequestError(*reading.faults)
     return location
+
+
+def upload_access(ca_files: tuple[str, ...], ca_dir: str | None, insecure: bool) -> base.Access:
+    """Return the certificates and proxies of an upload, as those of an import."""
+    files = ca_files + contract.certificate_files(ca_dir or "")
+    proxies = contract.Reading(contract.environment()).proxies()
+    return parameters.settings({}).access(ca_files=files, insecure=insecure, **proxies)
 
 
 def read_secret(path: str | None) -> str:

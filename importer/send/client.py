@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 #: Seconds to connect, and to send one piece of a body.
 CONNECT, SEND = 20.0, 180.0
 _ANSWER = 64 << 10
+_REDIRECTS = frozenset({301, 302, 307, 308})
 #: Bytes of a piece below which it is copied into one TLS record with its chunk header.
 _SHORT = 4096
 
@@ -63,15 +64,29 @@ class Body:
     length: int | None = None
 
 
+class Moved(Exception):
+    """The server redirects to the URL ``to``."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__(to)
+        self.to = to
+
+
 class Client:
     """Makes requests to one server, each on a new connection.
 
-    ``headers`` are sent with every request. Setting ``cancel`` ends a running request. Raises
-    ``errors.Transient`` for failures that may be retried, ``errors.Unreachable`` and ``Cancelled``.
+    ``headers`` are sent with every request. ``proxy``: the URL of an http proxy; empty: none. Setting
+    ``cancel`` ends a running request. Raises ``errors.Transient`` for failures that may be retried,
+    ``errors.Unreachable``, ``Cancelled``, and ``Moved`` for a redirect.
     """
 
     def __init__(
-        self, url: str, tls: ssl.SSLContext, cancel: cancelling.Cancel, headers: Headers | None = None
+        self,
+        url: str,
+        tls: ssl.SSLContext,
+        cancel: cancelling.Cancel,
+        headers: Headers | None = None,
+        proxy: str = "",
     ) -> None:
         parts, port = _parsed(url)
         self.url = urllib.parse.urlunsplit(
@@ -82,6 +97,9 @@ class Client:
         self._tls = tls if parts.scheme == "https" else None
         self._cancel = cancel
         self._headers = dict(headers or {})
+        self._proxy = urllib.parse.urlsplit(proxy)
+        if self._proxy.scheme == "https":
+            raise errors.RequestError("uploads through a proxy that is reached over https are not supported")
         masking.hold(self, *masking.address(url), *masking.headers(self._headers.items()))
 
     def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
@@ -97,6 +115,9 @@ class Client:
         headers: Headers,
         body: Body | None,
     ) -> Answer:
+        if self._proxy.hostname and self._tls is None:
+            path = urllib.parse.urljoin(self.url, path)
+            headers = {**headers, **self._proxy_headers}
         connection.putrequest(method, path, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
@@ -116,7 +137,16 @@ class Client:
 
             if advice := wire.advice(self.url, text):
                 raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
+        if response.status in _REDIRECTS and (to := response.headers.get("Location")):
+            raise Moved(urllib.parse.urljoin(urllib.parse.urljoin(self.url, path), to))
         return Answer(response.status, dict(response.headers), text)
+
+    @property
+    def _proxy_headers(self) -> Headers:
+        from cdi_worker.sources.web import proxies
+
+        value = proxies.authorization(self._proxy.geturl())
+        return {"Proxy-Authorization": value} if value else {}
 
     def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
         try:
@@ -168,6 +198,9 @@ class Client:
 
                 if cause := wire.handshake(self.url, err):
                     raise errors.Unreachable(url=self.url, **cause.fields) from err
+            if str(err).startswith("Tunnel connection failed: 4"):
+                reason = f"the proxy refuses: {str(err).partition(': ')[2]}; check the proxy's credentials"
+                raise errors.Unreachable(url=self.url, reason=reason) from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -186,10 +219,15 @@ class Client:
         return connection
 
     def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._host, self._port
+        if self._proxy.hostname:
+            host, port = self._proxy.hostname, self._proxy.port or 80
         if self._tls is None:
-            made = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT)
+            made = http.client.HTTPConnection(host, port, timeout=CONNECT)
         else:
-            made = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT, context=self._tls)
+            made = http.client.HTTPSConnection(host, port, timeout=CONNECT, context=self._tls)
+            if self._proxy.hostname:
+                made.set_tunnel(self._host, self._port, dict(self._proxy_headers))
         made.response_class = responses.Response
         return made
 

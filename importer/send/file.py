@@ -20,11 +20,17 @@ from cdi_worker.importer import progress
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.send import sender as upload_sender
 from cdi_worker.importer.upload import headers as upload_headers
+from cdi_worker.importer.upload import tls as upload_tls
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.web import proxies
 
 log = logging.getLogger(__name__)
 
 #: The path of uploads on CDI's upload server and its proxy.
 USUAL_PATH = "/v1beta1/upload"
+RESUMABLE = "-resumable"
+#: As many as an import follows.
+REDIRECTS = 10
 PIECE = 1 << 20
 #: The sample that identifies a file: bytes of a place, and their number.
 SAMPLE = 64 << 10
@@ -33,15 +39,14 @@ PLACES = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of an upload. ``stall``: seconds without progress after which it fails."""
+    """Settings of an upload. ``access``: certificates and proxies. ``stall``: seconds without progress."""
 
     path: str
     url: str = dataclasses.field(repr=False)
     token: str = dataclasses.field(default="", repr=False)
-    ca_file: str | None = None
+    access: base.Access = dataclasses.field(default_factory=base.Access)
     certificate: str | None = None
     key: str | None = None
-    insecure: bool = False
     checksum: str | None = None
     stall: float = 180.0
 
@@ -157,16 +162,38 @@ def _places(length: int) -> Iterator[int]:
 
 def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
     """Upload, and return when the disk is on storage. Raises ``errors.Error``."""
+    url, token = address(settings.url), settings.token
+    for _ in range(REDIRECTS):
+        try:
+            return _send(dataclasses.replace(settings, url=url, token=token), reporter, cancel)
+        except upload_client.Moved as moved:
+            url, token = _followed(url, moved.to, token)
+            log.info("redirect url=%r", wire.safe_url(url))
+    raise errors.UploadFailed(url=wire.safe_url(url), reason=f"more than {REDIRECTS} redirects")
+
+
+def _followed(url: str, to: str, token: str) -> tuple[str, str]:
+    """Return the address and the token for a redirect; only the first server gets the token."""
+    to = to.removesuffix(RESUMABLE)
+    before, after = wire.origin(url), wire.origin(to)
+    if before[0] == "https" != after[0]:
+        reason = "redirects from https to http; name the address of the upload server"
+        raise errors.UploadFailed(url=wire.safe_url(url), reason=reason)
+    return to, token if before == after else ""
+
+
+def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
     started = time.monotonic()
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
-    client = upload_client.Client(address(settings.url), _tls(settings), cancel, headers)
+    url, proxy = settings.url, proxies.find(settings.access, settings.url)
+    client = upload_client.Client(url, _tls(settings), cancel, headers, proxy)
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
     reporter.phase("connect", None)
     with File(settings.path, reporter) as file:
         sender = upload_sender.Sender(
             client,
-            f"{client.path}-resumable",
+            f"{client.path}{RESUMABLE}",
             cancel,
             settings.stall,
             # The checksum belongs to it: an upload with another checksum must not be resumed.
@@ -218,8 +245,11 @@ def _tls(settings: Settings) -> ssl.SSLContext:
         except (OSError, UnicodeDecodeError) as err:
             raise errors.RequestError(f"{path}: cannot read the certificate or key") from err
 
-    made = upload_client.context(text(settings.ca_file), text(settings.certificate), text(settings.key))
-    if settings.insecure:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
+    made = wire.tls_context(settings.access)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    if settings.certificate:
+        try:
+            upload_tls.load_texts(made, text(settings.certificate), text(settings.key))
+        except (ssl.SSLError, OSError) as err:
+            raise errors.RequestError(f"client certificate or key: {err}") from err
     return made

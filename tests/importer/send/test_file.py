@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import http.server
 import os
 import random
 import signal
@@ -22,7 +23,17 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, progress
 from cdi_worker.importer.send import file
-from tests.support import devices, oracle, processes, upload_relay, uploads, worker
+from cdi_worker.sources import base
+from tests.support import (
+    devices,
+    oracle,
+    processes,
+    proxy,
+    tls,
+    upload_relay,
+    uploads,
+    worker,
+)
 
 MIB = uploads.MIB
 PLACE = uploads.RESUMABLE
@@ -43,7 +54,7 @@ def upload_request(server: uploads.Server, image: Path, **more: object) -> file.
     found = {
         "path": str(image),
         "url": f"https://localhost:{server.port}",
-        "ca_file": str(made.authority.certificate),
+        "access": base.Access(ca_files=(str(made.authority.certificate),)),
         "certificate": str(made.client.certificate),
         "key": str(made.client.key),
         "stall": 20.0,
@@ -105,7 +116,9 @@ def test_message_of_the_server_is_reported(server: uploads.Server, image: Path) 
             cancelling.Cancel(),
         )
     with pytest.raises(errors.Unreachable, match="certificate"):
-        file.send(upload_request(server, image, ca_file=""), progress.NullProgress(), cancelling.Cancel())
+        file.send(
+            upload_request(server, image, access=base.Access()), progress.NullProgress(), cancelling.Cancel()
+        )
 
 
 def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
@@ -123,6 +136,68 @@ def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
     ]
     assert {headers["Authorization"] for _, _, headers, _ in received} == {"Bearer secret"}
     assert received[-1][3] == DATA
+
+
+@pytest.mark.parametrize("password", [None, "me:secret"])
+def test_upload_goes_through_the_proxy(
+    server: uploads.Server, image: Path, disk: Path, password: str | None
+) -> None:
+    made = server.certificates
+    with proxy.Proxy(password=password) as through:
+        argv = ["upload", image, f"https://{tls.FAR}:{server.port}", "--insecure"]
+        argv += ["--cert", made.client.certificate, "--key", made.client.key]
+        refused = worker.run(*argv, env={"HTTPS_PROXY": through.url.replace("secret", "wrong")})
+        done = worker.run(*argv, env={"HTTPS_PROXY": through.url})
+    if password:
+        assert refused.status == 3
+        assert "the proxy refuses: 407" in refused.error_message
+    assert "wrong" not in refused.errors
+    assert done.status == 0 or refused.status == 0, done.errors
+    assert {each.target for each in through.requests} == {f"{tls.FAR}:{server.port}"}
+    assert disk.read_bytes() == DATA
+
+
+def test_plain_upload_goes_through_the_proxy(image: Path) -> None:
+    uploads.MinimalServer.requests.clear()
+    with uploads.MinimalServer.serving() as port, proxy.Proxy() as through:
+        done = worker.run("upload", image, f"http://{tls.FAR}:{port}", env={"http_proxy": through.url})
+    assert done.status == 0, done.errors
+    assert through.requests[-1].target == f"http://{tls.FAR}:{port}/v1beta1/upload"
+    assert uploads.MinimalServer.requests[-1][3] == DATA
+
+
+class _Redirecting(http.server.BaseHTTPRequestHandler):
+    to = ""
+
+    def do_HEAD(self) -> None:
+        self.send_response(307)
+        self.send_header("Location", self.to)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_upload_follows_a_redirect_without_its_token(image: Path) -> None:
+    uploads.MinimalServer.requests.clear()
+    handler = type("Handler", (_Redirecting,), {})
+    with (
+        uploads.MinimalServer.serving() as port,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as redirecting,
+    ):
+        handler.to = f"http://127.0.0.1:{port}/v1beta1/upload-resumable"
+        threading.Thread(target=redirecting.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{redirecting.server_port}"
+        file.send(
+            file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
+        )
+        handler.to = f"{url}/v1beta1/upload-resumable"
+        with pytest.raises(errors.UploadFailed, match="more than 10 redirects"):
+            file.send(file.Settings(str(image), url), progress.NullProgress(), cancelling.Cancel())
+        redirecting.shutdown()
+    received = uploads.MinimalServer.requests
+    assert received[-1][3] == DATA
+    assert {headers.get("Authorization") for _, _, headers, _ in received} == {None}
 
 
 class Slow(progress.NullProgress):
@@ -151,7 +226,7 @@ def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
     threading.Timer(0.3, cancel.set).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        upload_request = file.Settings(str(image), url, insecure=True)
+        upload_request = file.Settings(str(image), url, access=base.Access(insecure=True))
         with pytest.raises(errors.Cancelled):
             file.send(upload_request, progress.NullProgress(), cancel)
     assert time.monotonic() - began < processes.PATIENCE
