@@ -11,6 +11,11 @@ PATIENCE: Final = "patience"
 SLOWEST: Final = "slowest"
 INSECURE: Final = "insecure"
 THUMBPRINT: Final = "thumbprint"
+CERTIFICATE: Final = "certificate"
+TOKEN: Final = "token"  # noqa: S105  (a name)
+#: What is set outside: of the process, and of the container runtime.
+ROOT: Final = "root"
+DEVICE: Final = "device"
 
 #: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, str]

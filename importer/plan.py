@@ -135,7 +135,8 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
         raise _not_a_disk(content)
     size = content.virtual_size
     if size is not None and size - content.footer > space.available and not space.thin:
-        raise errors.TooLarge(virtual_size=size, available=space.available)
+        is_limit = request.is_exact and request.disk_size == space.available
+        raise errors.TooLarge(virtual_size=size, available=space.available, is_limit=is_limit)
     asked = 0 if request.is_delta else request.disk_size or 0
     if request.is_exact and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from cdi_worker import errors
+from cdi_worker import errors, remedy
 from cdi_worker.formats import smalljson
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
@@ -43,9 +43,8 @@ RECORD: Final = 512
 _KIND: Final = b"cdi-worker claim "
 _MAGIC: Final = _KIND + b"1\n"
 #: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless configured.
-_NOT_OURS: Final = (
-    "the user of this process may not write to the device; in Kubernetes, set "
-    "device_ownership_from_security_context = true in the node's container runtime"
+_NOT_OURS: Final = remedy.Remedy(
+    [("run as root, or as a member of its group", remedy.ROOT), ("give it to the pod's user", remedy.DEVICE)]
 )
 # A byte that is never read: the locks of SMB are mandatory, and would hide the record.
 _LOCKED: Final = 4096
@@ -431,7 +430,8 @@ def _open_device(path: str) -> int:
         # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
         fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as err:
-        raise errors.TargetError(path=path, reason=f"open: {errors.words(err)}; {_NOT_OURS}") from err
+        reason = f"open: {errors.words(err)}"
+        raise errors.TargetError(path=path, reason=reason, remedy=_NOT_OURS) from err
     except OSError as err:
         if err.errno != errno.EBUSY:
             raise

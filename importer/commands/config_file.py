@@ -29,6 +29,8 @@ class Config:
     """The content of a configuration file. ``path`` empty: there is none."""
 
     path: str = ""
+    #: The file of the user's own that cannot be read; empty: none.
+    skipped: str = ""
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def values(self, command: str) -> dict[str, Any]:
@@ -55,9 +57,9 @@ def _plain(value: Any) -> Any:
 
 def places(env: Mapping[str, str]) -> Iterable[Path]:
     """Yield where the file may be, the first first (XDG Base Directory Specification)."""
-    text = contract.Reading(env, VARIABLES).text
-    home = text("XDG_CONFIG_HOME") or (f"{text('HOME')}/.config" if text("HOME") else "")
-    for folder in (home, *text("XDG_CONFIG_DIRS").split(":")):
+    if own := _own(env):
+        yield own
+    for folder in contract.Reading(env, VARIABLES).text("XDG_CONFIG_DIRS").split(":"):
         if folder.startswith("/"):
             yield Path(folder, NAME)
 
@@ -67,22 +69,33 @@ def read(path: str, env: Mapping[str, str]) -> Config:
 
     Raises ``errors.RequestError``.
     """
+    skipped = ""
     for place in (Path(path),) if path else places(env):
         try:
             data = _content(path) if path else place.read_bytes()
         except OSError as err:
-            if path or not isinstance(err, FileNotFoundError | NotADirectoryError):
+            if isinstance(err, PermissionError) and not path and place == _own(env):
+                # The home of another user, as with ``sudo -u``. What an administrator sets is never skipped.
+                skipped = str(place)
+            elif path or not isinstance(err, FileNotFoundError | NotADirectoryError):
                 raise errors.RequestError(f"{place}: {errors.words(err)}") from err
             continue
         import tomllib
 
         try:
-            return Config(str(place), tomllib.loads(data.decode()))
+            return Config(str(place), skipped, tomllib.loads(data.decode()))
         except ValueError as err:
             raise errors.RequestError(f"{place}: {err}") from err
         except RecursionError as err:
             raise errors.RequestError(f"{place}: arrays are nested too deeply") from err
-    return Config()
+    return Config(skipped=skipped)
+
+
+def _own(env: Mapping[str, str]) -> Path | None:
+    """Return the place of the user's own file."""
+    text = contract.Reading(env, VARIABLES).text
+    home = text("XDG_CONFIG_HOME") or (f"{text('HOME')}/.config" if text("HOME") else "")
+    return Path(home, NAME) if home.startswith("/") else None
 
 
 def _content(path: str) -> bytes:

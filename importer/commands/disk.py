@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -66,7 +67,7 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
             log.warning(options.NO_REPORT)
         volume = DEFAULT_OVERHEAD if given["overhead"] is None else given["overhead"]
         return output.inspection(inspection.inspect(request, obj.cancel, overhead=volume), obj)
-    if source == locations.STDIN and not given["kind"]:
+    if source == locations.STDIN and not given["kind"] and not sys.stdin.isatty():
         log.warning("standard input can be read only once: an interrupted import starts over")
     _prepare(obj, request)
     with output.progress(given["style"], obj) as reporter:
@@ -158,6 +159,8 @@ def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> i
 
     SIZE is rounded up to whole sectors of 512 bytes.
     """
+    if not size:
+        raise errors.RequestError("a disk of 0 bytes; give a size such as 10Gi")
     settings = parameters.settings({**given, "size": size})
     request = request_module.make("none", base.Location(""), target, settings)
     _prepare(obj, request)

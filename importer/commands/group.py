@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -10,6 +11,8 @@ from cdi_worker import errors, lazy
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import command, parameters, signatures
 from cdi_worker.importer.roles import run
+
+log = logging.getLogger(__name__)
 
 POD = contract.Paths()
 EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
@@ -220,6 +223,8 @@ def cli(
     ctx.obj.settings = settings = parameters.settings(given, POD.settings)
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
+        if ctx.obj.config is not None and ctx.obj.config.skipped:
+            log.warning("%s: permission denied; read without it", ctx.obj.config.skipped)
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
             raise errors.RequestError(*faults)
         return None

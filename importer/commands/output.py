@@ -108,6 +108,10 @@ def _result(done: Result, request: Request, obj: parameters.Context) -> None:
 
 
 def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
+    if done.plan.route == "blank":
+        rows = {"created": done.target, "disk": _size(done.size), "time": f"{done.seconds:.2f} s"}
+        _table({**rows, "route": f"{done.plan.route}: {done.plan.reason}"}, err=obj.to_stdout)
+        return
     rate = units.format_size(done.read / max(done.seconds, 1e-3))
     _table(
         {

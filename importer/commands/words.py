@@ -18,10 +18,13 @@ _VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\
 #: The options of a remedy's settings (``remedy``).
 _NAMES = {
     "ca_files": "--ca-file",
+    "certificate": "--cert and --key",
     "insecure": "--insecure",
     "patience": "--stall-timeout",
+    "root": "sudo",
     "slowest": "--speed-limit",
     "thumbprint": "--thumbprint",
+    "token": "--token-file",
 }
 
 
@@ -32,7 +35,7 @@ def message(error: errors.Error) -> str:
             return errors.one_line(words(error))
     text = _with_options(error.worded(lambda found: found.words(_NAMES)))
     for kind, ending, advice in _ADVICE:
-        if isinstance(error, kind) and text.endswith(ending):
+        if isinstance(error, kind) and text.endswith(ending) and "remedy" not in error.fields:
             return f"{text}; {advice}"
     return text
 
@@ -58,6 +61,8 @@ def _with_options(text: str) -> str:
 
 def _too_large(error: errors.Error) -> str:
     size, room = (_size(error.fields[name]) for name in ("virtual_size", "available"))
+    if error.fields.get("is_limit"):
+        return f"the disk needs {size}, --size allows {room}; give a larger --size, or leave it out"
     return f"the disk needs {size}, the target has room for {room}; free space or name a larger target"
 
 

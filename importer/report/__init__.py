@@ -42,6 +42,10 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+#: Of every source: a setting of the node.
+_DEVICE = {"device": "device_ownership_from_security_context = true in the node's container runtime"}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """``message``: one line for the termination log. ``status``: the pod's exit status."""
@@ -105,7 +109,7 @@ def failure(error: errors.Error, source: str) -> Report:
 
 def words(error: errors.Error, source: str) -> str:
     """Return the message, with the DataVolume's fields. ``source``: the value of ``IMPORTER_SOURCE``."""
-    names = _NAMES.get(source, {})
+    names = {**_DEVICE, **_NAMES.get(source, {})}
     return error.worded(lambda found: found.words(names))
 
 

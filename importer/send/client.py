@@ -51,8 +51,9 @@ class Answer:
         return self.status == 503 and bool(self.header("Retry-After"))
 
     def reason(self) -> str:
-        """Return the status and the text as one line of a message."""
-        text = masking.mask(" ".join(self.text.split()))[:1000]
+        """Return the status and the text as one line of a message; a web page is left out."""
+        is_page = self.text.lstrip()[:1] == "<" or "html" in self.header("Content-Type")
+        text = "" if is_page else masking.mask(" ".join(self.text.split()))[:1000]
         return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 
@@ -88,7 +89,7 @@ class Client:
         headers: Headers | None = None,
         proxy: str = "",
     ) -> None:
-        parts, port = _parsed(url)
+        parts, port = parsed(url)
         self.url = urllib.parse.urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )
@@ -232,7 +233,7 @@ class Client:
         return made
 
 
-def _parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+def parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
     """Return the parts of an http(s) URL and its port. Errors omit the URL: it may contain secrets."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)

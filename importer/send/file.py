@@ -185,8 +185,9 @@ def _followed(url: str, to: str, token: str) -> tuple[str, str]:
 def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
     started = time.monotonic()
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
-    url, proxy = settings.url, proxies.find(settings.access, settings.url)
-    client = upload_client.Client(url, _tls(settings), cancel, headers, proxy)
+    upload_client.parsed(settings.url)
+    proxy = proxies.find(settings.access, settings.url)
+    client = upload_client.Client(settings.url, _tls(settings), cancel, headers, proxy)
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
     reporter.phase("connect", None)
@@ -216,7 +217,8 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
             body = upload_client.Body(upload_sender.counted(pieces, reporter.read), file.length)
             answer = client.ask("POST", client.path, more, body)
             if not answer.is_good:
-                raise errors.UploadFailed(url=client.url, reason=answer.reason())
+                advice = upload_sender.advice(answer)
+                raise errors.UploadFailed(url=client.url, reason=answer.reason(), **advice)
     reporter.done()
     return Sent(settings.path, client.url, file.length, offset or 0, time.monotonic() - started)
 

@@ -10,12 +10,14 @@ import logging
 import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-from cdi_worker import errors
+from cdi_worker import errors, remedy
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.upload import headers as upload_headers
 
 log = logging.getLogger(__name__)
+
+_LOGIN = remedy.Remedy([("give the client's certificate", remedy.CERTIFICATE), ("a token", remedy.TOKEN)])
 
 HEADERS = {"Tus-Resumable": "1.0.0"}
 CONTENT = {"Content-Type": "application/offset+octet-stream"}
@@ -176,4 +178,9 @@ def _is_stalled(failure: errors.Transient) -> bool:
 
 def _check(client: upload_client.Client, answer: upload_client.Answer) -> None:
     if not answer.is_good:
-        raise errors.UploadFailed(url=client.url, reason=answer.reason())
+        raise errors.UploadFailed(url=client.url, reason=answer.reason(), **advice(answer))
+
+
+def advice(answer: upload_client.Answer) -> dict[str, remedy.Remedy]:
+    """Return the remedy for an answer, as a field of an error."""
+    return {"remedy": _LOGIN} if answer.status == 401 else {}

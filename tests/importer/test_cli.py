@@ -123,7 +123,7 @@ def test_dry_run_changes_nothing(
         assert (result["format"], result["route"], result["obstacle"]) == ("vhdx", "convert", None)
         assert result["virtualSize"] == 8 * MiB
     result = run_json("import", url, tmp_path / "volume", "--dry-run", "--size=4Mi", status=TOO_LARGE)
-    assert "name a larger target" in result["obstacle"]
+    assert "give a larger --size" in result["obstacle"]
     url = server.serve("/disk", misbehave.Page(data, ranges=False))
     result = run_json("import", url, device, "--dry-run", status=SCRATCH)
     assert result["obstacle"].startswith("scratch space required")

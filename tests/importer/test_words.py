@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import http.server
 import json
+import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support import disks as disks_module
-from tests.support import misbehave, servers, worker
+from tests.support import limits, misbehave, servers, terminals, worker
 
 MIB = 1 << 20
 REQUEST, SCRATCH, TOO_LARGE = 2, 7, 8
@@ -63,3 +68,79 @@ def test_options_are_named_instead_of_variables(tmp_path: Path) -> None:
     stage = ("--source=imageio", "--disk-id=1", "--previous-checkpoint=1")
     done = worker.run("import", *stage, "https://127.0.0.1:1/", tmp_path)
     assert "a previous checkpoint without a current one; use --current-checkpoint" in done.error_message
+
+
+def test_size_that_is_too_small_is_named(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"x" * (17 * MIB))
+    done = worker.run("import", tmp_path / "image", tmp_path / "disk.img", "--size", "4Mi")
+    room = f"{4 * MIB} bytes (4.0 MiB)"
+    assert done.status == TOO_LARGE
+    assert done.error_message.endswith(f", --size allows {room}; give a larger --size, or leave it out")
+
+
+def test_blank_disk_is_created_and_has_a_size(tmp_path: Path) -> None:
+    done = worker.run("blank", tmp_path / "disk.img", "1Mi")
+    assert done.output.split()[:2] == ["created", str(tmp_path / "disk.img")]
+    assert "read" not in done.output
+    done = worker.run("blank", tmp_path / "none.img", "0")
+    assert (done.status, done.error_message) == (REQUEST, "a disk of 0 bytes; give a size such as 10Gi")
+    assert not (tmp_path / "none.img").exists()
+
+
+def test_device_of_another_user_is_a_matter_of_rights(device: Path) -> None:
+    device.chmod(0o600)
+    done = worker.run("import", __file__, device, prefix=limits.unprivileged())
+    advice = "run as root, or as a member of its group (sudo)"
+    assert done.error_message == f"{device}: open: permission denied; {advice}"
+
+
+def test_home_of_another_user_has_no_configuration(tmp_path: Path) -> None:
+    folder = Path("/var/tmp", f"cdi-test-{os.urandom(4).hex()}")
+    (folder / "cdi-worker").mkdir(parents=True)
+    folder.chmod(0o700)
+    try:
+        env = {"XDG_CONFIG_HOME": str(folder)}
+        done = worker.run("inspect", "/usr/bin/env", prefix=limits.unprivileged(), env=env)
+        assert done.status == 0, done.errors
+        assert f"{folder}/cdi-worker/config.toml: permission denied; read without it" in done.errors
+        # What an administrator sets may be a demand.
+        env = {"XDG_CONFIG_DIRS": str(folder), "HOME": "/nowhere"}
+        done = worker.run("inspect", "/usr/bin/env", prefix=limits.unprivileged(), env=env)
+        assert done.status == REQUEST
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_refused_upload_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"x" * MIB)
+    page = b"<!DOCTYPE html><title>Error response</title>"
+    login = "; give the client's certificate (--cert and --key), or a token (--token-file)"
+    for status, end in ((401, login), (501, "")):
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            code = status
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(self.code)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(page)))
+                self.end_headers()
+                self.wfile.write(page)
+
+            do_POST = do_PATCH = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            done = worker.run("upload", tmp_path / "image", f"http://127.0.0.1:{server.server_port}")
+            server.shutdown()
+        assert done.error_message.endswith(f"{status} {http.client.responses[status]}{end}"), done.errors
+
+
+def test_terminal_is_no_disk(tmp_path: Path) -> None:
+    with terminals.Terminal(tmp_path, 80) as terminal:
+        screen = terminal.run("cdi-worker import - x.img")
+    assert screen[1:] == ["cdi-worker: standard input is a terminal; redirect a file or a pipe to it"]
