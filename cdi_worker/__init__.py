@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from cdi_worker.importer.progress import Lines, Meter, NullProgress, Progress
     from cdi_worker.importer.request import Request
     from cdi_worker.importer.result import Result
+    from cdi_worker.importer.sampling import Sample
     from cdi_worker.importer.settings import Room
+    from cdi_worker.importer.verification import Difference, Verification, verify
     from cdi_worker.sources import register, unregister
     from cdi_worker.sources.base import (
         Access,
@@ -64,14 +66,18 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Result": "cdi_worker.importer.result:Result",
         "Room": "cdi_worker.importer.settings:Room",
         "Route": "cdi_worker.importer.plan:Route",
+        "Sample": "cdi_worker.importer.sampling:Sample",
         "Source": "cdi_worker.sources.base:Source",
+        "Verification": "cdi_worker.importer.verification:Verification",
         "Wire": "cdi_worker.images.image:Wire",
         "field": "cdi_worker.sources.fields:field",
         "inspect": "cdi_worker.importer.inspection:inspect",
         "register": "cdi_worker.sources:register",
         "run": "cdi_worker.importer.execute:run",
         "unregister": "cdi_worker.sources:unregister",
+        "verify": "cdi_worker.importer.verification:verify",
         "Cancel": "cdi_worker.sources.base:Cancel",
+        "Difference": "cdi_worker.importer.verification:Difference",
         "Extent": "cdi_worker.sources.base:Extent",
         "RandomReader": "cdi_worker.sources.base:RandomReader",
         "Reader": "cdi_worker.sources.base:Reader",
@@ -83,6 +89,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
 __all__ = [
     "Access",
     "Cancel",
+    "Difference",
     "Error",
     "Extent",
     "Facts",
@@ -102,7 +109,9 @@ __all__ = [
     "Result",
     "Room",
     "Route",
+    "Sample",
     "Source",
+    "Verification",
     "Wire",
     "__version__",
     "errors",
@@ -111,6 +120,7 @@ __all__ = [
     "register",
     "run",
     "unregister",
+    "verify",
 ]
 
 

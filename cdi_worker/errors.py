@@ -119,7 +119,7 @@ def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
 
 
 #: Exit statuses after which another attempt cannot help without a change (docs/reference/exit-status.md).
-FINAL = frozenset({2, 4, 5, 7, 8, 130})
+FINAL = frozenset({2, 4, 5, 7, 8, 9, 130})
 
 
 class Hidden(Exception):
@@ -357,6 +357,13 @@ class Untrusted(Error):
 
     template = "{url}: signature {fault}: {reason}"
     status = 7
+
+
+class Differs(Error):
+    """A disk is not that of the source, as a verification in a pod has found."""
+
+    template = "{path} differs from {url}: {reason}"
+    status = 9
 
 
 # -- target and scratch ----------------------------------------------------------------------

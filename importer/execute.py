@@ -1,7 +1,7 @@
 """One import: open the source, find the disk in it, survey, plan, run the route, return the result.
 
-``import_disk`` is the whole way, and ``_attempts`` its middle. Readers are stacked in ``routes.reading``, and
-sinks in ``routes.delivery``.
+``import_disk`` is the whole way, and ``attempts`` its middle, also that of ``verification``. Readers are
+stacked in ``routes.reading``, and sinks in ``routes.delivery``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.importer.routes.attempt import Attempt, Comparing
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def run(
     """
     progress = progress or NullProgress()
     request_module.check(request)
+    if request.existing == "compare":
+        raise errors.RequestError("a disk is compared by verify")
     finish = audited(request, progress)
     with contact.begun(request, progress, cancel) as start:
         result = import_disk(start.source(), start.request, Run(progress, start.reads))
@@ -119,6 +121,7 @@ class Run:
     reads: cancelling.Reads
     accepted: Callable[[], object] = lambda: None
     group: group.Group | None = None
+    comparing: Comparing | None = None
 
 
 def import_disk(source: base.Source, request: Request, run: Run) -> Result:
@@ -134,19 +137,19 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
         if group
         else claimed(request, run.reads) as claim,
         contact.opened(source, engine, request, run.progress, run.reads) as whole,
-        _reached(),
+        reached(),
     ):
         folder = request.room.mount or request.target
         if (request.room.mount or request.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        attempt, facts = _attempts(whole, request, claim, run)
+        attempt, facts = attempts(whole, request, claim, run)
         result = result_module.of(attempt, facts, whole, request, time.monotonic() - started)
     _log(result)
     return result
 
 
-def _attempts(
+def attempts(
     whole: base.Image, request: Request, claim: targets.Claim, run: Run
 ) -> tuple[Attempt, base.Facts]:
     """Find the disk in ``whole``, plan, and run the route.
@@ -174,6 +177,7 @@ def _attempts(
                     run.reads,
                     accepted=run.accepted,
                     group=run.group,
+                    comparing=run.comparing,
                 )
                 two_passes = _follow(attempt, facts)
                 if not two_passes:
@@ -234,7 +238,7 @@ def _check_signatures(claim: targets.Claim) -> None:
 
 
 @contextlib.contextmanager
-def _reached() -> Iterator[None]:
+def reached() -> Iterator[None]:
     """Translate ``Unreachable`` into ``Withdrawn``: the contract has another phrase for later failures."""
     try:
         yield

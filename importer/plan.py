@@ -148,8 +148,8 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
         # A source that can be read again is spooled only when an attempt has shown that it must be.
         why = "may have too many pieces to write in one pass, and the source can be read only once"
         chosen = Plan(Route.SPOOL, f"{content.format} {why}", scratch=True)
-    if request.existing == "update" and space.present and not request.is_delta:
-        chosen = _compared(chosen)
+    if request.existing in {"update", "compare"} and space.present and not request.is_delta:
+        chosen = _compared(request, chosen)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or request.is_delta else min(asked, space.usable)
@@ -166,9 +166,10 @@ def _not_a_disk(content: Content) -> errors.Unsupported:
     return errors.Unsupported(reason=reason)
 
 
-def _compared(chosen: Plan) -> Plan:
-    """Return the plan of an update. What qemu-img writes is completed in scratch, where nothing is lost."""
-    reason = f"{chosen.reason}; compared with the target, only what differs is written"
+def _compared(request: Request, chosen: Plan) -> Plan:
+    """Return the plan of a comparison. What qemu-img writes is completed in scratch first."""
+    then = "only what differs is written" if request.existing == "update" else "nothing is written to it"
+    reason = f"{chosen.reason}; compared with the target, {then}"
     if chosen.route not in {Route.CONVERT, Route.SPOOL}:
         return dataclasses.replace(chosen, reason=reason, compared=True)
     return dataclasses.replace(chosen, reason=reason, compared=True, scratch=True)
@@ -255,6 +256,9 @@ def _delta(request: Request, offer: Offer, content: Content, _scratch: int | Non
         _check_random(offer)
         return Plan(Route.UPDATE, f"{why}: qcow2 clusters fetched by range, written in place", random=True)
     if content.format == "qcow2":
+        if request.existing == "compare":
+            reason = f"{why} in qcow2, which only qemu-img can apply; compare the whole disk instead"
+            raise errors.Unsupported(reason=reason)
         return Plan(
             Route.MERGE,
             f"{why}: downloaded to scratch, committed to the disk",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
@@ -12,6 +13,9 @@ from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
 from cdi_worker.importer.settings import Existing, Room, Settings
 from cdi_worker.sources import base, trust
+
+if TYPE_CHECKING:
+    from cdi_worker.importer.sampling import Sample
 
 CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
@@ -39,12 +43,12 @@ class Request:
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
-    compare all of it and write what differs. ``wait``: seconds to wait
+    compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait
     for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
     ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
     once, for its SHA-256. ``to``: the location of a target that is an NBD export, for TLS; None: that of its
     address alone. ``state``: the folder for the journal of an NBD export; empty: an interrupted import starts
-    over.
+    over. ``sample``: ``verify`` compares only this much of it.
     """
 
     source: str
@@ -70,6 +74,7 @@ class Request:
     read_back: bool = False
     to: base.Location | None = None
     state: str = ""
+    sample: Sample | None = None
 
     @property
     def is_archive(self) -> bool:
@@ -136,6 +141,7 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         report=settings.report,
         read_back=settings.read_back,
         state=settings.state,
+        sample=settings.sample,
     )
 
 
@@ -185,6 +191,8 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "--state is for the journal of an NBD export; all other targets keep their own"
     if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk on a file or a device can be updated in place (--update)"
+    if made.existing == "compare" and (made.is_archive or made.target == targets.STDOUT):
+        yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
 
 def _export_faults(made: Request) -> Iterator[str]:

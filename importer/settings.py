@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from fractions import Fraction
 
+    from cdi_worker.importer.sampling import Sample
     from cdi_worker.sources import base
 
 #: What becomes of a disk that exists: see ``request.Request``.
-Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
+Existing: TypeAlias = Literal["refuse", "replace", "remove", "update", "compare"]
 
 
 def _nothing() -> Fraction:
@@ -70,6 +71,8 @@ class Settings:
     state: str = ""
     report: str = ""
     read_back: bool = False
+    verify: bool = False
+    sample: Sample | None = None
 
     def refuse_demand(self, name: str, reason: str) -> None:
         """Raise ``errors.Untrusted`` if a signature is demanded of ``name``, which has none."""

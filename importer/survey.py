@@ -239,6 +239,9 @@ def room(request: Request, held: targets.Claim | None = None, *, thin: bool = Fa
 def _room(request: Request, held: targets.Claim | None) -> plan.Space:
     if not request.target:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
+    if request.existing == "compare":
+        # The size of the image is a part of the comparison.
+        return plan.Space(False, ANYTHING, targets.facts(request.target).size, present=True)
     # An update uses the space of the disk again.
     is_removed = request.existing in {"remove", "update"}
     target = targets.facts(request.target, held, removed=is_removed)

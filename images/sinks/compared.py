@@ -26,7 +26,12 @@ _GAP: Final = 64 << 10
 
 def differing(storage: Storage, offset: int, data: memoryview) -> list[Range]:
     """Return the ranges of the disk, in whole blocks, whose bytes differ from ``data`` at ``offset``."""
-    stored = storage.read(offset, len(data)).ljust(len(data), b"\0")
+    return unlike(storage.read(offset, len(data)), offset, data)
+
+
+def unlike(stored: bytes, offset: int, data: memoryview) -> list[Range]:
+    """Return the blocks in which ``data`` at ``offset`` differs from ``stored``, which may end early."""
+    stored = stored.ljust(len(data), b"\0")
     # ``bytes.startswith`` is a memcmp; comparing two views is a loop.
     if stored.startswith(data):
         return []

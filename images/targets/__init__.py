@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import stat
@@ -113,6 +114,11 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
     return _take(path, make, terms)
 
 
+def reading(path: str) -> claim.Claim:
+    """Return the claim of a run that only reads a finished disk (mode ``compare``): there is none."""
+    return claim.Reading(path)
+
+
 def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
     """Claim a folder for an archive, as ``take`` does. The claim excludes a disk on the same volume."""
     folder = os.fspath(folder)
@@ -163,6 +169,18 @@ def is_foreign(held: claim.Claim) -> bool:
     return isinstance(held, claim.Marked) and not is_left_over(held)
 
 
+def in_use(path: str) -> bool:
+    """Return whether a device is mounted, or opened exclusively by another program."""
+    if not is_block(path):
+        return False
+    try:
+        # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
+        os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as err:
+        return err.errno == errno.EBUSY
+    return False
+
+
 def is_left_over(held: claim.Claim) -> bool:
     """Return whether a claimed device holds the left-over of an interrupted run."""
     try:
@@ -204,6 +222,11 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
             from cdi_worker.images.targets import export
 
             return export.ExportTarget(held, size, options)
+        if isinstance(held, claim.Reading):
+            # Imported when used, as above.
+            from cdi_worker.images.targets import finished
+
+            return finished.Finished(held, options)
         kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
         return kind(held, size, options)
     except OSError as err:

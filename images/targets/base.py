@@ -23,15 +23,16 @@ class Options:
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
     supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
     ``delta`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
-    change, before which it calls ``begun`` with the path. ``cancel`` ends a long zeroing with
-    ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it until it is closed.
-    ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
-    it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
+    change, before which it calls ``begun`` with the path; ``compare`` only reads a finished disk. ``cancel``
+    ends a long zeroing with ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it
+    until it is closed. ``existing``: what happens to a disk at the path: ``replace`` it when the new one is
+    complete, ``remove`` it before the new one is written, or ``refuse`` to. ``permissions`` of a new file;
+    None: by the umask.
     """
 
     preallocate: bool = False
     direct: bool = False
-    mode: Literal["new", "resume", "delta", "refresh"] = "new"
+    mode: Literal["new", "resume", "delta", "refresh", "compare"] = "new"
     begun: Callable[[str], None] = lambda _: None
     cancel: cancelling.Cancel = cancelling.NEVER
     claim: claim.Claim | None = None
@@ -70,7 +71,7 @@ class Target:
         self.storage = stored
         self.size = size
         #: Whether the disk may have been changed: one that is refreshed stays as it is until then.
-        self.has_begun = options.mode != "refresh"
+        self.has_begun = options.mode not in {"refresh", "compare"}
         #: Closed with the target.
         self.owned = contextlib.ExitStack()
         self.owned.callback(stored.close)

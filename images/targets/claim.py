@@ -411,18 +411,22 @@ class Device(Marked):
             os.close(fd)
 
 
-class Output(Claim):
-    """The claim on standard output, which no other run takes over. ``begun``: bytes were written to it."""
-
-    def __init__(self) -> None:
-        super().__init__(STDOUT)
-        self.begun = False
+class Reading(Claim):
+    """No claim: a disk that is only read."""
 
     def close(self) -> None:
         """Do nothing: there is no lock."""
 
     def _taken(self) -> str | None:
         return None
+
+
+class Output(Reading):
+    """The claim on standard output, which no other run takes over. ``begun``: bytes were written to it."""
+
+    def __init__(self) -> None:
+        super().__init__(STDOUT)
+        self.begun = False
 
 
 def _open_device(path: str) -> int:

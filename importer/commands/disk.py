@@ -1,4 +1,4 @@
-"""The sub-commands import, inspect, digest, blank and upload."""
+"""The sub-commands import, verify, inspect, digest, blank and upload."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 UPLOAD_EXAMPLES = """\
 cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
 cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.key --ca-file ca.pem
+"""
+VERIFY_EXAMPLES = """\
+cdi-worker verify https://example.org/disk.qcow2 disk.img
+cdi-worker verify --sample 5% s3://bucket/disk.vmdk /dev/vdb
 """
 #: CDI's default overhead of a file system.
 DEFAULT_OVERHEAD = Fraction("0.06")
@@ -100,6 +104,43 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
     for result in results:
         output.result(result, request, obj)
     return 0
+
+
+@click.command(
+    cls=command.SourceCommand,
+    example=VERIFY_EXAMPLES,
+    short_help="Compare a disk with the disk at a URL or path.",
+)
+@click.argument("source", type=options.TARGET)
+@click.argument("disk_", metavar="DISK", type=options.TARGET)
+@options.verify_options
+@click.pass_obj
+def verify(
+    obj: parameters.Context,
+    /,
+    source: str,
+    disk_: str,
+    *,
+    amount: str | None,
+    seed: int | None,
+    **given: Any,
+) -> int:
+    """Compare DISK (a file, a directory with disk.img, or a block device) with the disk at SOURCE.
+
+    SOURCE is one of import, in any format. DISK is only read. The exit status is 0 if it is equal, 9 if it
+    differs, and another one if that could not be found out.
+    """
+    # Imported when used: what follows an import needs none of it (start-up time).
+    from cdi_worker.importer import sampling, verification
+
+    if seed is not None and amount is None:
+        raise errors.RequestError("--seed repeats a sample; give its --sample too")
+    given["sample"] = None if amount is None else sampling.Sample.parse(amount, seed)
+    request = options.make_request(source, disk_, given, contract.environment())
+    with output.progress(given["style"], obj) as reporter:
+        found = verification.verify(request, reporter, obj.cancel)
+    output.verification(found, obj)
+    return 0 if found.is_equal else errors.Differs.status
 
 
 @click.command(

@@ -25,6 +25,7 @@ PROGRAMS = frozenset(
 COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     {
         "import": "cdi_worker.importer.commands.disk:import_",
+        "verify": "cdi_worker.importer.commands.disk:verify",
         "inspect": "cdi_worker.importer.commands.disk:inspect",
         "digest": "cdi_worker.importer.commands.disk:digest",
         "blank": "cdi_worker.importer.commands.disk:blank",
@@ -186,6 +187,12 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     "--update",
     is_flag=True,
     help="Change a disk on the volume in place: compare all of it, and write only what differs.",
+)
+@parameters.option(
+    ROLE,
+    "--verify",
+    is_flag=True,
+    help="Compare the disk on the volume with the source, instead of importing it.",
 )
 @parameters.option(
     ROLE,

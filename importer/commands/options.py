@@ -238,6 +238,24 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
     report_option,
     progress_option,
 )
+_VERIFY: tuple[parameters.Decorator, ...] = (
+    scratch_option,
+    parameters.option(
+        DISK,
+        "--sample",
+        "amount",
+        metavar="AMOUNT",
+        help="Compare only 5% or 10Gi of the disk: its ends, the starts of partitions, random pieces.",
+    ),
+    parameters.option(
+        DISK,
+        "--seed",
+        type=click.IntRange(0),
+        metavar="NUMBER",
+        help="Repeat the --sample that was printed with this seed.",
+    ),
+    progress_option,
+)
 _DIGEST: tuple[parameters.Decorator, ...] = (
     *_KIND,
     parameters.option(
@@ -290,6 +308,11 @@ def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that imports a disk."""
     return _add(command, (*_SOURCE, *_IMPORT))
+
+
+def verify_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that compares a disk with a source."""
+    return _add(command, (*_SOURCE, *_VERIFY))
 
 
 def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:

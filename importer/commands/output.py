@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cdi_worker.importer.inspection import Inspection
     from cdi_worker.importer.request import Request
     from cdi_worker.importer.send import file
+    from cdi_worker.importer.verification import Verification
 
 STYLES = ("auto", "bar", "lines", "json", "none")
 
@@ -128,6 +129,53 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
         },
         err=obj.to_stdout,
     )
+
+
+def verification(found: Verification, obj: parameters.Context) -> None:
+    """Print the result of a verification."""
+    if obj.as_json:
+        as_json(found.as_fields())
+        return
+    if obj.quiet:
+        return
+    seconds = max(found.seconds, 1e-3)
+    speeds = (f"{units.format_size(each / seconds)}/s" for each in (found.read, found.disk_read))
+    rest = {
+        "compared": "the rest of the file compared with zeros",
+        "ignored": "the rest of the device not compared",
+    }
+    _table(
+        {
+            "equal" if found.is_equal else "DIFFERENT": f"{found.source} and {found.target}",
+            "format": _format(found.format, found.compressions),
+            "image": _size(found.size),
+            "disk": _size(found.disk_size) + (f"; {rest[found.rest]}" if found.rest else ""),
+            "compared": _size(found.compared),
+            "sample": _sample(found),
+            "difference": found.difference(),
+            "read twice": ""
+            if found.is_equal
+            else "yes"
+            if found.confirmed
+            else "no, the source is a stream",
+            "time": "{:.2f} s, source {}, disk {}".format(found.seconds, *speeds),
+            "route": f"{found.plan.route}: {found.plan.reason}",
+        }
+    )
+    for each in found.differences:
+        zero = {"": "", "missing": ", behind the end of the disk"}.get(
+            each.zero, f", zeros in the {each.zero}"
+        )
+        say(f"  {each.length} bytes at {each.offset}{zero}")
+    if len(found.differences) < found.ranges:
+        say("  …")
+
+
+def _sample(found: Verification) -> str:
+    if found.sample is None:
+        return ""
+    chance = f"a difference of 1 MiB is found with a probability of {found.chance:.2%}"
+    return f"{found.sample.amount}, --seed {found.sample.seed}; {chance}"
 
 
 def uploaded(done: file.Sent, obj: parameters.Context) -> None:

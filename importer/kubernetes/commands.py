@@ -101,6 +101,13 @@ _after = parameters.option(
 )
 @_after
 @parameters.option(
+    JOB,
+    "--verify",
+    is_flag=True,
+    here=True,
+    help="Compare the disks on the claims, instead of importing them.",
+)
+@parameters.option(
     JOB, "--contact", is_flag=True, help="Contact the source to find out whether it needs scratch space."
 )
 @_secrets

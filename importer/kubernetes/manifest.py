@@ -21,7 +21,7 @@ POD_ANNOTATIONS = {
 }
 #: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
 #: one is of a pod that was killed or stopped (130, 137, 143): another pod resumes.
-REPORTED = [*range(1, 9)]
+REPORTED = [*range(1, 10)]
 #: Kueue's label of a Job: the LocalQueue in which it waits (https://kueue.sigs.k8s.io/docs/tasks/run/jobs/).
 QUEUE = "kueue.x-k8s.io/queue-name"
 #: Times that a pod which was killed is replaced; each may leave its scratch (docs/pods/kubernetes.md).
@@ -40,6 +40,8 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     Raises ``RequestError`` if the DataVolume needs CDI's controllers, or is to wait for Kueue and for a user.
     """
     _check(volume, settings)
+    if settings.verify:
+        return [_job(volume, settings, "verify", _template(volume, settings))]
     made = [_claim(volume, settings)]
     if volume.source.kind in {"pvc", "snapshot"}:
         if datavolume.BIND_IMMEDIATELY in volume.annotations:
@@ -142,6 +144,9 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if settings.suspend and (queue := _queue(volume, settings)):
         held = "to hold the queue, set spec.stopPolicy: Hold in it"
         faults.append(f"--suspend: Kueue starts the Jobs of queue {queue!r}; omit --suspend; {held}")
+    if settings.verify and (source.kind in {"pvc", "snapshot", "upload", "blank"} or volume.is_archive):
+        what = "an archive" if volume.is_archive else f"source {source.kind}"
+        faults.append(f"--verify: {what}: there is no disk to compare with")
     if faults:
         raise errors.RequestError(*faults)
 

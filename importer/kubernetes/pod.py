@@ -33,7 +33,8 @@ class Settings:
 
     ``scratch``: whether to mount scratch; None: if it may be needed. ``ttl``: seconds after which
     a finished Job is deleted, with its pods and their scratch. ``queue``: the LocalQueue of Kueue, also as a
-    label of the DataVolume. ``after``: the checkpoint already on the volume.
+    label of the DataVolume. ``after``: the checkpoint already on the volume. ``verify``: compare the disk on
+    the claim, and write nothing.
     """
 
     image: str
@@ -44,6 +45,7 @@ class Settings:
     queue: str | None = None
     ttl: int | None = None
     after: str = ""
+    verify: bool = False
 
 
 @dataclasses.dataclass
@@ -66,7 +68,14 @@ class Pod:
 
         The server of a node pull would otherwise keep a pod alive whose import has failed.
         """
-        return self.volume.source.node_pull or len(self.volume.stages_after(self.settings.after)) > 1
+        return self.volume.source.node_pull or len(self.stages) > 1
+
+    @property
+    def stages(self) -> tuple[datavolume.Checkpoint, ...]:
+        """The stages that run. A disk is compared with the whole source as of the last one."""
+        if self.settings.verify:
+            return tuple(dataclasses.replace(each, previous="") for each in self.volume.checkpoints[-1:])
+        return self.volume.stages_after(self.settings.after)
 
     def set(self, **values: str) -> None:
         """Add environment variables; empty ones are left out."""
@@ -131,7 +140,10 @@ def _restricted(container: Object) -> Object:
 
 def add_claim(pod: Pod) -> None:
     """Mount the claim."""
-    source = {"persistentVolumeClaim": {"claimName": pod.volume.name}}
+    claim: Object = {"claimName": pod.volume.name}
+    if pod.settings.verify:
+        claim["readOnly"] = True
+    source = {"persistentVolumeClaim": claim}
     if pod.volume.claim.block:
         pod.volumes.append({"name": "data", **source})
     else:
@@ -235,6 +247,7 @@ def importer(pod: Pod) -> Object:
         PREALLOCATION=boolean(pod.volume.preallocation),
         IMPORTER_CHECKSUM=source.checksum,
         CDI_WORKER_DISK=source.disk,
+        CDI_WORKER_VERIFY="true" if pod.settings.verify else "",
         INSECURE_TLS="true" if source.insecure else "",
         **_variables(source),
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
@@ -333,7 +346,7 @@ def _add_node_pull(pod: Pod) -> None:
 
 def _staged(pod: Pod) -> Object:
     """Return the container of the last stage; add the earlier stages as init containers."""
-    stages = pod.volume.stages_after(pod.settings.after)
+    stages = pod.stages
     common = pod.env
     for number, stage in enumerate(stages, 1):
         is_last = number == len(stages)

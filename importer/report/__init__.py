@@ -71,6 +71,11 @@ def complete(
     return Report(_as_json(fields), 0)
 
 
+def verified(compared: int) -> Report:
+    """Return the report of a disk that is that of its source."""
+    return Report(_as_json({"message": "Verification Complete", "compared": compared}), 0)
+
+
 def uploaded(*, clone: bool, preallocated: bool) -> Report:
     """Return the report of a successful upload."""
     message = "Clone Complete" if clone else "Upload Complete"

@@ -104,6 +104,8 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         metrics.exposed("importer", request.room.owner, paths.metrics_port) as meter,
     ):
         reporter = progress.Several(lines, meter)
+        if paths.settings.verify:
+            return _verified(request, reporter, cancel)
         result = execute.run(request, reporter, cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
@@ -111,6 +113,17 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         labels=result.labels,
         vddk_info=result.vddk_info,
     )
+
+
+def _verified(request: Request, reporter: progress.Progress, cancel: cancelling.Cancel) -> report.Report:
+    """Compare the disk on the volume. Raises ``errors.Differs``."""
+    # Imported when used: few pods verify (start-up time).
+    from cdi_worker.importer import verification
+
+    found = verification.verify(request, reporter, cancel)
+    if not found.is_equal:
+        raise errors.Differs(path=found.target, url=found.source, reason=found.difference())
+    return report.verified(found.compared)
 
 
 def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contract.Paths) -> base.Location:

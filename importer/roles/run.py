@@ -66,6 +66,8 @@ def run(
     try:
         if options.faults:
             raise errors.RequestError(*options.faults)
+        if paths.settings.verify and role != "importer":
+            raise errors.RequestError("CDI_WORKER_VERIFY: only the disk of an import can be verified")
         outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel, source)
     except errors.Error as err:
         log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)

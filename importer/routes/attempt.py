@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -13,10 +14,11 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.plan import Content, Plan, Space
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.request import Request
+from cdi_worker.scratch import ranges
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images.sinks import compared
+    from cdi_worker.images.sinks import compared, verified
     from cdi_worker.images.targets import group
 
 
@@ -27,7 +29,8 @@ class Outcome:
     ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found. ``verified``: the checksum of the bytes as served was verified.
+    place found. ``comparison``: what a verification found. ``verified``: the checksum of the bytes as served
+    was verified.
     """
 
     read: int = 0
@@ -37,8 +40,20 @@ class Outcome:
     refetched: int = 0
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None
+    comparison: verified.Comparing | None = None
     verified: bool = False
     accepted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparing:
+    """How a disk is compared. ``within``: these parts of it, None: all.
+
+    ``again``: they are those that differed, which are read a second time.
+    """
+
+    within: ranges.Ranges | None = None
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +63,7 @@ class Attempt:
     ``claim``: the target's. ``image``: that of the disk, without a package around it. ``space``: on the
     target. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when all
     bytes have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable,
-    together with others.
+    together with others. ``comparing``: how a disk is compared, if nothing is written.
     """
 
     request: Request
@@ -62,6 +77,7 @@ class Attempt:
     scope: cancelling.Cancel = cancelling.NEVER
     accepted: Callable[[], object] = lambda: None
     group: group.Group | None = None
+    comparing: Comparing | None = None
     outcome: Outcome = dataclasses.field(default_factory=Outcome)
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
@@ -74,6 +90,11 @@ class Attempt:
     def checksums(self) -> str:
         """The expected checksums of the bytes as served: the request's and the server's; may be empty."""
         return ",".join(filter(None, (self.request.checksum, self.facts.checksum)))
+
+    @property
+    def job(self) -> str:
+        """The name of the job in scratch: its target, or of a comparison, which claims none, its own."""
+        return self.request.target + (f".verify-{os.getpid()}" if self.comparing else "")
 
     @contextlib.contextmanager
     def scoped(self) -> Iterator[Attempt]:

@@ -73,7 +73,7 @@ def _checked(attempt: Attempt, read: views.Read, size: int) -> facts.Facts:
 @contextlib.contextmanager
 def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
     """Yield scratch space; its files are kept for the next attempt after a failure that they outlive."""
-    with space.Scratch(attempt.request.scratch or "", attempt.request.target, resume=True) as kept:
+    with space.Scratch(attempt.request.scratch or "", attempt.job, resume=True) as kept:
         try:
             yield kept
         except errors.Error as err:

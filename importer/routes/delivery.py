@@ -16,13 +16,14 @@ from cdi_worker.images.sinks import base as sinks
 from cdi_worker.images.sinks import checks, journaled
 from cdi_worker.importer import plan, progress, survey
 from cdi_worker.importer.routes import reading
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.importer.routes.attempt import Attempt, Comparing
 from cdi_worker.scratch import journal
 
 log = logging.getLogger(__name__)
 
 #: What few imports need (start-up time): sinks that compare, the thread that reads back, checkpoints.
 COMPARED: Final = "cdi_worker.images.sinks.compared"
+VERIFIED: Final = "cdi_worker.images.sinks.verified"
 READBACK: Final = "cdi_worker.images.readback"
 CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
 SELECTION: Final = "cdi_worker.sources.selection"
@@ -62,13 +63,17 @@ def options(attempt: Attempt) -> targets.Options:
     """Return the options of the target."""
     asked = attempt.request
     return targets.Options(
-        mode="refresh" if attempt.plan.compared else "new",
+        mode="compare" if attempt.comparing else "refresh" if attempt.plan.compared else "new",
         begun=_begin_update,
         preallocate=asked.preallocation,
         direct=asked.direct,
         cancel=attempt.scope,
         claim=attempt.claim,
-        existing="replace" if asked.existing == "update" else asked.existing,
+        existing="refuse"
+        if asked.existing == "refuse"
+        else "remove"
+        if asked.existing == "remove"
+        else "replace",
         permissions=asked.permissions,
     )
 
@@ -94,6 +99,10 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
     target and journal are kept for the next attempt.
     """
     disk = make(attempt)
+    if place.options.mode == "compare":
+        with targets.open(place.path, None, place.options) as out:
+            yield out, _compare(attempt, disk, place, out)
+        return
     if not (disk.size and (disk.repeats or disk.keep or has_begun(attempt, place.path, disk.size))):
         _begin_phase(attempt, place)
         with targets.open(place.path, disk.size, place.options) as out:
@@ -112,6 +121,25 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
             count = _over_written(attempt, disk, place, opened)
         _check_whole(attempt, disk.size if disk.covers_all else disk.declared, count)
         yield opened.out, disk.size
+
+
+def _compare(attempt: Attempt, disk: disks.Disk, place: Place, out: targets.Target) -> int:
+    """Compare a disk with ``out``, or read again what differs; return its size in bytes."""
+    module, comparing = lazy.load(VERIFIED), attempt.comparing or Comparing()
+    within = comparing.within
+    kind = module.Summing if comparing.again else module.Comparing
+    found = kind(out.storage, out.size or 0, within, attempt.scope)
+    _begin_phase(attempt, place)
+    only: disks.Missing = disks.EVERYTHING if within is None else module.Parts(within)
+    size, count = _pour(disk, found, place, Meter.of(attempt.progress), only)
+    expected = size if disk.covers_all else disk.declared
+    if disk.repeats and within is not None:
+        # A chain with changes, and a part of it, is compared without knowing how much that is.
+        expected = sum(end - start for start, end in only.missing(0, size)) if disk.covers_all else 0
+    _check_whole(attempt, expected, count)
+    found.finish(size, is_device=getattr(out, "is_device", False))
+    attempt.outcome.comparison = found
+    return size
 
 
 def _begin_phase(attempt: Attempt, place: Place) -> None:
@@ -358,9 +386,13 @@ def _kept(noted: journal.Journal, place: Place) -> str:
 def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Verify the source and make the completely written disk of ``size`` bytes usable."""
     survey.check_stated(attempt.facts, size)
-    reading.verify_again(attempt)
+    if attempt.comparing is None or attempt.comparing.within is None:
+        reading.verify_again(attempt)
     attempt.image.verify()
     attempt.accept()
+    if attempt.comparing is not None:
+        attempt.outcome.size = size
+        return
     attempt.progress.phase("sync", None)
     grow_to = attempt.plan.grow_to
     attempt.outcome.size = max(size, grow_to)

@@ -35,14 +35,14 @@ CHANGED: Final = "cdi_worker.sources.extents:Kept"
 def deliver(attempt: Attempt) -> None:
     """Deliver the disk that was planned, and make it usable."""
     request, plan = attempt.request, attempt.plan
-    is_kept = plan.route is Route.BLANK and not request.preallocation
+    is_kept = plan.route is Route.BLANK and not (request.preallocation or attempt.comparing)
     if is_kept and targets.facts(request.target, attempt.claim).kind == "block":
         attempt.outcome.size = plan.virtual_size or 0
         return
     with contextlib.ExitStack() as stack:
         spill = None
         if plan.spill and request.scratch:
-            room = stack.enter_context(space.Scratch(request.scratch, request.target))
+            room = stack.enter_context(space.Scratch(request.scratch, attempt.job))
             spill = stack.enter_context(space.Spill(room.path("spill")))
         make = functools.partial(of, spill=spill)
         place = delivery.to_target(attempt, moved(attempt))

@@ -18,13 +18,14 @@ def update(attempt: Attempt) -> None:
 
     Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
     """
-    check(attempt)
+    if attempt.comparing is None:
+        check(attempt)
     make: delivery.Make = disk.of
     total = disk.moved(attempt)
     if not attempt.content.chain:
         make, total = _changed(attempt)
     with delivery.delivered(attempt, make, _place(attempt, total)) as (out, size):
-        delivery.commit(attempt, out, out.size or size)
+        delivery.commit(attempt, out, size if attempt.comparing else out.size or size)
 
 
 def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
@@ -45,6 +46,8 @@ def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
 
 def _place(attempt: Attempt, total: int | None) -> delivery.Place:
     """Return the place of a delta."""
+    if attempt.comparing is not None:
+        return delivery.to_target(attempt, total)
     options = dataclasses.replace(delivery.options(attempt), mode="delta")
     return dataclasses.replace(
         delivery.to_target(attempt, total), options=options, begin=lambda out: begin(attempt, out)

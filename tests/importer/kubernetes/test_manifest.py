@@ -175,6 +175,33 @@ def test_finished_job_is_deleted_on_request() -> None:
     assert kubernetes_schemas.faults(item) == kubernetes_schemas.faults(claim) == []
 
 
+@pytest.mark.parametrize("example", ["http", "vddk-stages", "block", "registry-node"])
+def test_disk_of_a_claim_is_verified_by_a_job(example: str) -> None:
+    done = worker.run("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
+    *_, item = found = list(yaml.safe_load_all(done.output))
+    assert "PersistentVolumeClaim" not in [each["kind"] for each in found]
+    assert kubernetes_schemas.faults(item) == []
+    assert item["metadata"]["name"].startswith("verify-")
+    assert (
+        9
+        in item["spec"].get("podFailurePolicy", {"rules": [{"onExitCodes": {"values": [9]}}]})["rules"][0][
+            "onExitCodes"
+        ]["values"]
+    )
+    spec = item["spec"]["template"]["spec"]
+    (claim,) = (each["persistentVolumeClaim"] for each in spec["volumes"] if "persistentVolumeClaim" in each)
+    assert claim["readOnly"] is True
+    env = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+    assert (env["CDI_WORKER_VERIFY"], env.get("IMPORTER_PREVIOUS_CHECKPOINT")) == ("true", None)
+    assert not [each for each in spec.get("initContainers", []) if each["name"].startswith("stage")]
+
+
+@pytest.mark.parametrize("example", ["archive", "upload", "pvc", "blank"])
+def test_what_has_no_disk_to_compare_with_is_refused(example: str) -> None:
+    done = worker.run("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
+    assert (done.status, "no disk to compare with" in done.errors) == (2, True)
+
+
 def test_failed_import_leaves_one_pod() -> None:
     """The worker retries in its pod; each pod of a Job has a scratch claim that stays until the Job goes."""
     item = printed_objects("http")[1]

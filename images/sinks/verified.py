@@ -1,0 +1,190 @@
+"""Sinks that compare what is delivered with a finished disk, and change nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
+
+from cdi_worker import units
+from cdi_worker.formats import spans
+from cdi_worker.images import directio
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.sinks import compared
+from cdi_worker.images.targets.storage import Storage
+from cdi_worker.scratch import ranges
+
+#: Start and end, in bytes.
+Range: TypeAlias = tuple[int, int]
+
+#: The most ranges that are kept. A disk that has nothing in common with its image has one for each cluster;
+#: those beyond are counted, but not read again.
+MOST: Final = 64 << 10
+#: A hole is compared in steps of so many bytes, between which it can be cancelled.
+_STEP: Final = 64 << 20
+#: Bytes of the disk that the kernel reads ahead of a source that arrives in order.
+_AHEAD: Final = 8 << 20
+#: A sum modulo 2^127 - 1, of the bytes as one number: that of a disk is the same whatever pieces are summed,
+#: in any order, and zeros add nothing.
+_MODULUS: Final = (1 << 127) - 1
+
+
+class Parts:
+    """Some parts of a disk: all that is to be delivered. See ``disks.base.Missing``."""
+
+    def __init__(self, within: ranges.Ranges) -> None:
+        self._within = within
+
+    def missing(self, start: int, end: int) -> list[Range]:
+        """See ``disks.base.Missing``."""
+        return list(spans.gaps(self._within.missing(start, end), start, end))
+
+    def missing_of(self, found: Iterable[Range]) -> list[Range]:
+        """See ``disks.base.Missing``."""
+        return [part for start, end in found for part in self.missing(start, end)]
+
+
+class Comparing:
+    """Compare ``within`` (None: everything) with a disk of ``size`` bytes. Thread-safe.
+
+    ``finish`` compares what follows the end of the image. ``ranges``: those that differ, in whole blocks of
+    4096 bytes, at most ``MOST``; ``differed``: bytes in all of them, also those that are not kept. ``first``:
+    the first byte that differs. ``from_zero``, ``to_zero``: the ranges in which the source, and the disk, is
+    all zeros. ``sums``: of the bytes in ``ranges``, of the source and of the disk. ``compared``: bytes of the
+    image; ``read``: bytes read from the disk, where holes are not read.
+    """
+
+    def __init__(
+        self, stored: Storage, size: int, within: ranges.Ranges | None, scope: cancelling.Cancel
+    ) -> None:
+        self.size = size
+        self.ranges = ranges.Ranges()
+        self.from_zero, self.to_zero = ranges.Ranges(), ranges.Ranges()
+        self.sums = [0, 0]
+        self.first: int | None = None
+        self.compared = self.differed = self.read = 0
+        #: The size of the image in bytes, set by ``finish``.
+        self.image_size = 0
+        self._stored = stored
+        self._within = within and Parts(within)
+        self._scope = scope
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no byte differs and no byte is missing at the end of the disk."""
+        return not self.differed and self.image_size <= self.size
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """See ``base.Sink``."""
+        for start, end in self._parts(offset, offset + len(data)):
+            self._data(start, data[start - offset : end - offset])
+            self._count(end - start)
+
+    def zero(self, offset: int, length: int, /) -> None:
+        """See ``base.Sink``."""
+        for start, end in self._parts(offset, offset + length):
+            self._zeros(start, min(end, self.size))
+            self._count(end - start)
+
+    def finish(self, size: int, *, is_device: bool) -> None:
+        """Compare the rest of a file with zeros: the image ends at ``size``. That of a device is free."""
+        self.image_size = size
+        if size < self.size and not is_device:
+            for start, end in self._parts(size, self.size):
+                self._zeros(start, end)
+        for start, end in self._parts(self.size, size) if size > self.size else ():
+            for part in self.ranges.missing(start, end):
+                # Zeros that the disk does not have.
+                self._differs(*part, b"", b"")
+
+    def _parts(self, start: int, end: int) -> list[Range]:
+        return [(start, end)] if self._within is None else self._within.missing(start, end)
+
+    def _count(self, count: int) -> None:
+        with self._lock:
+            self.compared += count
+
+    def _read(self, start: int, length: int) -> bytes:
+        with self._lock:
+            self.read += length
+        return self._stored.read(start, length)
+
+    def _data(self, start: int, data: memoryview) -> None:
+        stored = self._read(start, len(data))
+        self._read_ahead(start, start + len(data))
+        for first, end in spans.joined(compared.unlike(stored, start, data)):
+            span = slice(first - start, end - start)
+            self._differs(first, end, data[span], stored[span])
+
+    def _read_ahead(self, start: int, end: int) -> None:
+        if start == self._next:
+            os.posix_fadvise(self._stored.fd, end, _AHEAD, os.POSIX_FADV_WILLNEED)
+        self._next = end
+
+    def _zeros(self, start: int, end: int) -> None:
+        for first, stored in self._nonzero(start, end):
+            self._differs(first, first + len(stored), b"", stored)
+
+    def _nonzero(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Yield offset and bytes of what is not zero on the disk; its holes are not read."""
+        for at in range(start, end, _STEP):
+            self._scope.check()
+            for first, after in self._stored.allocated(at, min(end, at + _STEP)):
+                for low in range(first, after, units.MIB):
+                    stored = self._read(low, min(units.MIB, after - low))
+                    for begin, stop, is_zero in directio.extents(memoryview(stored)):
+                        if not is_zero:
+                            yield low + begin, stored[begin:stop]
+
+    def _differs(self, start: int, end: int, data: memoryview | bytes, stored: bytes) -> None:
+        """Note a range; ``data`` empty: the source has zeros. The disk may end within it."""
+        with self._lock:
+            self.differed += end - start
+            if self.first is None or start < self.first:
+                self.first = start + _first(data, stored)
+            if len(self.ranges) >= MOST:
+                return
+            self.ranges.add(start, end)
+            if not data or directio.is_zero(memoryview(data)):
+                self.from_zero.add(start, end)
+            if directio.is_zero(memoryview(stored)):
+                self.to_zero.add(start, end)
+            self.sums[0] += checksum(start, data)
+            self.sums[1] += checksum(start, stored)
+
+
+class Summing(Comparing):
+    """Sum up ``within``, what a comparison has found to differ, on both sides, instead of comparing."""
+
+    def _data(self, start: int, data: memoryview) -> None:
+        self._add(start, data, self._read(start, len(data)))
+
+    def _zeros(self, start: int, end: int) -> None:
+        for first, stored in self._nonzero(start, end):
+            self._add(first, b"", stored)
+
+    def _add(self, start: int, data: memoryview | bytes, stored: bytes) -> None:
+        added = checksum(start, data), checksum(start, stored)
+        with self._lock:
+            self.sums = [each + more for each, more in zip(self.sums, added, strict=True)]
+
+
+def checksum(start: int, data: memoryview | bytes) -> int:
+    """Return what bytes at an offset add to the sum of a disk, which is taken modulo 2^127 - 1."""
+    return (int.from_bytes(data, "little") % _MODULUS) << (8 * start % 127)
+
+
+def same(one: Comparing, other: Comparing, side: int) -> bool:
+    """Return whether both have read the same bytes of the source (0) or of the disk (1)."""
+    return (one.sums[side] - other.sums[side]) % _MODULUS == 0
+
+
+def _first(data: memoryview | bytes, stored: bytes) -> int:
+    """Return the index of the first byte that differs; an end is followed by zeros."""
+    length = max(len(data), len(stored))
+    one, other = (int.from_bytes(bytes(each).ljust(length, b"\0"), "little") for each in (data, stored))
+    found = one ^ other
+    return ((found & -found).bit_length() - 1) // 8 if found else 0

@@ -1,0 +1,105 @@
+# ruff: noqa: E501 - lines of the product
+"""What a verification compares, and confirms, left out: each verdict is seen wrong."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutant
+
+SINK = "images/sinks/verified.py"
+VERIFY = "importer/verification.py"
+PAIRS = "tests/end_to_end/test_verify_pairs.py"
+TESTS = "tests/end_to_end/test_verify.py"
+
+MUTANTS = (
+    mutant(
+        SINK,
+        "takes data for equal",
+        "        for first, end in spans.joined(compared.unlike(stored, start, data)):\n",
+        "        for first, end in ():\n",
+        PAIRS,
+    ),
+    mutant(
+        SINK,
+        "takes what is on the disk for a hole where the source has one",
+        "                        if not is_zero:\n                            yield low + begin, stored[begin:stop]\n",
+        "                        if False:\n                            yield low + begin, stored[begin:stop]\n",
+        PAIRS,
+    ),
+    mutant(
+        SINK,
+        "does not compare the rest of a file",
+        "        if size < self.size and not is_device:\n",
+        "        if False:\n",
+        PAIRS,
+    ),
+    mutant(
+        SINK,
+        "compares the rest of a device",
+        "        if size < self.size and not is_device:\n",
+        "        if size < self.size:\n",
+        f"{TESTS}::test_rest_of_a_device_is_not_compared_and_that_of_a_file_is",
+    ),
+    mutant(
+        SINK,
+        "does not note what is missing at the end of the disk",
+        "        for start, end in self._parts(self.size, size) if size > self.size else ():\n",
+        "        for start, end in ():\n",
+        f"{TESTS}::test_image_larger_than_the_disk_differs",
+    ),
+    mutant(
+        VERIFY,
+        "takes a disk for different whatever was found",
+        "        return not self.differed and self.size <= self.disk_size\n",
+        "        return False\n",
+        PAIRS,
+    ),
+    mutant(
+        VERIFY,
+        "reports a difference that the source does not repeat",
+        "    if not verified.same(first, second, 0):\n",
+        "    if False:\n",
+        f"{TESTS}::test_changed_source_is_an_error",
+    ),
+    mutant(
+        VERIFY,
+        "reports a difference that the disk does not repeat",
+        "    if not verified.same(first, second, 1):\n",
+        "    if False:\n",
+        f"{TESTS}::test_device_that_changes_is_an_error",
+    ),
+    mutant(
+        VERIFY,
+        "has a verdict about a file that was written meanwhile",
+        "        if _state(request.target) != before:\n",
+        "        if False:\n",
+        f"{TESTS}::test_disk_that_changes_is_an_error",
+    ),
+    mutant(
+        "images/targets/finished.py",
+        "opens the disk for writing",
+        "_FLAGS: Final = os.O_RDONLY",
+        "_FLAGS: Final = os.O_RDWR",
+        f"{TESTS}::test_disk_is_opened_without_write_access",
+    ),
+    mutant(
+        "importer/sampling.py",
+        "leaves out the starts of partitions",
+        "        found += [(start, start + SUPERBLOCK) for start in partitions.starts(head)]\n",
+        "",
+        f"{TESTS}::test_sample_has_the_start_of_each_partition",
+    ),
+    mutant(
+        "importer/sampling.py",
+        "ignores the seed",
+        "random.Random(self.seed).sample",
+        "random.Random().sample",
+        f"{TESTS}::test_sample_finds_what_it_reads_and_the_seed_repeats_it",
+    ),
+    mutant(
+        "importer/roles/run.py",
+        "runs another role than a verification",
+        '        if paths.settings.verify and role != "importer":\n',
+        "        if False:\n",
+        f"{TESTS}::test_only_an_import_is_verified_in_a_pod",
+    ),
+)
