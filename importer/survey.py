@@ -241,7 +241,7 @@ def _room(request: Request, held: targets.Claim | None) -> plan.Space:
         return plan.Space(block=True, available=ANYTHING, usable=ANYTHING)
     if request.existing == "compare":
         # The size of the image is a part of the comparison.
-        return plan.Space(False, ANYTHING, targets.facts(request.target).size, present=True)
+        return plan.Space(False, ANYTHING, targets.facts(request.target, held).size, present=True)
     # An update uses the space of the disk again.
     is_removed = request.existing in {"remove", "update"}
     target = targets.facts(request.target, held, removed=is_removed)

@@ -18,7 +18,7 @@ from cdi_worker.formats import partitions
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import verified
-from cdi_worker.importer import contact, execute
+from cdi_worker.importer import contact, destination, execute
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.plan import Plan
 from cdi_worker.importer.progress import NullProgress, Progress
@@ -154,12 +154,12 @@ def verify(
         log.warning(
             "the device is mounted or in use, and may change while it is compared path=%r", request.target
         )
-    within = _sampled(request)
-    with contact.begun(request, progress, cancel) as start:
-        attempt, facts, found = _pass(start, progress, Comparing(within))
+    with contact.begun(request, progress, cancel) as start, _disk(start) as held:
+        within = _sampled(request, held)
+        attempt, facts, found = _pass(start, held, progress, Comparing(within))
         is_confirmed = bool(found.ranges) and not facts.once
         if is_confirmed:
-            _confirm(start, progress, found, facts)
+            _confirm(start, held, progress, found, facts)
         if _state(request.target) != before:
             raise _changed(request.target)
     progress.done()
@@ -175,7 +175,7 @@ def verify(
 
 
 def _pass(
-    start: contact.Contact, progress: Progress, comparing: Comparing
+    start: contact.Contact, held: targets.Claim, progress: Progress, comparing: Comparing
 ) -> tuple[Attempt, base.Facts, verified.Comparing]:
     """Open the source and compare."""
     request = start.request
@@ -185,7 +185,7 @@ def _pass(
         contact.opened(start.source(), engine, request, progress, start.reads) as whole,
         execute.reached(),
     ):
-        attempt, facts = execute.attempts(whole, request, targets.reading(request.target), run)
+        attempt, facts = execute.attempts(whole, request, held, run)
         found = attempt.outcome.comparison
         assert found is not None  # noqa: S101  (every route delivers, see ``plan``)
         facts = dataclasses.replace(
@@ -195,11 +195,15 @@ def _pass(
 
 
 def _confirm(
-    start: contact.Contact, progress: Progress, first: verified.Comparing, facts: base.Facts
+    start: contact.Contact,
+    held: targets.Claim,
+    progress: Progress,
+    first: verified.Comparing,
+    facts: base.Facts,
 ) -> None:
     """Read what differs again, from both sides. Raises an error if either side is no longer the same."""
     log.info("reading again what differs ranges=%d bytes=%d", len(first.ranges), first.ranges.covered())
-    _, now, second = _pass(start, progress, Comparing(first.ranges, again=True))
+    _, now, second = _pass(start, held, progress, Comparing(first.ranges, again=True))
     if (facts.identity, first.image_size) != (now.identity, second.image_size):
         before, after = (f"{each.identity}" for each in (facts, now))
         raise errors.SourceChanged(url=facts.name, what="identity", before=before, now=after)
@@ -216,6 +220,8 @@ def _changed(path: str) -> errors.TargetError:
 
 def _state(path: str) -> tuple[int, ...]:
     """Return what changes when a file is written or replaced; of a device, nothing does."""
+    if targets.is_export(path):
+        return ()
     try:
         found = pathlib.Path(path).stat()
     except OSError as err:
@@ -223,18 +229,25 @@ def _state(path: str) -> tuple[int, ...]:
     return () if targets.is_block(path) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _sampled(request: Request) -> ranges.Ranges | None:
+def _disk(start: contact.Contact) -> targets.Claim:
+    """Return the claim on the disk, which is none: an NBD export is connected to."""
+    path, device = start.request.target, None
+    if targets.is_export(path):
+        device = destination.connect(start.request, start.reads)(path, writable=False)
+    return targets.reading(path, device)
+
+
+def _sampled(request: Request, held: targets.Claim) -> ranges.Ranges | None:
     """Return the parts that the sample selects; None: everything is compared."""
     if request.sample is None:
         return None
-    options = targets.Options(mode="compare", claim=targets.reading(request.target))
+    options = targets.Options(mode="compare", claim=held)
     with contextlib.closing(targets.open(request.target, None, options)) as disk:
         return request.sample.places(disk.size or 0, disk.storage.read(0, partitions.HEAD))
 
 
 def _result(attempt: Attempt, facts: base.Facts, found: verified.Comparing, request: Request) -> Verification:
     size = units.whole_sectors(found.image_size) if found.image_size < found.size else found.image_size
-    is_device = targets.is_block(request.target)
     return Verification(
         source=facts.name,
         target=request.target,
@@ -249,7 +262,7 @@ def _result(attempt: Attempt, facts: base.Facts, found: verified.Comparing, requ
         more=found.differed > found.ranges.covered(),
         first=found.first,
         differences=tuple(_difference(found, *each) for each in list(found.ranges)[:LISTED]),
-        rest="" if size >= found.size else "ignored" if is_device else "compared",
+        rest="" if size >= found.size else "ignored" if found.is_device else "compared",
         sample=request.sample,
         confirmed=False,
         in_use=False,

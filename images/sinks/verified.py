@@ -64,8 +64,9 @@ class Comparing:
         self.sums = [0, 0]
         self.first: int | None = None
         self.compared = self.differed = self.read = 0
-        #: The size of the image in bytes, set by ``finish``.
+        #: The size of the image in bytes, and whether the disk is a device: set by ``finish``.
         self.image_size = 0
+        self.is_device = False
         self._stored = stored
         self._within = within and Parts(within)
         self._scope = scope
@@ -91,7 +92,7 @@ class Comparing:
 
     def finish(self, size: int, *, is_device: bool) -> None:
         """Compare the rest of a file with zeros: the image ends at ``size``. That of a device is free."""
-        self.image_size = size
+        self.image_size, self.is_device = size, is_device
         if size < self.size and not is_device:
             for start, end in self._parts(size, self.size):
                 self._zeros(start, end)
@@ -120,7 +121,7 @@ class Comparing:
             self._differs(first, end, data[span], stored[span])
 
     def _read_ahead(self, start: int, end: int) -> None:
-        if start == self._next:
+        if start == self._next and not self._stored.is_remote:
             os.posix_fadvise(self._stored.fd, end, _AHEAD, os.POSIX_FADV_WILLNEED)
         self._next = end
 

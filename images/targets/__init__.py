@@ -8,12 +8,15 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.targets import base, block, claim, file
 from cdi_worker.scratch import journal
+
+if TYPE_CHECKING:
+    from cdi_worker.images.targets import remote
 
 Claim = claim.Claim
 Options = base.Options
@@ -51,7 +54,7 @@ def facts(
     ``held``: its claim, without which an NBD export cannot be inspected. Raises ``errors.TargetError``.
     """
     path = os.fspath(path)
-    if isinstance(held, claim.Marked) and is_export(path):
+    if isinstance(held, claim.Marked | claim.Reading) and is_export(path):
         return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
     try:
@@ -114,9 +117,12 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
     return _take(path, make, terms)
 
 
-def reading(path: str) -> claim.Claim:
-    """Return the claim of a run that only reads a finished disk (mode ``compare``): there is none."""
-    return claim.Reading(path)
+def reading(path: str, device: remote.Device | None = None) -> claim.Reading:
+    """Return the claim of a run that only reads a finished disk (mode ``compare``): there is none.
+
+    ``device``: an open NBD export, closed with it.
+    """
+    return claim.Reading(path, device)
 
 
 def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:

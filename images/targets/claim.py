@@ -412,10 +412,21 @@ class Device(Marked):
 
 
 class Reading(Claim):
-    """No claim: a disk that is only read."""
+    """No claim: a disk that is only read. ``device``: the open NBD export that it is on."""
+
+    def __init__(self, path: str, device: remote.Device | None = None) -> None:
+        super().__init__(path)
+        self.device = device
+
+    @property
+    def size(self) -> int:
+        """Bytes of the export; 0 without one."""
+        return self.device.size if self.device else 0
 
     def close(self) -> None:
-        """Do nothing: there is no lock."""
+        """Disconnect from an export; there is no lock."""
+        if self.device is not None:
+            self.device.close()
 
     def _taken(self) -> str | None:
         return None

@@ -468,3 +468,24 @@ def test_what_qemu_must_read_needs_no_scratch(web: servers.Web, disks: disks.Dis
         done = cdi_worker.run(request(web.url(disks.image("vhdx-log")), served.url))
         assert done.plan.route is Route.CONVERT
         check(served, expected)
+
+
+@pytest.mark.parametrize("kind", ["qcow2", "raw"])
+def test_export_is_compared_without_write_access(tmp_path: Path, kind: str) -> None:
+    image, socket = tmp_path / "image", tmp_path / "socket"
+    raw = tmp_path / "raw"
+    raw.write_bytes(DATA[: 8 * MIB] + bytes(8 * MIB) + DATA[: 4 * MIB])
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", kind, raw, image)
+    command = [*nbd_targets.qemu_nbd(image, kind, socket), "--read-only"]
+    with nbd_targets.serving(command, tmp_path) as served:
+        url = served.url
+        source = dataclasses.replace(request(str(raw), url), source="local")
+        found = cdi_worker.verify(source)
+        assert (found.is_equal, found.disk_size, found.disk_read) == (True, 20 * MIB, 12 * MIB)
+        with raw.open("r+b") as file:
+            file.seek(10 * MIB)
+            file.write(b"other")
+        found = cdi_worker.verify(source)
+        assert (found.first, found.confirmed, found.differences[0].zero) == (10 * MIB, True, "disk")
+        done = worker.run("verify", "--quiet", raw, url)
+        assert done.status == 9
