@@ -37,3 +37,11 @@ class Remedy(tuple[Way, ...]):
 
     def __str__(self) -> str:
         return self.words()
+
+
+#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless configured.
+NOT_OURS: Final = Remedy(
+    [("run as root, or as a member of its group", ROOT), ("give it to the pod's user", DEVICE)]
+)
+#: Of an upload server, which answers 401.
+LOGIN: Final = Remedy([("give the client's certificate", CERTIFICATE), ("a token", TOKEN)])

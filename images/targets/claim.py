@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from cdi_worker import errors, remedy
+from cdi_worker import errors, lazy
 from cdi_worker.formats import smalljson
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
@@ -38,14 +38,12 @@ log = logging.getLogger(__name__)
 INTERVAL: Final = 5.0
 #: The name of standard output in messages.
 STDOUT: Final = "standard output"
+#: Only a failure needs it (start-up time).
+NOT_OURS: Final = "cdi_worker.remedy:NOT_OURS"
 #: Bytes of a record: a sector, so that it cannot be torn.
 RECORD: Final = 512
 _KIND: Final = b"cdi-worker claim "
 _MAGIC: Final = _KIND + b"1\n"
-#: A container runtime gives the device of a pod to root, whatever user the pod runs as, unless configured.
-_NOT_OURS: Final = remedy.Remedy(
-    [("run as root, or as a member of its group", remedy.ROOT), ("give it to the pod's user", remedy.DEVICE)]
-)
 # A byte that is never read: the locks of SMB are mandatory, and would hide the record.
 _LOCKED: Final = 4096
 
@@ -446,7 +444,7 @@ def _open_device(path: str) -> int:
         fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as err:
         reason = f"open: {errors.words(err)}"
-        raise errors.TargetError(path=path, reason=reason, remedy=_NOT_OURS) from err
+        raise errors.TargetError(path=path, reason=reason, remedy=lazy.load(NOT_OURS)) from err
     except OSError as err:
         if err.errno != errno.EBUSY:
             raise

@@ -21,6 +21,36 @@ if TYPE_CHECKING:
     from cdi_worker.sources import fields, kind
 
 
+OPTIONS_OF = "Options of "
+#: Topics of help: the options of a pod's role, and only the commands.
+POD = "pod"
+BARE = "bare"
+_TOPIC = f"{__name__}.topic"
+
+
+def choose(context: click.Context, *topic: str) -> None:
+    """Choose what help shows: the options of a kind of source, or a topic of the top-level command.
+
+    Raises ``click.UsageError``.
+    """
+    name = topic[0] if topic else ""
+    command = context.command
+    if isinstance(command, PodGroup):
+        known = ["", POD, BARE]
+    else:
+        known = ["", *command.kinds()] if isinstance(command, SourceCommand) else [""]
+    if len(topic) > 1 or name not in known:
+        hint = errors.supported(name, known[1:]) if known[1:] else "it has no kinds of source"
+        raise click.UsageError(f"no help on {' '.join(topic)!r}; {hint}", context)
+    # Contexts of sub-commands share ``meta`` with their parents.
+    context.meta[_TOPIC] = command, name
+
+
+def _chosen(context: click.Context) -> str:
+    command, name = context.meta.get(_TOPIC, (None, ""))
+    return name if command is context.command else ""
+
+
 class _Unknown(Exception):
     """A variable or the file sets an option that may be one of a source."""
 
@@ -152,6 +182,10 @@ class Command(click.Command):
         return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if {"-h", "--help"} & {*args[:1]} and len(args) == 2:
+            # ``import --help s3``
+            choose(ctx, args[1])
+            args = args[:1]
         if self._is_in_environment():
             self.complete()
         while True:
@@ -185,7 +219,7 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.complete()
-        for title, example, records in self.sections(ctx):
+        for title, example, records in self.shown(ctx):
             with formatter.section(title):
                 formatter.write_dl(records)
                 if example:
@@ -199,8 +233,15 @@ class Command(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
         super().format_epilog(ctx, formatter)
 
-    def sections(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
-        """Return the sections of the help: title, example, and the options with their texts."""
+    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
+        """Return the sections that the help of a terminal shows."""
+        return self.sections(ctx)
+
+    def sections(self, ctx: click.Context, of: str = "") -> list[tuple[str, str, list[tuple[str, str]]]]:
+        """Return the sections of the help: title, example, and the options with their texts.
+
+        ``of``: a kind of source; of other kinds, there is nothing.
+        """
         found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         order = sorted(self.get_params(ctx), key=_place)
         for param in order:
@@ -208,8 +249,11 @@ class Command(click.Command):
                 continue
             title, example = getattr(param, "group", parameters.GENERAL), ""
             if isinstance(param, parameters.SourceOption) and param.kinds:
-                title = f"Options of {', '.join(param.kinds)}"
-                example = next(iter(param.kinds.values())) if len(param.kinds) == 1 else ""
+                if of and of not in param.kinds:
+                    continue
+                title = f"{OPTIONS_OF}{of or ', '.join(param.kinds)}"
+                example = param.kinds.get(of) or next(iter(param.kinds.values()))
+                example = example if of or len(param.kinds) == 1 else ""
             found.setdefault(title, (example, []))[1].append(record)
         return [(title, example, records) for title, (example, records) in found.items()]
 
@@ -235,6 +279,24 @@ class SourceCommand(Command):
     @property
     def is_complete(self) -> bool:
         return self._searched == len(self.searches)
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kinds of source that the command has options for, with an example of their use."""
+        self.complete()
+        options = (each for each in self.params if isinstance(each, parameters.SourceOption))
+        return {kind: example for option in options for kind, example in option.kinds.items()}
+
+    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
+        kind = _chosen(ctx)
+        found = self.sections(ctx, of=kind)
+        own = [each for each in found if not each[0].startswith(OPTIONS_OF)]
+        if not (kind or self.has_examples):
+            return found
+        if not kind:
+            rows = [(name, example) for name, example in self.kinds().items() if example]
+            title = f"Kinds of source, each with options of its own (cdi-worker help {self.name} KIND)"
+            return [*own, (title, "", rows)]
+        return [each for each in found if each not in own]
 
     def offers(self, _kind: kind.Kind) -> bool:
         """Return whether this command has the options of a source."""
@@ -371,6 +433,10 @@ class PodGroup(SourceCommand, click.Group):
             fields = (field for kind in search() for field, _ in kind.table.values())
             known |= {name for field in fields for name in (field.env, *field.more) if name}
         yield from contract.own_faults(env, known, {each.variable for each in options if each.empty})
+
+    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
+        general = [each for each in self.sections(ctx) if each[0] == parameters.GENERAL]
+        return {BARE: [], POD: self.sections(ctx)}.get(_chosen(ctx), general)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)

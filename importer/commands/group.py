@@ -15,8 +15,8 @@ from cdi_worker.importer.roles import run
 log = logging.getLogger(__name__)
 
 POD = contract.Paths()
-EPILOG = """Every option can also be set by a variable (--stall-timeout: CDI_WORKER_STALL_TIMEOUT) or in a
-configuration file (stall-timeout = 60)."""
+EPILOG = """cdi-worker help COMMAND shows its options, cdi-worker help pod those of a pod's role.
+Each can be set by a variable (CDI_WORKER_STALL_TIMEOUT) or in a configuration file."""
 #: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset(
     {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
@@ -33,6 +33,8 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "doctor": "cdi_worker.importer.commands.doctor:doctor",
         "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
         "run": "cdi_worker.importer.kubernetes.commands:run",
+        "help": "cdi_worker.importer.commands.about:help_",
+        "version": "cdi_worker.importer.commands.about:version",
         "cdi-source-update-poller": "cdi_worker.importer.roles.cron:poll",
         "cdi-image-size-detection": "cdi_worker.importer.roles.cron:measure",
         "openstack-populator": "cdi_worker.importer.roles.populators:openstack",
@@ -40,6 +42,8 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     }
 )
 
+#: Those that help lists.
+VISIBLE = tuple(name for name in COMMANDS if name not in {*PROGRAMS, "help", "version"})
 
 Context = parameters.Context
 
@@ -221,7 +225,7 @@ def cli(
     retries: int,
     **given: Any,
 ) -> int | None:
-    """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
+    """Write a virtual machine's disk, from any source, to a file or device.
 
     Without a command, run the role (importer, upload server, clone source) that the environment selects, as
     CDI's controllers set it.
@@ -249,6 +253,7 @@ def cli(
     env = contract.environment()
     role = contract.role(env)
     if role is None:
+        command.choose(ctx, command.BARE)
         click.echo(ctx.get_help())
         return 2
     options = run.Options(strict_exit_status, retries, _faults(ctx))

@@ -9,15 +9,17 @@ import dataclasses
 import logging
 import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from cdi_worker import errors, remedy
+from cdi_worker import errors, lazy
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.upload import headers as upload_headers
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from cdi_worker.remedy import Remedy
 
-_LOGIN = remedy.Remedy([("give the client's certificate", remedy.CERTIFICATE), ("a token", remedy.TOKEN)])
+log = logging.getLogger(__name__)
 
 HEADERS = {"Tus-Resumable": "1.0.0"}
 CONTENT = {"Content-Type": "application/offset+octet-stream"}
@@ -181,6 +183,6 @@ def _check(client: upload_client.Client, answer: upload_client.Answer) -> None:
         raise errors.UploadFailed(url=client.url, reason=answer.reason(), **advice(answer))
 
 
-def advice(answer: upload_client.Answer) -> dict[str, remedy.Remedy]:
+def advice(answer: upload_client.Answer) -> dict[str, Remedy]:
     """Return the remedy for an answer, as a field of an error."""
-    return {"remedy": _LOGIN} if answer.status == 401 else {}
+    return {"remedy": lazy.load("cdi_worker.remedy:LOGIN")} if answer.status == 401 else {}

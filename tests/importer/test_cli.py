@@ -212,7 +212,35 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
 def test_missing_command_prints_help() -> None:
     done = worker.run()
     assert (done.status, done.output.startswith("Usage: cdi-worker ")) == (REQUEST, True)
+    assert len(done.output.splitlines()) <= 20
     assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
+
+
+def test_help_of_a_kind_of_source() -> None:
+    for command in (("import", "--help", "s3"), ("help", "import", "s3"), ("import", "-h", "s3")):
+        text = worker.run(*command).output
+        assert "--endpoint-url" in text
+        assert "--bitmap" not in text
+    text = worker.run("import", "--help").output
+    assert "  nbd " in text
+    assert "--bitmap" not in text
+    assert "--data-dir" in worker.run("help", "pod").output
+    assert worker.run("help").output == worker.run("--help").output
+    assert worker.run("version").output == worker.run("--version").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("help", "import", "ndb"), "no help on 'ndb'; did you mean 'nbd'?"),
+        (("help", "blank", "s3"), "no help on 's3'; it has no kinds of source"),
+        (("help", "imprt"), "No such command 'imprt'; did you mean 'import'?"),
+    ],
+)
+def test_help_on_nothing_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = worker.run(*arguments)
+    assert done.status == REQUEST
+    assert message in done.errors
 
 
 def test_help_of_every_command_is_for_people() -> None:

@@ -167,3 +167,10 @@ def test_disk_is_not_written_to_a_closed_standard_output(wide: terminals.Termina
     (wide.folder / "image").write_bytes(DATA[:MiB])
     screen = wide.run("cdi-worker import image - >&-; echo status $?")
     assert screen[-1] == "status 6", screen
+
+
+def test_first_help_fits_the_screen(wide: terminals.Terminal) -> None:
+    screen = wide.run("cdi-worker")
+    assert screen[1].startswith("Usage: cdi-worker")
+    assert len(screen) <= 21
+    assert any(line.startswith("  import ") for line in screen)
