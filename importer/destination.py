@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 #: What few imports need (start-up time).
 WRITER: Final = "cdi_worker.sources.nbd.writer:connect"
 NBD: Final = "cdi_worker.sources.nbd.locations:Nbd"
+SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
 EXPORT: Final = "cdi_worker.images.targets.export:image"
 
 
 def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
     """Return what connects to an NBD export for the target of a request."""
 
-    def connected(url: str, *, writable: bool = True) -> remote.Device:
+    def connected(url: str, *, writable: bool = True, name: str = "") -> remote.Device:
         location = request.to or lazy.load(NBD)(request.target)
-        made: remote.Device = lazy.load(WRITER)(location, cancel, url, writable=writable)
+        made: remote.Device = lazy.load(WRITER)(location, cancel, url, writable=writable, name=name)
         return made
 
     return connected
@@ -47,11 +48,15 @@ def finished(request: Request) -> Callable[[str], AbstractContextManager[stored.
     """Return what opens the finished disk of a request to read it; None for a file or a device."""
 
     @contextlib.contextmanager
-    def opened(url: str) -> Iterator[stored.Read]:
-        with contextlib.closing(connect(request, cancelling.NEVER)(url, writable=False)) as device:
-            yield device.read
+    def opened(path: str) -> Iterator[stored.Read]:
+        with contextlib.ExitStack() as stack:
+            url = path
+            if request.form is not None:
+                url = stack.enter_context(lazy.load(SERVING)(path))
+            connected = connect(request, cancelling.NEVER)(url, writable=False, name=path)
+            yield stack.enter_context(contextlib.closing(connected)).read
 
-    return opened if targets.is_export(request.target) else None
+    return opened if request.form is not None or targets.is_export(request.target) else None
 
 
 @contextlib.contextmanager

@@ -213,7 +213,8 @@ def _follow(attempt: Attempt, facts: survey.Survey) -> str:
 @contextlib.contextmanager
 def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
-    connect = lazy.load(CONNECT)(request, cancel) if targets.is_export(request.target) else None
+    is_served = request.form is not None or targets.is_export(request.target)
+    connect = lazy.load(CONNECT)(request, cancel) if is_served else None
     terms = targets.Terms(request.wait, cancel, request.permissions, key, connect, request.state)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take

@@ -81,6 +81,7 @@ def _inspected(
         if facts.content.chain and facts.offer.ranges:
             details["chain"] = _shares(disk.files, facts.content, request, start.reads)
         details |= start.details
+        details |= {"targetFormat": request.format} if request.format else {}
         return Inspection(disk.facts.name, facts, plan, obstacle, volume, details, overhead)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cdi_worker import errors, sources, units
+from cdi_worker import errors, lazy, sources, units
 from cdi_worker.formats import checksum
 from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
@@ -15,8 +16,11 @@ from cdi_worker.importer.settings import Existing, Room, Settings
 from cdi_worker.sources import base, trust
 
 if TYPE_CHECKING:
+    from cdi_worker.images.targets import layout
     from cdi_worker.importer.sampling import Sample
 
+#: What few imports need (start-up time).
+LAYOUT: Final = "cdi_worker.images.targets.layout:parse"
 CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
 #: disk is written.
@@ -48,7 +52,9 @@ class Request:
     ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
     once, for its SHA-256. ``to``: the location of a target that is an NBD export, for TLS; None: that of its
     address alone. ``state``: the folder for the journal of an NBD export; empty: an interrupted import starts
-    over. ``sample``: ``verify`` compares only this much of it.
+    over. ``sample``: ``verify`` compares only this much of it. ``format``: of the target's file, ``raw`` or
+    ``qcow2[,OPTION=VALUE…]``; empty: raw. ``compress``: write compressed clusters. ``backing``: write an
+    overlay of this file, with what differs from it.
     """
 
     source: str
@@ -75,6 +81,18 @@ class Request:
     to: base.Location | None = None
     state: str = ""
     sample: Sample | None = None
+    format: str = ""
+    compress: bool = False
+    backing: str = ""
+
+    @property
+    def form(self) -> layout.Qcow2 | None:
+        """The qcow2 file to write; None: a raw disk. Raises ``errors.RequestError``."""
+        if not (self.format or self.compress or self.backing):
+            return None
+        backing = os.path.realpath(self.backing) if self.backing else ""
+        made: layout.Qcow2 | None = lazy.load(LAYOUT)(self.format, compress=self.compress, backing=backing)
+        return made
 
     @property
     def is_archive(self) -> bool:
@@ -142,6 +160,9 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         read_back=settings.read_back,
         state=settings.state,
         sample=settings.sample,
+        format=settings.format,
+        compress=settings.compress,
+        backing=settings.backing,
     )
 
 
@@ -185,6 +206,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "an archive cannot be written to standard output; name a folder"
     if made.target == targets.STDOUT and made.stage.current:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
+    yield from _format_faults(made)
     if targets.is_export(made.target):
         yield from _export_faults(made)
     elif made.state:
@@ -193,6 +215,33 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "only a disk on a file or a device can be updated in place (--update)"
     if made.existing == "compare" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
+
+
+def _format_faults(made: Request) -> Iterator[str]:
+    if made.existing == "compare":
+        return
+    if not made.format and made.target.endswith(".qcow2"):
+        yield (
+            f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "
+            "or a raw disk with --format raw"
+        )
+    try:
+        if made.form is None:
+            return
+    except errors.RequestError as err:
+        yield from err.faults
+        return
+    is_file = made.target != targets.STDOUT and not targets.is_export(made.target)
+    if not is_file or targets.is_block(made.target):
+        yield f"{made.target}: --format qcow2 writes a file; a device, an export and a pipe get a raw disk"
+    if made.is_archive or made.stage.current or made.is_delta:
+        yield "--format qcow2 is for a whole disk: not for an archive, nor for a stage with checkpoints"
+    if made.existing == "update":
+        yield "a qcow2 file cannot be updated in place (--update); write an overlay of it with --backing"
+    if made.preallocation:
+        yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
+    if made.backing and made.backing in targets.used(made.target):
+        yield "the target is its own backing file (--backing)"
 
 
 def _export_faults(made: Request) -> Iterator[str]:

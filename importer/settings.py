@@ -69,6 +69,9 @@ class Settings:
     stall: float = 180.0
     slowest: float = 1024.0
     state: str = ""
+    format: str = ""
+    compress: bool = False
+    backing: str = ""
     report: str = ""
     read_back: bool = False
     verify: bool = False

@@ -233,7 +233,7 @@ def room(request: Request, held: targets.Claim | None = None, *, thin: bool = Fa
     ``thin``: the source may be larger than a file system with space for its data.
     """
     space = _room(request, held)
-    return dataclasses.replace(space, thin=thin and not space.block)
+    return dataclasses.replace(space, thin=(thin or space.thin) and not space.block)
 
 
 def _room(request: Request, held: targets.Claim | None) -> plan.Space:
@@ -254,6 +254,11 @@ def _room(request: Request, held: targets.Claim | None) -> plan.Space:
         return plan.Space(block=False, available=limit, usable=limit, ordered=True)
     if target.kind == "block":
         return plan.Space(block=True, available=target.available, usable=target.available, present=True)
+    return _grown(request, target) if request.form is not None else _file_room(request, target)
+
+
+def _file_room(request: Request, target: targets.TargetFacts) -> plan.Space:
+    """Return the space for a raw file."""
     available, size = target.available, request.disk_size
     if request.room.limit is not None:
         available = min(available, request.room.limit)
@@ -266,6 +271,15 @@ def _room(request: Request, held: targets.Claim | None) -> plan.Space:
         available = min(available, size)
     usable = units.usable_space(available, request.room.overhead)
     return plan.Space(block=False, available=available, usable=usable, present=bool(target.size))
+
+
+def _grown(request: Request, target: targets.TargetFacts) -> plan.Space:
+    """Return the space for a qcow2 file, which needs none for zeros: its disk may have any size."""
+    form, size = request.form, ANYTHING if request.disk_size is None else request.disk_size
+    # How well data compresses, or how much of it the backing file has, is not known before.
+    is_unknown = form is not None and (form.compress or bool(form.backing))
+    available = ANYTHING if is_unknown else target.available
+    return plan.Space(block=False, available=available, usable=size, thin=True, present=bool(target.size))
 
 
 def spare(request: Request) -> int | None:

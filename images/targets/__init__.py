@@ -16,7 +16,7 @@ from cdi_worker.images.targets import base, block, claim, file
 from cdi_worker.scratch import journal
 
 if TYPE_CHECKING:
-    from cdi_worker.images.targets import remote
+    from cdi_worker.images.targets import layout, remote
 
 Claim = claim.Claim
 Options = base.Options
@@ -134,9 +134,11 @@ def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) 
 
 def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
     try:
-        return claim.wait_for(make, terms)
+        made = claim.wait_for(make, terms)
     except OSError as err:
         raise errors.target_error(path, err, "open") from err
+    made.connect = terms.connect
+    return made
 
 
 def _lock_file(path: str) -> str:
@@ -233,6 +235,10 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
             from cdi_worker.images.targets import finished
 
             return finished.Finished(held, options)
+        if options.form is not None:
+            from cdi_worker.images.targets import qcow2
+
+            return qcow2.Qcow2Target(held, size, options)
         kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
         return kind(held, size, options)
     except OSError as err:
@@ -240,19 +246,27 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
 
 
 def journal_slots(
-    path: str | os.PathLike[str], size: int, held: claim.Claim | None = None
+    path: str | os.PathLike[str],
+    size: int,
+    held: claim.Claim | None = None,
+    form: layout.Qcow2 | None = None,
 ) -> journal.Slots | None:
     """Return where the journal of a disk of this size is stored (704 KiB); None for a small disk.
 
     It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
     device. So it is removed together with the data. That of an NBD export, by its claim ``held``, is in a
-    file on this machine.
+    file on this machine, that of a qcow2 file (``form``) beside it; compressed clusters are written once, so
+    they have none.
     """
     path = os.fspath(path)
     if size < block.HEAD:
         return None
     if held is not None and is_export(path):
         return held.slots()
+    if form is not None:
+        from cdi_worker.images.targets import qcow2
+
+        return None if form.compress else journal.Slots(qcow2.journal_file(path), 0, 0)
     if _is_block(path):
         return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)

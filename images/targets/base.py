@@ -7,11 +7,14 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from cdi_worker import errors, units
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import claim, storage
+
+if TYPE_CHECKING:
+    from cdi_worker.images.targets import layout
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ class Options:
     ends a long zeroing with ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it
     until it is closed. ``existing``: what happens to a disk at the path: ``replace`` it when the new one is
     complete, ``remove`` it before the new one is written, or ``refuse`` to. ``permissions`` of a new file;
-    None: by the umask.
+    None: by the umask. ``form``: of the file; None: raw.
     """
 
     preallocate: bool = False
@@ -38,6 +41,7 @@ class Options:
     claim: claim.Claim | None = None
     existing: Literal["replace", "remove", "refuse"] = "replace"
     permissions: int | None = None
+    form: layout.Qcow2 | None = None
 
 
 NEW: Final = Options()
@@ -61,6 +65,8 @@ class Target:
     withheld: int = 0
     #: Whether the whole target is known to read as zeros.
     is_fresh: bool = False
+    #: Whether what is delivered is compared with what the storage shows, and only what differs is written.
+    is_overlay: bool = False
     #: Whether the end of the ``with`` block leaves it open: somebody else publishes or closes it.
     is_detached: bool = False
 

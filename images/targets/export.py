@@ -30,7 +30,6 @@ class Export(claim.Marked):
         super().__init__(path)
         self._fd = -1
         self.journal = ""
-        self.connect = connect
         self.device = connect(path)
         try:
             if state:

@@ -7,7 +7,7 @@ import errno
 import os
 import pathlib
 import stat
-from typing import Final
+from typing import ClassVar, Final
 
 from cdi_worker import errors, units
 from cdi_worker.images import kernel
@@ -45,6 +45,9 @@ class FileTarget(base.Target):
     A new attempt gets a new inode: a run that has lost its claim may still hold the old one.
     """
 
+    #: Opens the storage.
+    opens: ClassVar[type[storage.Storage]] = storage.Storage
+
     def __init__(self, held: claim.Claim, size: int | None, options: base.Options) -> None:
         with contextlib.ExitStack() as undo:
             self._directory = os.open(pathlib.Path(held.path).parent, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,7 +55,7 @@ class FileTarget(base.Target):
             fd, name, self.resumed = self._open(held.path, options)
             undo.callback(os.close, fd)
             self._inode = os.fstat(fd)
-            stored = storage.Storage(held, fd, options.cancel, direct=options.direct)
+            stored = self.opens(held, fd, options.cancel, direct=options.direct and not self.opens.is_remote)
             super().__init__(stored, size, options)
             undo.pop_all()
         self.owned.callback(os.close, self._directory)

@@ -43,5 +43,5 @@ class Device(Protocol):
 class Connect(Protocol):
     """Connects to the NBD export at a URL. Raises ``errors.TargetError``, and if it must not be written."""
 
-    def __call__(self, url: str, *, writable: bool = True) -> Device:
-        """Return the open export."""
+    def __call__(self, url: str, *, writable: bool = True, name: str = "") -> Device:
+        """Return the open export. ``name``: for messages; empty: its address."""

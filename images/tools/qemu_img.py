@@ -140,6 +140,47 @@ def convert(
         raise _target_error(target, err) from err
 
 
+def writing(fd: int, *, direct: bool, compress: bool) -> Node:
+    """Return the node of a qcow2 file, open as ``fd``, for a server; with its own backing file."""
+    file: Node = {"driver": "file", "filename": f"/proc/self/fd/{fd}", "cache": {"direct": direct}}
+    node: Node = {"driver": "qcow2", "discard": "unmap", "file": file}
+    return {"driver": "compress", "file": node} if compress else node
+
+
+def create(
+    path: str, fd: int, options: Iterable[str], size: int, backing: tuple[str, str] | None = None
+) -> None:
+    """Write an empty qcow2 file of virtual ``size`` to the open file ``fd``; ``path`` is for messages.
+
+    ``backing``: path and format of its backing file.
+    """
+    given = [f"-o{option}" for option in options]
+    if backing is not None:
+        given += ["-b", backing[0], "-F", backing[1]]
+    _change(path, fd, ["create", "-q", "-fqcow2", *given], str(size))
+
+
+def grow(path: str, fd: int, size: int, *, preallocate: bool = False) -> None:
+    """Enlarge a qcow2 file to a virtual ``size``."""
+    options = ["--preallocation=metadata"] if preallocate else []
+    _change(path, fd, ["resize", "-q", "-fqcow2", *options], str(size))
+
+
+def repair(path: str, fd: int) -> None:
+    """Check a qcow2 file, and free clusters without a reference. Raises an error for any other fault."""
+    _change(path, fd, ["check", "-q", "-fqcow2", "-rleaks"])
+
+
+def _change(path: str, fd: int, command: list[str], *more: str) -> None:
+    """Run a command on an open file."""
+    name = f"/proc/self/fd/{fd}"
+    try:
+        _run([*command, name, *more], lambda _output: None, Follow(), pass_fds=(fd,))
+    except errors.ToolFailed as err:
+        reason = str(err.fields["reason"]).replace(f"'{name}'", path).replace(name, path)
+        raise _target_error(path, errors.ToolFailed(**{**err.fields, "reason": reason})) from err
+
+
 def head(source: Node, length: int, follow: Follow = Follow()) -> bytes:
     """Return the first ``length`` bytes (a multiple of 512) of a disk."""
     memory = os.memfd_create("head")

@@ -13,7 +13,7 @@ from cdi_worker.images.tools import process, qemu_img, workspace
 
 #: Bytes of address space: 16 requests of 32 MiB, and threads with stacks of 8 MiB.
 _ADDRESS_SPACE: Final = 3 << 30
-#: Seconds between two looks for the socket: nothing tells when qemu-nbd listens.
+#: Seconds between two looks whether it listens.
 _LOOK: Final = 0.01
 
 
@@ -33,22 +33,24 @@ def serving(
         socket = f"{folder}/nbd"
         options = () if writable else ("--read-only",)
         # Without --shared it serves one connection, without --persistent it ends with its last.
-        argv = (
-            "qemu-nbd",
-            "--persistent",
-            "--shared=64",
-            f"--socket={socket}",
-            *options,
-            qemu_img.text(node),
-        )
+        # It writes the file with its process id when it listens.
+        given = ("--persistent", "--shared=64", f"--socket={socket}", f"--pid-file={folder}/pid", *options)
+        argv = ("qemu-nbd", *given, qemu_img.text(node))
         command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE, pass_fds)
         with process.Process(command) as running:
-            while not pathlib.Path(socket).exists():
+            while not pathlib.Path(folder, "pid").exists():
                 cancel.check()
                 running.ready(None, _LOOK)
                 if running.ended:
                     raise _failure(running, node)
             yield f"nbd+unix:///?socket={socket}"
+
+
+def finished(path: str) -> contextlib.AbstractContextManager[str]:
+    """Serve a finished qcow2 file, with its backing file, to read it."""
+    return serving(
+        {"driver": "qcow2", "file": {"driver": "file", "filename": str(pathlib.Path(path).absolute())}}
+    )
 
 
 def _failure(running: process.Process, node: qemu_img.Node) -> errors.ToolFailed:

@@ -89,6 +89,7 @@ def _prepare(obj: parameters.Context, request: Request) -> None:
 def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, Any]) -> int:
     """Import all disks of an OVA to a folder, and print the result of each."""
     others = {"--disk": request.disk, "--size": request.image_size, "--content-type": request.is_archive}
+    others |= {"--format": bool(request.format or request.compress or request.backing)}
     others |= {"--layer": bool(request.layers), "--dry-run": given["dry_run"]}
     faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
     if not targets.is_folder(request.target):

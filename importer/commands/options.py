@@ -193,6 +193,20 @@ _WRITING: tuple[parameters.Decorator, ...] = (
     force_option,
     wait_option,
     state_option,
+    parameters.option(
+        WRITING,
+        "--format",
+        "-O",
+        metavar="FORMAT",
+        help="Format of the file TARGET: raw, or qcow2[,cluster_size=…,compression_type=…,preallocation=…].",
+    ),
+    parameters.option(WRITING, "--compress", is_flag=True, help="Write compressed clusters (qcow2)."),
+    parameters.option(
+        WRITING,
+        "--backing",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Write a qcow2 overlay of this file, with what differs from it.",
+    ),
 )
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
 report_option = parameters.option(

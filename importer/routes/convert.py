@@ -138,7 +138,7 @@ def _fitting_size(attempt: Attempt, image: qemu_img.Node) -> int:
 
 def _write(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
     """Write the disk of ``image`` to the target, and make it usable."""
-    if targets.is_export(attempt.request.target):
+    if attempt.request.form is not None or targets.is_export(attempt.request.target):
         _write_served(attempt, image, size)
         return
     if attempt.plan.compared:
@@ -175,7 +175,7 @@ def _write_served(attempt: Attempt, image: qemu_img.Node, size: int) -> None:
     connect = destination.connect(attempt.request, attempt.scope)
     with (
         qemu_nbd.serving(image, cancel=attempt.scope) as url,
-        contextlib.closing(connect(url, writable=False)) as served,
+        contextlib.closing(connect(url, writable=False, name=f"{attempt.facts.name} (qemu-nbd)")) as served,
     ):
         _deliver(attempt, size, lambda: volume.Remote(served, attempt.facts.name, size), "")
 

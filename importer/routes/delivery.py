@@ -75,6 +75,7 @@ def options(attempt: Attempt) -> targets.Options:
         if asked.existing == "remove"
         else "replace",
         permissions=asked.permissions,
+        form=asked.form,
     )
 
 
@@ -167,7 +168,7 @@ def _pour(
 
 def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
     """Return what is below the stack: the target, or what compares with it first."""
-    if place.options.mode != "refresh":
+    if place.options.mode != "refresh" and not out.is_overlay:
         return out
     updating = lazy.load(COMPARED).Updating(out)
     attempt.outcome.changes = updating.changes
@@ -298,7 +299,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     """
     asked = place.options
     has_journal = attempt.facts.identity and asked.mode == "new"
-    slots = targets.journal_slots(place.path, size, asked.claim) if has_journal else None
+    slots = targets.journal_slots(place.path, size, asked.claim, asked.form) if has_journal else None
     key = _key(attempt) if slots is not None else ""
     noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
     if noted.covered:
@@ -344,7 +345,8 @@ def has_begun(attempt: Attempt, path: str, size: int) -> bool:
         return False
     if path == targets.STDOUT:
         return False
-    slots = targets.journal_slots(path, size, attempt.claim if path == attempt.request.target else None)
+    asked = options(attempt) if path == attempt.request.target else targets.Options()
+    slots = targets.journal_slots(path, size, asked.claim, asked.form)
     return slots is not None and journal.Journal.open(slots, _key(attempt), size).covered > 0
 
 
@@ -370,6 +372,7 @@ def _key(attempt: Attempt) -> str:
         str(plan.Route.STREAM if route is plan.Route.EXTENTS else route),
         asked.room.owner,
         asked.target,
+        asked.form,
     )
     return repr(parts)
 

@@ -300,7 +300,8 @@ class Client:
             with self._cancel.ending(functools.partial(self._drop, used)):
                 # The last bytes of a disk may be less than a unit.
                 begin = offset - offset % used.unit
-                error, found = used.status(begin, length + offset - begin)
+                end = min(-(-(offset + length) // used.unit) * used.unit, max(used.size, offset + length))
+                error, found = used.status(begin, end - begin)
             self._check(used, error, f"listing the extents at byte {offset}")
         entries = found.get(context, [])
         if not entries or not all(count for count, _ in entries):

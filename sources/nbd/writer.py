@@ -18,22 +18,25 @@ from cdi_worker.sources.nbd import client, connection, handshake, locations
 _GRACE: Final = 10.0
 
 
-def connect(location: locations.Nbd, cancel: base.Cancel, url: str, *, writable: bool = True) -> Device:
+def connect(
+    location: locations.Nbd, cancel: base.Cancel, url: str, *, writable: bool = True, name: str = ""
+) -> Device:
     """Connect to the export at ``url``, over TLS with the certificates of ``location``.
 
     Raises ``errors.TargetError``.
     """
     address, access = locations.parse(url), location.access
+    name = name or address.name
     limits = client.Limits(access.connections, stall=access.patience, patience=access.patience)
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(handshake.credentials(location)) if address.tls else ""
-        server = handshake.Server(address.name, address, folder=folder, verify=not access.insecure)
+        server = handshake.Server(name, address, folder=folder, verify=not access.insecure)
         made = Device(_Client(server, limits, writable=writable), cancel, undo.pop_all())
         undo.callback(made.close)
         try:
             cancelling.apart(made.open, cancel, late=made.close)
         except errors.SourceError as err:
-            raise errors.TargetError(path=address.name, reason=err.fields["reason"]) from err
+            raise errors.TargetError(path=name, reason=err.fields["reason"]) from err
         undo.pop_all()
     return made
 

@@ -224,8 +224,11 @@ def test_example_runs(
         (place / "disk.img").write_bytes(b"old")
     if "manifest" in line and "--image" not in line:
         line += " --image registry.example.org/cdi-worker:1"
+    shutil.copy(place / "disk.qcow2", place / "golden.qcow2")
     done = run(line, place, env)
     assert done.returncode == 0, f"{line}\n{done.stderr}"
+    if " vm.qcow2" in line:
+        disks_module.to_raw(place / "vm.qcow2", "qcow2", place / "disk.img")
     if " import " in line and "--dry-run" not in line:
         target = place / ("vdb.img" if "vdb.img" in line else "disk.img")
         target = place / "images/vm-disk2.img" if "--all" in line else target

@@ -206,4 +206,32 @@ MUTANTS = (
         "allocate=False)",
         "tests/end_to_end/test_nbd_targets.py::test_preallocation_makes_no_holes",
     ),
+    mutant(
+        "images/targets/qcow2.py",
+        "resumes a qcow2 file that refers to another",
+        "        return found.virtual_size == self._created and found.backing == backing\n",
+        "        return True\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_left_over_that_is_not_ours_is_not_resumed",
+    ),
+    mutant(
+        "images/targets/qcow2.py",
+        "does not zero what an earlier run has written",
+        "        elif self.resumed or self.is_overlay:\n",
+        "        elif self.resumed:\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_overlay_holds_only_what_differs",
+    ),
+    mutant(
+        "images/targets/qcow2.py",
+        "drops the clusters of which only parts have come",
+        "                self.clusters.finish()\n",
+        "                pass\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_overlay_holds_only_what_differs",
+    ),
+    mutant(
+        "importer/request.py",
+        "gives a raw disk the name of a qcow2 file",
+        '    if not made.format and made.target.endswith(".qcow2"):\n',
+        "    if False:\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_name_without_a_format_names_both_ways",
+    ),
 )

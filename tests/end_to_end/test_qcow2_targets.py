@@ -1,0 +1,317 @@
+"""Imports to qcow2 files: the guest's bytes of every format, kills, and what does not fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbd")
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.images.engine import fetch
+from cdi_worker.images.targets import layout
+from tests.support import devices, disks, forked, misbehave, oracle, pairs, processes, servers, worker
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+DATA = random.Random(7).randbytes(SIZE)
+SLOW = {"drip": (256 << 10, 0.03)}
+FORMATS = ("raw", "qcow2", "qcow2-4k", "qcow2-zlib", "vmdk", "vmdk-stream", "vdi", "vhd", "vhdx", "vhdx-log")
+OPTIONS = (
+    ("qcow2",),
+    ("qcow2,cluster_size=4k",),
+    ("qcow2,cluster_size=2M",),
+    ("qcow2,preallocation=metadata",),
+    ("qcow2,compression_type=zstd", "--compress"),
+    ("qcow2,cluster_size=32k", "--compress"),
+)
+
+WORKER = """
+import sys, cdi_worker
+from cdi_worker.images.engine import fetch
+cdi_worker.run(cdi_worker.Request(
+    source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
+    format="qcow2", fetch=fetch.Options(connections=2, chunk=1 << 20),
+))
+"""
+
+
+def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
+    made = cdi_worker.Request(
+        source="http",
+        location=cdi_worker.Location(url),
+        target=str(target),
+        format="qcow2",
+        journal_interval=0.05,
+        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=20),
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def check(target: Path, expected: Path) -> None:
+    """Compare the guest's bytes; the file is without errors, and alone."""
+    processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
+    guest = target.with_name("guest")
+    processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", target, guest)
+    oracle.same(guest, expected)
+    guest.unlink()
+    assert [each.name for each in target.parent.glob(f"{target.name}*")] == [target.name]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "volume").mkdir()
+    return tmp_path / "volume" / "disk.qcow2"
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    (tmp_path / "expected").write_bytes(DATA)
+    return tmp_path / "expected"
+
+
+# -- bytes
+
+
+@pytest.mark.parametrize(("variant", "options"), pairs.dealt(FORMATS, OPTIONS))
+def test_every_format_is_written_as_qcow2(
+    web: servers.Web, disks: disks.Disks, target: Path, variant: str, options: tuple[str, ...]
+) -> None:
+    done = worker.run("import", web.url(disks.image(variant)), target, "--format", *options)
+    assert done.status == 0, done.errors
+    check(target, disks.expected(variant))
+
+
+@pytest.mark.parametrize("options", [(), ("--compress",)])
+def test_stream_of_unknown_size(
+    web: servers.Web, disks: disks.Disks, target: Path, options: tuple[str, ...]
+) -> None:
+    done = worker.run("import", web.url(disks.wrapped("raw", "gz")), target, "-O", "qcow2", *options)
+    assert done.status == 0, done.errors
+    check(target, disks.expected("raw"))
+
+
+def test_disk_larger_than_the_file_system(server: misbehave.Server, target: Path, expected: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    cdi_worker.run(request(url, target, image_size=1 << 44))
+    with expected.open("r+b") as file:
+        file.truncate(SIZE + MIB)
+    processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
+    guest = target.with_name("guest")
+    processes.run(
+        "qemu-img", "dd", "-f", "qcow2", "-O", "raw", "bs=1M", "count=25", f"if={target}", f"of={guest}"
+    )
+    oracle.same(guest, expected)
+
+
+def test_hundred_files_do_not_differ_where_clusters_are_preallocated(
+    server: misbehave.Server, target: Path, tmp_path: Path
+) -> None:
+    """Otherwise QEMU allocates clusters in the order in which they arrive."""
+    url = server.serve("/disk", misbehave.Page(DATA))
+    made = []
+    for number in range(2):
+        path = target.with_name(f"{number}.qcow2")
+        cdi_worker.run(request(url, path, format="qcow2,preallocation=metadata"))
+        made.append(path.read_bytes())
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("options", [(), ("--compress",)])
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
+def test_overlay_holds_only_what_differs(
+    target: Path, tmp_path: Path, options: tuple[str, ...], form: str
+) -> None:
+    base, changed = tmp_path / f"base.{form}", tmp_path / "changed"
+    (tmp_path / "raw").write_bytes(DATA)
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", form, tmp_path / "raw", base)
+    data = bytearray(DATA)
+    data[5 * MIB : 5 * MIB + 10] = b"0123456789"
+    data[7 * MIB : 9 * MIB] = bytes(2 * MIB)
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    done = worker.run("import", str(changed), target, "-O", "qcow2", "--backing", str(base), *options)
+    assert done.status == 0, done.errors
+    assert target.stat().st_size < 2 * MIB
+    check(target, changed)
+    info = processes.run("qemu-img", "info", target).stdout
+    assert f"backing file: {base}" in info
+    assert f"backing file format: {form}" in info
+
+
+def test_sha256_is_that_of_the_disk(target: Path, expected: Path) -> None:
+    done = worker.run("import", "--sha256", "-q", str(expected), target, "-O", "qcow2")
+    assert done.output.split()[0] == disks.digest(expected, "sha256")
+
+
+# -- what a user may type
+
+
+def test_name_without_a_format_names_both_ways(server: misbehave.Server, target: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    done = worker.run("import", url, target)
+    assert done.status == 2
+    assert "--format qcow2" in done.errors
+    assert "--format raw" in done.errors
+    done = worker.run("import", url, target, "--format", "raw")
+    assert done.status == 0
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("-O", "qcow"), "did you mean 'qcow2'"),
+        (("-O", "qcow2,size=3"), "qcow2 has no option 'size'"),
+        (("-O", "qcow2,cluster_size=3k"), "not a power of two"),
+        (("-O", "qcow2,compression_type=lzma"), "supported: zlib, zstd"),
+        (("-O", "qcow2,preallocation=full", "--compress"), "preallocation excludes --compress"),
+        (("-O", "qcow2,cluster_size=1M", "--compress"), "at most 64k"),
+        (("-O", "raw,cluster_size=4k"), "a raw disk has no options"),
+        (("--compress",), "need --format qcow2"),
+        (("-O", "qcow2", "--update"), "write an overlay of it with --backing"),
+        (("-O", "qcow2", "--preallocate"), "preallocation=falloc"),
+        (("-O", "qcow2", "--content-type", "archive"), "for a whole disk"),
+    ],
+)
+def test_what_does_not_fit_together(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+    done = worker.run("import", "http://127.0.0.1:1/", str(tmp_path / "disk.img"), *options)
+    assert done.status == 2
+    assert reason in done.errors
+
+
+@pytest.mark.parametrize("where", ["-", "nbd://127.0.0.1:1/"])
+def test_only_a_file_is_qcow2(where: str) -> None:
+    done = worker.run("import", "http://127.0.0.1:1/", where, "-O", "qcow2")
+    assert done.status == 2
+    assert "--format qcow2 writes a file" in done.errors
+
+
+def test_dry_run_says_the_format(server: misbehave.Server, target: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    done = worker.run("import", url, target, "-O", "qcow2,cluster_size=4k", "--dry-run")
+    assert done.status == 0
+    assert "target format  qcow2,cluster_size=4k" in done.output
+    assert not list(target.parent.iterdir())
+
+
+def test_existing_file_is_replaced_only_on_request(
+    server: misbehave.Server, target: Path, expected: Path
+) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    target.write_bytes(b"mine")
+    with pytest.raises(errors.TargetExists):
+        cdi_worker.run(request(url, target))
+    assert target.read_bytes() == b"mine"
+    cdi_worker.run(request(url, target, existing="replace"))
+    check(target, expected)
+
+
+@pytest.mark.parametrize("base", [b"\x4b\x44\x4d" + bytes(4096), None])
+def test_base_must_be_safe(tmp_path: Path, target: Path, expected: Path, base: bytes | None) -> None:
+    """A base that is another format, or refers to a file of somebody else."""
+    path = tmp_path / "base"
+    if base is None:
+        processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", expected, "-F", "raw", path)
+    else:
+        processes.run("qemu-img", "create", "-q", "-f", "vmdk", path, "24M")
+    done = worker.run("import", str(expected), target, "-O", "qcow2", "--backing", str(path))
+    assert done.status in {2, 4}, done.errors
+    assert not list(target.parent.iterdir())
+
+
+# -- interruptions
+
+
+def kill_midway(server: misbehave.Server, url: str, target: Path, number: int) -> None:
+    argv = [sys.executable, "-c", WORKER, url, target]
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
+        processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a good part of the disk")
+        running.send_signal(number)
+    assert running.returncode
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_import_is_resumed(
+    server: misbehave.Server, target: Path, expected: Path, number: int
+) -> None:
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    kill_midway(server, url, target, number)
+    assert not target.exists()
+    server.serve("/disk", misbehave.Page(DATA))
+    done = cdi_worker.run(request(url, target))
+    assert done.resumed > 8 * MIB
+    check(target, expected)
+
+
+@pytest.mark.parametrize("left", ["backing file", "garbage", "other size"])
+def test_left_over_that_is_not_ours_is_not_resumed(
+    server: misbehave.Server, target: Path, expected: Path, left: str
+) -> None:
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    kill_midway(server, url, target, signal.SIGKILL)
+    part = target.with_name("disk.qcow2.part")
+    if left == "garbage":
+        part.write_bytes(devices.DIRT * MIB)
+    else:
+        part.unlink()
+        more = ("-b", str(expected), "-F", "raw") if left == "backing file" else ()
+        size = "24M" if left == "backing file" else "23M"
+        processes.run("qemu-img", "create", "-q", "-f", "qcow2", *more, part, size)
+    server.serve("/disk", misbehave.Page(DATA))
+    assert cdi_worker.run(request(url, target)).resumed == 0
+    check(target, expected)
+    assert "backing" not in processes.run("qemu-img", "info", target).stdout
+
+
+def test_kills_at_random_moments(server: misbehave.Server, target: Path, expected: Path) -> None:
+    dice = random.Random(29)
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    for _ in range(6):
+        with forked.Popen[str](
+            [sys.executable, "-c", WORKER, url, target], env=forked.ENVIRONMENT
+        ) as running:
+            try:
+                running.wait(dice.uniform(0.3, 3))
+            except subprocess.TimeoutExpired:
+                running.kill()
+        if target.exists():
+            break
+    server.serve("/disk", misbehave.Page(DATA))
+    if not target.exists():
+        cdi_worker.run(request(url, target))
+    check(target, expected)
+
+
+def test_server_of_qemu_that_is_killed(server: misbehave.Server, target: Path, expected: Path) -> None:
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    with worker.started("import", url, target, "-O", "qcow2") as running:
+        processes.wait_for(lambda: server.sent("/disk") > 8 * MIB, "a part of the disk")
+        (pid,) = processes.run("pgrep", "-x", "qemu-nbd", "-P", str(running.pid)).stdout.split()
+        processes.run("kill", "-KILL", pid)
+        _, messages = running.communicate(timeout=60)
+    assert running.returncode == 6, messages
+    assert "qemu-nbd" in messages
+    assert not target.exists()
+    server.serve("/disk", misbehave.Page(DATA))
+    cdi_worker.run(request(url, target))
+    check(target, expected)
+
+
+# -- the options
+
+
+def test_layout() -> None:
+    assert layout.parse("") is None
+    assert layout.parse("raw") is None
+    found = layout.parse("qcow2,cluster_size=2M,preallocation=off", backing="/base")
+    assert found == layout.Qcow2(("cluster_size=2M", "preallocation=off"), 2 << 20, backing="/base")
+    assert not found.is_preallocated
