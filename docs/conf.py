@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from docutils import nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,6 +55,15 @@ INCLUDED = {
 def setup(app: Any) -> None:
     """Register the translation of links (Sphinx calls this)."""
     app.connect("source-read", _links)
+    app.connect("html-page-context", _describe)
+
+
+def _describe(_app: Any, _page: str, _template: str, context: dict[str, Any], tree: Any) -> None:
+    """Describe a page for search engines: by its first sentences."""
+    paragraph = next(iter(tree.findall(nodes.paragraph)), None) if tree is not None else None
+    if paragraph is not None:
+        text = html.escape(" ".join(paragraph.astext().split())[:200])
+        context["metatags"] = f'{context.get("metatags", "")}<meta name="description" content="{text}">\n'
 
 
 def _links(_app: Any, page: str, source: list[str]) -> None:

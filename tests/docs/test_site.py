@@ -153,3 +153,20 @@ def test_pages_that_code_and_texts_name_exist() -> None:
             found = re.findall(r"(?<![/\w])docs/[\w/-]+\.md", path.read_text(errors="replace"))
             missing += [(name, page) for page in found if not (repository.ROOT / page).is_file()]
     assert not missing
+
+
+def test_every_page_has_a_description(site: Path) -> None:
+    pages = [
+        path
+        for path in site.rglob("*.html")
+        if path.name not in {"genindex.html", "py-modindex.html", "search.html"}
+    ]
+    assert len(pages) > 30
+    for path in pages:
+        assert re.search(r'<meta name="description" content="[^"]{20,}', path.read_text()), path
+
+
+def test_home_page_has_real_output(site: Path) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "index.html").read_text())
+    for line in ("virtual size  67108864 bytes (64.0 MiB)", "100.0% done", "uploaded  disk.img"):
+        assert line in text
