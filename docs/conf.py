@@ -60,10 +60,11 @@ def setup(app: Any) -> None:
 
 def _describe(_app: Any, _page: str, _template: str, context: dict[str, Any], tree: Any) -> None:
     """Describe a page for search engines: by its first sentences."""
-    paragraph = next(iter(tree.findall(nodes.paragraph)), None) if tree is not None else None
-    if paragraph is not None:
-        text = html.escape(" ".join(paragraph.astext().split())[:200])
-        context["metatags"] = f'{context.get("metatags", "")}<meta name="description" content="{text}">\n'
+    if tree is not None:
+        text = " ".join(" ".join(each.astext() for each in tree.findall(nodes.paragraph)).split())[:200]
+        context["metatags"] = (
+            f'{context.get("metatags", "")}<meta name="description" content="{html.escape(text)}">\n'
+        )
 
 
 def _links(_app: Any, page: str, source: list[str]) -> None:

@@ -19,6 +19,10 @@ POD_ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
 }
+#: The labels of everything that is written (kubernetes.io/docs/concepts/overview/working-with-objects).
+LABELS = {"app.kubernetes.io/name": "cdi-worker", "app.kubernetes.io/managed-by": "cdi-worker"}
+#: Those by which deploy/pod-monitor.yaml selects pods, as CDI's have them.
+MONITORED = {"cdi.kubevirt.io": "importer", "prometheus.cdi.kubevirt.io": "true"}
 #: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
 #: one is of a pod that was killed or stopped (130, 137, 143): another pod resumes.
 REPORTED = [*range(1, 10)]
@@ -190,7 +194,7 @@ def _job(
     spec["template"] = template
     metadata = _metadata(volume, _name(f"{role}-{volume.name}"))
     if queue:
-        metadata["labels"] = metadata.get("labels", {}) | {QUEUE: queue}
+        metadata["labels"] |= {QUEUE: queue}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
@@ -243,20 +247,20 @@ def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
     annotations = {
         name: value for name, usual in POD_ANNOTATIONS.items() if (value := given.get(name, usual))
     }
-    metadata: Object = {"annotations": annotations | pod.annotations}
-    # The Job is what waits in a queue: with this label, Kueue could take its pods for waiting ones, too.
-    if labels := {name: value for name, value in pod.volume.labels.items() if name != QUEUE}:
-        metadata["labels"] = labels
+    # The Job is what waits in a queue: with this label, Kueue could also take its pods for waiting ones.
+    labels = {name: value for name, value in pod.volume.labels.items() if name != QUEUE}
+    metadata: Object = {
+        "annotations": annotations | pod.annotations,
+        "labels": {**LABELS, **MONITORED, **labels},
+    }
     return {"metadata": metadata, "spec": spec}
 
 
 def _metadata(volume: datavolume.DataVolume, name: str) -> Object:
-    made: Object = {"name": name}
+    made: Object = {"name": name, "labels": {**LABELS, **volume.labels}}
     namespace = volume.namespace or volume.source.namespace
     if namespace:
         made["namespace"] = namespace
-    if volume.labels:
-        made["labels"] = dict(volume.labels)
     return made
 
 

@@ -289,10 +289,11 @@ def test_restricted_containers_with_limits() -> None:
 
 def test_annotations_and_labels_are_passed_on() -> None:
     claim, item = printed_objects("blank")
-    assert claim["metadata"]["labels"] == item["metadata"]["labels"] == {"team": "storage"}
+    ours = manifest.LABELS
+    assert claim["metadata"]["labels"] == item["metadata"]["labels"] == {**ours, "team": "storage"}
     assert claim["metadata"]["namespace"] == item["metadata"]["namespace"] == "images"
     pod = item["spec"]["template"]["metadata"]
-    assert pod["labels"] == {"team": "storage"}
+    assert pod["labels"] == {**ours, **manifest.MONITORED, "team": "storage"}
     assert pod["annotations"] == {
         "v1.multus-cni.io/default-network": "bridge-network",
         "sidecar.istio.io/inject": "true",
@@ -388,3 +389,10 @@ def test_unsupported_features_are_reported(tmp_path: Path) -> None:
     done = worker.run("manifest", path)
     assert done.status == 2
     assert done.error_message.startswith("spec.source.pvc.namespace: ")
+
+
+def test_pod_monitor_selects_our_pods() -> None:
+    monitor = yaml.safe_load((repository.ROOT / "deploy/pod-monitor.yaml").read_text())["spec"]["selector"]
+    assert monitor["matchLabels"].items() <= manifest.MONITORED.items()
+    for rule in monitor["matchExpressions"]:
+        assert (rule["operator"], manifest.MONITORED[rule["key"]] in rule["values"]) == ("In", True)

@@ -11,13 +11,14 @@ import pytest
 import yaml
 
 from cdi_worker import units
-from cdi_worker.importer.kubernetes import pod
+from cdi_worker.importer.kubernetes import manifest, pod
 from cdi_worker.sources.vmware import disk as vddk_disk
 from cdi_worker.sources.vmware import nfc
 from tests.support import disks as disks_module
 from tests.support import kubernetes_schemas, repository, servers, worker
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+LABELS, MONITORED = manifest.LABELS, manifest.MONITORED
 PAGE = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
 QUEUES = list(yaml.safe_load_all((repository.ROOT / "deploy/kueue.yaml").read_text()))
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"user": "x"}}
@@ -57,7 +58,7 @@ def test_many_data_volumes_share_a_queue(tmp_path: Path) -> None:
     assert len(objects) == 2000
     assert len({item["metadata"]["name"] for item in jobs(objects)}) == 1000
     for item in jobs(objects):
-        assert item["metadata"]["labels"] == {QUEUE: "esx-1"}
+        assert item["metadata"]["labels"] == {**LABELS, QUEUE: "esx-1"}
         assert item["spec"]["suspend"] is True
     for item in objects[-2:]:
         assert kubernetes_schemas.faults(item) == []
@@ -68,11 +69,11 @@ def test_label_of_the_data_volume_selects_the_queue(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     given = [data_volume("a", labels={QUEUE: "esx-1", "team": "x"}), data_volume("b")]
     first, second = jobs(printed(path, given))
-    assert first["metadata"]["labels"] == {QUEUE: "esx-1", "team": "x"}
-    assert first["spec"]["template"]["metadata"]["labels"] == {"team": "x"}
+    assert first["metadata"]["labels"] == {**LABELS, QUEUE: "esx-1", "team": "x"}
+    assert first["spec"]["template"]["metadata"]["labels"] == {**LABELS, **MONITORED, "team": "x"}
     assert first["spec"]["suspend"] is True
     assert "suspend" not in second["spec"]
-    assert "labels" not in second["metadata"]
+    assert second["metadata"]["labels"] == LABELS
     for item in jobs(printed(path, given, "--queue=esx-2")):
         assert item["metadata"]["labels"][QUEUE] == "esx-2"
 
