@@ -17,6 +17,54 @@ from cdi_worker.scratch import digests, journal
 log = logging.getLogger(__name__)
 
 
+class Compare:
+    """Compare the records of a journal with the parts of a disk, which are read in order.
+
+    Ranges that differ are missing in the journal from then on; ``missing`` is called with their length.
+    ``path``: of the disk, for the log.
+    """
+
+    def __init__(
+        self, noted: journal.Journal, path: str, missing: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self._noted = noted
+        self._path = path
+        self._missing = missing
+        self._tags = bytearray()
+        self.records = collections.deque(noted.records())
+        #: Number of bytes that are compared, and that differ; the first of these.
+        self.total = sum(record.end - record.start for record in self.records)
+        self.differing = 0
+        self.first: int | None = None
+
+    def take(self, part: volume.Part) -> None:
+        """Compare a part, which begins and ends with whole units."""
+        after = part.offset + part.length
+        while self.records and self.records[0].start < after:
+            record = self.records[0]
+            start, end = max(record.start, part.offset), min(record.end, after)
+            data = (
+                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Piece) else None
+            )
+            self._tags += self._noted.tags(start, end, data)
+            if end < record.end:
+                return
+            self._differs(self._noted.compare(self.records.popleft(), bytes(self._tags)))
+            self._tags.clear()
+
+    def end(self) -> None:
+        """Take what is left for different: a file that was cut off has no bytes to compare."""
+        for record in self.records:
+            self._differs(self._noted.compare(record, b""))
+
+    def _differs(self, parts: list[journal.Range]) -> None:
+        for start, end in parts:
+            log.debug("differs path=%r offset=%d length=%d", self._path, start, end - start)
+            self.differing += end - start
+            self.first = start if self.first is None else min(self.first, start)
+            self._missing(end - start)
+
+
 class ReadBack:
     """Compare the records of a journal with storage, past the page cache, in a thread.
 
@@ -35,15 +83,11 @@ class ReadBack:
         self._stored = stored
         self._noted = noted
         self._scope = scope
-        self._missing = missing
-        self._records = collections.deque(noted.records())
-        self._tags = bytearray()
+        self._compare = Compare(noted, stored.path, missing)
         self._crew = crew.Crew(scope)
-        #: Number of bytes that differ.
-        self.differing = 0
 
     def __enter__(self) -> Self:
-        if self._records:
+        if self._compare.records:
             self._crew.start(self._run, 1)
         return self
 
@@ -53,18 +97,16 @@ class ReadBack:
     def wait(self) -> int:
         """Wait until everything was compared; return the number of bytes that differ."""
         self._crew.wait()
-        return self.differing
+        return self._compare.differing
 
     def _run(self) -> None:
         self._stored.drop_cache()
         with self._opened() as disk:
-            for start, end in _spans(self._records, volume.CHUNK):
+            for start, end in _spans(self._compare.records, volume.CHUNK):
                 for part in disk.pieces(start, end):
                     self._scope.check()
-                    self._compare(part)
-        # A file that was cut off has no bytes to compare.
-        for record in self._records:
-            self._differs(self._noted.compare(record, b""))
+                    self._compare.take(part)
+        self._compare.end()
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[volume.Volume]:
@@ -79,26 +121,6 @@ class ReadBack:
         except (errors.Unreachable, errors.TransferFailed) as err:
             reason = f"read back: {err.fields['reason']}"
             raise errors.TargetError(path=self._stored.path, reason=reason) from err
-
-    def _compare(self, part: volume.Part) -> None:
-        after = part.offset + part.length
-        while self._records and self._records[0].start < after:
-            record = self._records[0]
-            start, end = max(record.start, part.offset), min(record.end, after)
-            data = (
-                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Piece) else None
-            )
-            self._tags += self._noted.tags(start, end, data)
-            if end < record.end:
-                return
-            self._differs(self._noted.compare(self._records.popleft(), bytes(self._tags)))
-            self._tags.clear()
-
-    def _differs(self, parts: list[journal.Range]) -> None:
-        for start, end in parts:
-            log.debug("differs path=%r offset=%d length=%d", self._stored.path, start, end - start)
-            self.differing += end - start
-            self._missing(end - start)
 
 
 def _spans(records: Iterable[digests.Record], unit: int) -> list[journal.Range]:

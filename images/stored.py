@@ -27,12 +27,13 @@ def file(path: str) -> Iterator[Read]:
 def sha256(
     path: str,
     size: int,
-    advance: Callable[[int], object] = lambda _: None,
+    seen: Callable[[int, bytes], object] = lambda _offset, _data: None,
     opened: Callable[[str], AbstractContextManager[Read]] = file,
 ) -> str:
     """Return the SHA-256 of the first ``size`` bytes of a disk, as storage returns them.
 
-    ``advance`` gets the bytes read. ``opened`` opens the disk. Raises ``errors.TargetError``.
+    ``seen`` gets the pieces, each 4 MiB but the last. ``opened`` opens the disk.
+    Raises ``errors.TargetError``.
     """
     digest = hashlib.sha256()
     at = 0
@@ -40,7 +41,7 @@ def sha256(
         with opened(path) as read:
             while at < size and (data := read(at, min(size - at, _PIECE))):
                 digest.update(data)
-                advance(len(data))
+                seen(at, data)
                 at += len(data)
     except OSError as err:
         raise errors.target_error(path, err, "read back") from err

@@ -1,4 +1,4 @@
-"""What may follow a finished import: its disks are read back, and a report is written."""
+"""What may follow a finished import: its disks are read back and compared, and a report is written."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import dataclasses
 import logging
 from typing import Final
 
-from cdi_worker.images import stored
+from cdi_worker import errors
+from cdi_worker.images import readback, stored, volume
 from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.report import provenance
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
+from cdi_worker.scratch import journal
 
 log = logging.getLogger(__name__)
 
 #: The routes after which a disk may be read back: not a blank disk, nor a folder.
+ADVICE: Final = "do not use this disk; check its storage"
 WRITTEN: Final = frozenset(Route) - {Route.BLANK, Route.UNPACK}
 
 
@@ -40,8 +43,23 @@ class Audit:
         return results
 
     def _read_back(self, result: Result) -> Result:
+        """Read a disk from storage; compare it with the digest of its source, and with what has arrived."""
         self._progress.phase("readback", result.size)
         opened = destination.finished(self._request) or stored.file
-        digest = stored.sha256(result.target, result.size, self._progress.advance, opened)
-        log.info("read back sha256=%s", digest)
-        return dataclasses.replace(result, sha256=digest)
+        received = result.received or journal.Journal(None, "", 0)
+        compare = readback.Compare(received, result.target)
+
+        def seen(offset: int, data: bytes) -> None:
+            compare.take(volume.Piece(offset, memoryview(data)))
+            self._progress.advance(len(data))
+
+        digest = stored.sha256(result.target, result.size, seen, opened)
+        compare.end()
+        log.info("read back sha256=%s compared=%d differed=%d", digest, compare.total, compare.differing)
+        if compare.differing:
+            where = f"{compare.differing} bytes differ from those received, from byte {compare.first} on"
+            raise errors.TargetError(path=result.target, reason=f"read back: {where}; {ADVICE}")
+        if result.sha256 not in {"", digest}:
+            reason = f"read back: sha256 {digest} is not that of the source, {result.sha256}; {ADVICE}"
+            raise errors.TargetError(path=result.target, reason=reason)
+        return dataclasses.replace(result, sha256=digest, confirmed=compare.total)

@@ -15,6 +15,7 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.formats import signature
     from cdi_worker.images.sinks import compared
+    from cdi_worker.scratch import journal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Result:
     Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
     size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
     what they are of. ``signatures``: the verified signatures. ``sha256``: of the disk, if it is known without
-    reading it again; else empty.
+    reading it again, or was read back; else empty. ``confirmed``: bytes that were read back from storage, and
+    are those that were received. ``received``: their digests, to read the disk back; not for callers.
     """
 
     source: str
@@ -52,6 +54,8 @@ class Result:
     verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
     signatures: tuple[signature.Signature, ...] = ()
     sha256: str = ""
+    confirmed: int = 0
+    received: journal.Journal | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def as_fields(self) -> dict[str, object]:
         """Return what ``--json`` prints and reports contain."""
@@ -105,6 +109,7 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
         verified={**facts.verified, **served.verified, **stated(_checksums(attempt, whole, request))},
         signatures=served.signatures,
         sha256=_sha256(attempt, whole, request),
+        received=outcome.receiving.noted if outcome.receiving else None,
     )
 
 

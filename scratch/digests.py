@@ -135,6 +135,22 @@ class Digests:
         while len(self._edges) > _EDGES or self._buffers > _BUFFERS:
             self._take_edge(next(iter(self._edges)))
 
+    def cut(self, end: int) -> None:
+        """Set the end of a disk that is smaller than was expected: its last unit and granule are shorter."""
+        if end >= self.end:
+            return
+        self.end = end
+        number, index = divmod(max(0, end - 1 - self.start) // UNIT, self._per)
+        unit = self.start + (number * self._per + index) * UNIT
+        table, edge = self._open.get(number), self._take_edge(unit)
+        if table is not None:
+            table.cut(index + 1)
+        if edge is not None and edge.cut(end - unit):
+            self.add(unit, ZERO if edge.data is None else self.tags(unit, memoryview(edge.data)))
+        elif table is not None and table.is_full:
+            del self._open[number]
+            self._whole[number] = self._digest(bytes(table.tags))
+
     def granules(self) -> tuple[list[ranges.Range], bytes]:
         """Return the finished granules as ranges, and their digests in order."""
         numbers = sorted(self._whole)
@@ -286,6 +302,11 @@ class _Open:
             if not self.has(index + offset):
                 self.put(index + offset, tags[offset * TAG : (offset + 1) * TAG])
 
+    def cut(self, units: int) -> None:
+        """Leave the first ``units``; those after them are not finished."""
+        self._left -= len(self.tags) // TAG - units
+        del self.tags[units * TAG :]
+
     def clear(self, index: int, count: int) -> None:
         for each in range(index, index + count):
             self._left += self.has(each)
@@ -314,6 +335,13 @@ class _Edge:
     @property
     def is_full(self) -> bool:
         return self._covered.is_all(0, self._size)
+
+    def cut(self, size: int) -> bool:
+        """Make the unit shorter; return whether it is finished then."""
+        self._size = size
+        if self.data is not None:
+            del self.data[size:]
+        return self.is_full
 
     def add(self, start: int, end: int, data: memoryview | None) -> None:
         if data is not None and self.data is None:

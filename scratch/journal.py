@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,6 +82,7 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = slots
+        self._digesting = slots is not None
         self._withheld = slots.withheld if slots else 0
         self._key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
         self._total = total
@@ -121,6 +123,18 @@ class Journal:
             journal._load(slots)
         return journal
 
+    @classmethod
+    def of_what_arrives(cls, limit: int) -> Self:
+        """Return a journal that is only kept in memory, of a disk of at most ``limit`` bytes."""
+        made = cls(None, secrets.token_hex(), limit)
+        made._digesting = True
+        return made
+
+    def end(self, size: int) -> None:
+        """Note the size of the disk, if it was not known before."""
+        with self._lock:
+            self._digests.cut(size)
+
     def store_in(self, path: str) -> None:
         """Save to ``path`` from now on, which names the open target whatever becomes of the target's name."""
         if self._slots is not None:
@@ -142,7 +156,7 @@ class Journal:
 
         Call it before the bytes are written: they are still in the CPU cache, and no longer after a write.
         """
-        if self._slots is None or (len(data) < digests.UNIT and offset + len(data) < self._digests.end):
+        if not self._digesting or (len(data) < digests.UNIT and offset + len(data) < self._digests.end):
             return b""
         first, last = self._digests.whole_units(offset, offset + len(data))
         return self._digests.tags(first, data[first - offset : last - offset]) if first < last else b""
@@ -153,7 +167,7 @@ class Journal:
         first, last = self._digests.whole_units(start, end)
         with self._lock:
             self._add(start, end)
-            if self._slots is None:
+            if not self._digesting:
                 return
             self._unsaved += end - start
             if tags:
@@ -166,7 +180,7 @@ class Journal:
         with self._lock:
             for start, end in spans:
                 self._add(start, end)
-                if self._slots is None:
+                if not self._digesting:
                     continue
                 first, last = self._digests.whole_units(start, end)
                 self._digests.add_zeros(first, last)

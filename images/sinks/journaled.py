@@ -48,3 +48,19 @@ class Journaled(base.Passing):
         holes, self._holes = self._holes, []
         if holes:
             self._noted.zeroed(holes)
+
+
+class Receiving(Journaled):
+    """Note in memory the digests of all that arrives, to compare the finished disk with them. Thread-safe.
+
+    ``limit``: bytes that the disk has at most.
+    """
+
+    def __init__(self, to: base.Sink, limit: int) -> None:
+        self.noted = journal.Journal.of_what_arrives(limit)
+        super().__init__(to, self.noted, lambda: None)
+
+    def end(self, size: int) -> None:
+        """Note the end of a disk of ``size`` bytes."""
+        self._note_holes()
+        self.noted.end(size)

@@ -60,9 +60,9 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
     """
     obj.to_stdout = target == targets.STDOUT and not given["dry_run"]
     if obj.to_stdout and given["read_back"]:
-        raise errors.RequestError("--sha256 reads the disk back, which standard output does not allow")
+        raise errors.RequestError("--verify reads the disk back, which standard output does not allow")
     if given["read_back"] and given["content_type"] == "archive":
-        raise errors.RequestError("--sha256 reads the disk back, and an archive is not a disk")
+        raise errors.RequestError("--verify reads the disk back, and an archive is not a disk")
     request = options.make_request(source, target, given, contract.environment())
     if given["every"]:
         return _import_all(obj, dataclasses.replace(request, target=target), given)

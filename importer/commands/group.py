@@ -181,10 +181,9 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 )
 @parameters.option(
     ROLE,
-    "--sha256",
-    "read_back",
+    "--read-back",
     is_flag=True,
-    help="Read an imported disk back from storage and log its SHA-256.",
+    help="Read an imported disk back from storage, compare it with what was received, and log its SHA-256.",
 )
 @parameters.option(
     ROLE,

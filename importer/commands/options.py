@@ -244,10 +244,10 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
     ),
     parameters.option(
         OUTPUT,
-        "--sha256",
+        "--verify",
         "read_back",
         is_flag=True,
-        help="Read the disk back after the import and print its SHA-256.",
+        help="Read the disk back from storage, compare it with what was received, and print its SHA-256.",
     ),
     report_option,
     progress_option,

@@ -99,7 +99,7 @@ def result(done: Result, request: Request, obj: parameters.Context) -> None:
 def _result(done: Result, request: Request, obj: parameters.Context) -> None:
     digest = done.sha256 if request.read_back else ""
     if obj.as_json:
-        fields = {**done.as_fields(), **({"sha256": digest} if digest else {})}
+        fields = {**done.as_fields(), **({"sha256": digest, "confirmed": done.confirmed} if digest else {})}
         as_json(fields, err=obj.to_stdout)
     elif not obj.quiet:
         _imported(done, obj, digest)
@@ -123,6 +123,7 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
             "updated": _updated(done),
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": digest,
+            "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
             "time": f"{done.seconds:.2f} s" + (f", {rate}/s read" if done.read else ""),
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),

@@ -18,7 +18,7 @@ from cdi_worker.scratch import ranges
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images.sinks import compared, verified
+    from cdi_worker.images.sinks import compared, journaled, verified
     from cdi_worker.images.targets import group
 
 
@@ -29,8 +29,8 @@ class Outcome:
     ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found. ``comparison``: what a verification found. ``verified``: the checksum of the bytes as served
-    was verified.
+    place found. ``comparison``: what a verification found. ``receiving``: has the digests of what was
+    delivered, to read it back. ``verified``: the checksum of the bytes as served was verified.
     """
 
     read: int = 0
@@ -41,6 +41,7 @@ class Outcome:
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None
     comparison: verified.Comparing | None = None
+    receiving: journaled.Receiving | None = None
     verified: bool = False
     accepted: bool = False
 

@@ -168,11 +168,14 @@ def _pour(
 
 def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
     """Return what is below the stack: the target, or what compares with it first."""
-    if place.options.mode != "refresh" and not out.is_overlay:
-        return out
-    updating = lazy.load(COMPARED).Updating(out)
-    attempt.outcome.changes = updating.changes
-    found: sinks.Sink = updating
+    found: sinks.Sink = out
+    if place.options.mode == "refresh" or out.is_overlay:
+        updating = lazy.load(COMPARED).Updating(out)
+        attempt.outcome.changes = updating.changes
+        found = updating
+    if attempt.request.read_back and place.path == attempt.request.target:
+        attempt.outcome.receiving = journaled.Receiving(found, out.size or place.limit)
+        found = attempt.outcome.receiving
     return found
 
 
@@ -254,7 +257,7 @@ def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Open
     outcome.kept = min(outcome.resumed, noted.counted[0])
     assert disk.keep is not None  # noqa: S101  (see ``delivered``)
     disk.keep(start, end)
-    sink = journaled.Journaled(out, noted, out.flush)
+    sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
     size, count = _pour(disk, sink, place, Meter.of(attempt.progress, sink.moved))
     _check_size(attempt, noted.total, size)
     return count + outcome.resumed
@@ -266,10 +269,10 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
     _begin_phase(attempt, place)
     covered, figures = noted.covered, noted.counted
     noted.counting = lambda: figures
-    sink: sinks.Sink = out
+    sink = _last(attempt, place, out)
     meter = Meter.of(attempt.progress)
     if not disk.tentative:
-        sink = noting = journaled.Journaled(out, noted, out.flush)
+        sink = noting = journaled.Journaled(sink, noted, out.flush)
         meter = Meter.of(attempt.progress, noting.moved)
     out.storage.drop_cache()
     continuing = lazy.load(COMPARED).Continuing(out.storage, noted, sink)
@@ -396,6 +399,8 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     if attempt.comparing is not None:
         attempt.outcome.size = size
         return
+    if attempt.outcome.receiving is not None:
+        attempt.outcome.receiving.end(size)
     attempt.progress.phase("sync", None)
     grow_to = attempt.plan.grow_to
     attempt.outcome.size = max(size, grow_to)

@@ -148,7 +148,7 @@ def test_update_writes_only_what_differs(
 
 def test_sha256_is_read_back_from_the_export(served: nbd_targets.Served, tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(DATA)
-    done = worker.run("import", "--sha256", "--quiet", str(tmp_path / "raw"), served.url)
+    done = worker.run("import", "--verify", "--quiet", str(tmp_path / "raw"), served.url)
     assert done.status == 0, done.errors
     assert done.output.split()[0] == disks.digest(tmp_path / "raw", "sha256")
 

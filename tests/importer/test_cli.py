@@ -67,7 +67,7 @@ def test_import_prints_json(
 ) -> None:
     target = tmp_path / "disk.img"
     url = web.url(disks.wrapped(variant, compression))
-    result = run_json("import", url, target, "--sha256")
+    result = run_json("import", url, target, "--verify")
     assert (result["source"], result["target"], result["format"]) == (
         url,
         str(target),

@@ -141,7 +141,7 @@ def test_administrator_sets_options_of_all_pods(
     env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url}
     assert pod.run(**env, CDI_WORKER_CONNECTIONS="2", CDI_WORKER_DIRECT="true").status == 0
     assert pod.disk.read_bytes() == disks.raw().read_bytes()
-    done = pod.run(**env, CDI_WORKER_SHA256="true")
+    done = pod.run(**env, CDI_WORKER_READ_BACK="true")
     assert f"read back sha256={disks_module.digest(disks.raw(), 'sha256')}" in done.errors
     assert pod.run(**env, CDI_WORKER_CONNECTIONS="200").status == 1
     words = "Unable to process data: Invalid value for '--connections': 200 is not in the range"

@@ -117,7 +117,7 @@ def test_quiet_prints_nothing_but_errors(disks: disks_module.Disks, tmp_path: Pa
     assert (done.status, done.output, len(done.errors.splitlines())) == (SOURCE, "", 1)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        done = worker.run("import", "-q", "--sha256", disks.raw(), tmp_path / name)
+        done = worker.run("import", "-q", "--verify", disks.raw(), tmp_path / name)
         digest = disks_module.digest(disks.raw(), "sha256")
         # What sha256sum prints, and checks.
         assert (done.output, done.errors) == (f"{digest}  {tmp_path / name / 'disk.img'}\n", "")

@@ -198,5 +198,5 @@ def test_archive_is_refused_for_standard_output(tmp_path: Path) -> None:
 
 
 def test_sha256_is_refused_for_standard_output(web: servers.Web, disks: disks_module.Disks) -> None:
-    status, data, messages = run("import", web.url(disks.raw()), "-", "--sha256")
-    assert (status, data, "--sha256" in messages) == (REQUEST, b"", True)
+    status, data, messages = run("import", web.url(disks.raw()), "-", "--verify")
+    assert (status, data, "--verify" in messages) == (REQUEST, b"", True)

@@ -128,7 +128,7 @@ def test_retry_says_why_and_until_when(terminal: terminals.Terminal, server: mis
 
 def test_done_is_the_end(wide: terminals.Terminal, server: misbehave.Server) -> None:
     page = misbehave.Page(DATA)
-    screen = wide.run(f"cdi-worker import --sha256 --progress lines {server.serve('/disk', page)} disk.img")
+    screen = wide.run(f"cdi-worker import --verify --progress lines {server.serve('/disk', page)} disk.img")
     phases = [found[1] for line in screen if (found := re.match(r" *[\d.]+% (\w+)", line))]
     assert phases[-2:] == ["readback", "done"]
     assert "sync" in phases

@@ -99,7 +99,7 @@ def test_digest_of_the_source_is_not_that_of_the_disk(
     assert found["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"sha256": digest}
     assert only_disk(found)["sha256"] is None
     # The user asks to read the disk back.
-    assert worker.run("import", url, target, "--force", "--sha256", *options).status == 0
+    assert worker.run("import", url, target, "--force", "--verify", *options).status == 0
     expected = hashlib.sha256(target.read_bytes()).hexdigest()
     assert read(report)["subject"] == [{"name": str(target), "digest": {"sha256": expected}}]
 
@@ -146,7 +146,7 @@ def test_registry_with_a_signature(
         IMPORTER_SECRET_KEY=registries.PASSWORD,
         CDI_WORKER_SIGNED_BY=key,
         CDI_WORKER_REPORT=str(report),
-        CDI_WORKER_SHA256="true",
+        CDI_WORKER_READ_BACK="true",
     )
     assert done.status == 0, done.errors
     oracle.same(pod.disk, disks.raw())
@@ -209,7 +209,7 @@ def test_all_disks_of_an_ova(server: misbehave.Server, tmp_path: Path, *, ranges
     digest = hashlib.sha256(packed).hexdigest()
     folder, report = tmp_path / "disks", tmp_path / "report.json"
     folder.mkdir()
-    options = (f"--checksum=sha256:{digest}", "--sha256", "--report", report)
+    options = (f"--checksum=sha256:{digest}", "--verify", "--report", report)
     done = worker.run("import", "--all", url, folder, *options)
     assert done.status == 0, done.errors
     found = read(report)
@@ -356,6 +356,6 @@ def test_library_reads_back_and_reports(server: misbehave.Server, tmp_path: Path
 
 def test_digest_of_an_archive_is_refused_at_once(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/files.tar", misbehave.Page(DATA))
-    done = worker.run("import", url, tmp_path, "--content-type=archive", "--sha256")
+    done = worker.run("import", url, tmp_path, "--content-type=archive", "--verify")
     assert (done.status, server.requests) == (2, [])
     assert "an archive is not a disk" in done.error_message

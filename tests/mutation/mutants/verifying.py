@@ -102,4 +102,25 @@ MUTANTS = (
         "        if False:\n",
         f"{TESTS}::test_only_an_import_is_verified_in_a_pod",
     ),
+    mutant(
+        "importer/audit.py",
+        "takes what is read back for right",
+        "        if compare.differing:\n",
+        "        if False:\n",
+        "tests/importer/test_audit.py::test_whole_disk_is_compared_with_what_was_received",
+    ),
+    mutant(
+        "images/readback.py",
+        "does not compare a disk that is cut off",
+        '        for record in self.records:\n            self._differs(self._noted.compare(record, b""))\n',
+        "        pass\n",
+        "tests/end_to_end/test_read_back.py",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
+        "does not compare the end of a stream that is read back",
+        "        attempt.outcome.receiving.end(size)\n",
+        "        pass\n",
+        "tests/importer/test_audit.py::test_whole_disk_is_compared_with_what_was_received",
+    ),
 )

@@ -1,0 +1,105 @@
+"""``import --verify``: a finished disk is read back, and is what was received."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from tests.support import devices, disks, misbehave, processes
+
+MIB = 1 << 20
+#: Neither a multiple of a unit of digests, nor of a granule.
+SIZE = 11 * MIB + 3 * 512
+DATA = random.Random(8).randbytes(5 * MIB) + bytes(4 * MIB) + random.Random(9).randbytes(2 * MIB + 3 * 512)
+
+
+class Damaging(cdi_worker.NullProgress):
+    """Changes a byte of the disk when it is complete, before it is read back."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self.path, self.offset = path, offset
+
+    def phase(self, name: str, _total: int | None) -> None:
+        if name == "readback":
+            with self.path.open("r+b") as file:
+                file.seek(self.offset)
+                byte = file.read(1)[0]
+                file.seek(self.offset)
+                file.write(bytes([byte ^ 1]))
+
+
+def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
+    values = {"existing": "replace", "read_back": True, **options}
+    return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target), **values)
+
+
+def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:
+    """Serve the disk in a form; return its URL."""
+    raw, image = tmp_path / "raw", tmp_path / "image"
+    raw.write_bytes(DATA)
+    if form in disks.FORMATS and form != "raw":
+        disks.convert(raw, image, disks.FORMATS[form])
+        return server.serve("/disk", misbehave.Page(image.read_bytes()))
+    data = gzip.compress(DATA, 1) if form == "raw.gz" else DATA
+    return server.serve("/disk", misbehave.Page(data, ranges=form != "stream"))
+
+
+@pytest.mark.parametrize("kind", ["file", "block"])
+@pytest.mark.parametrize("form", ["raw", "stream", "raw.gz", "qcow2", "qcow2-zlib", "vmdk-stream"])
+def test_whole_disk_is_compared_with_what_was_received(
+    server: misbehave.Server, tmp_path: Path, form: str, kind: str
+) -> None:
+    url = served(server, form, tmp_path)
+    with devices.target(kind, tmp_path, 16 * MIB) as target:
+        done = cdi_worker.run(request(url, target))
+        assert (done.confirmed, done.sha256) == (SIZE, hashlib.sha256(DATA).hexdigest())
+        for offset in (0, MIB - 1, 7 * MIB, SIZE - 1):
+            with pytest.raises(errors.TargetError, match="read back: .* bytes differ from those received"):
+                cdi_worker.run(request(url, target), Damaging(target, offset))
+
+
+def test_update_is_read_back_too(server: misbehave.Server, tmp_path: Path) -> None:
+    url = served(server, "raw", tmp_path)
+    target = tmp_path / "disk.img"
+    target.write_bytes(DATA)
+    assert cdi_worker.run(request(url, target, existing="update")).confirmed == SIZE
+    with pytest.raises(errors.TargetError, match="differ from those received"):
+        cdi_worker.run(request(url, target, existing="update"), Damaging(target, 10 * MIB))
+
+
+def test_digest_of_the_source_is_compared(server: misbehave.Server, tmp_path: Path) -> None:
+    url = served(server, "raw", tmp_path)
+    target = tmp_path / "disk.img"
+    checksum = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+    assert cdi_worker.run(request(url, target, checksum=checksum)).confirmed == SIZE
+    with pytest.raises(errors.TargetError, match="read back"):
+        cdi_worker.run(request(url, target, checksum=checksum), Damaging(target, 3))
+
+
+def test_what_qemu_img_writes_is_read_back_without_comparison(
+    server: misbehave.Server, tmp_path: Path
+) -> None:
+    url = served(server, "vmdk-odd", tmp_path)
+    done = cdi_worker.run(request(url, tmp_path / "disk.img"))
+    assert (done.confirmed, done.sha256) == (0, hashlib.sha256(DATA).hexdigest())
+
+
+def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server, tmp_path: Path) -> None:
+    processes.need("qemu-img")
+    url = server.serve("/disk", misbehave.Page(DATA, stall_at=9 * MIB + 5))
+    target = tmp_path / "disk.img"
+    few = cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=2)
+    with pytest.raises(errors.Error):
+        cdi_worker.run(request(url, target, fetch=few, journal_interval=0.05))
+    server.serve("/disk", misbehave.Page(DATA))
+    done = cdi_worker.run(request(url, target, fetch=few))
+    assert done.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert done.resumed > 0
+    assert 0 < done.confirmed < SIZE
