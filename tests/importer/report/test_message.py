@@ -122,6 +122,7 @@ _PHRASES: dict[type[errors.Error], tuple[str, str]] = {
     errors.Truncated: (_PROCESS, _PROCESS),
     errors.TrailingGarbage: (_PROCESS, _PROCESS),
     errors.Untrusted: (_PROCESS, _PROCESS),
+    errors.Differs: (_PROCESS, _PROCESS),
     errors.TargetError: (_PROCESS, _PROCESS),
     errors.TooLarge: (_PROCESS, _PROCESS),
     errors.NoSpace: (_PROCESS, _PROCESS),
