@@ -226,8 +226,7 @@ def cli(
 ) -> int | None:
     """Write a virtual machine's disk, from any source, to a file or device.
 
-    Without a command, run the role (importer, upload server, clone source) that the environment selects, as
-    CDI's controllers set it.
+    Without a command, run the role of a pod that the environment selects.
     """
     signatures.take_pod(ctx, given)
     ctx.obj.settings = settings = parameters.settings(given, POD.settings)
