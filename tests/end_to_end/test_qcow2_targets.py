@@ -147,7 +147,7 @@ def test_overlay_holds_only_what_differs(
 
 
 def test_sha256_is_that_of_the_disk(target: Path, expected: Path) -> None:
-    done = worker.run("import", "--sha256", "-q", str(expected), target, "-O", "qcow2")
+    done = worker.run("import", "--verify", "-q", str(expected), target, "-O", "qcow2")
     assert done.output.split()[0] == disks.digest(expected, "sha256")
 
 

@@ -61,7 +61,7 @@ def test_whole_disk_is_compared_with_what_was_received(
         done = cdi_worker.run(request(url, target))
         assert (done.confirmed, done.sha256) == (SIZE, hashlib.sha256(DATA).hexdigest())
         for offset in (0, MIB - 1, 7 * MIB, SIZE - 1):
-            with pytest.raises(errors.TargetError, match="read back: .* bytes differ from those received"):
+            with pytest.raises(errors.TargetError, match=r"read back: .* bytes differ from those received"):
                 cdi_worker.run(request(url, target), Damaging(target, offset))
 
 
