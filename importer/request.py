@@ -88,7 +88,7 @@ class Request:
     @property
     def form(self) -> layout.Qcow2 | None:
         """The qcow2 file to write; None: a raw disk. Raises ``errors.RequestError``."""
-        if not (self.format or self.compress or self.backing):
+        if self.existing == "compare" or not (self.format or self.compress or self.backing):
             return None
         backing = os.path.realpath(self.backing) if self.backing else ""
         made: layout.Qcow2 | None = lazy.load(LAYOUT)(self.format, compress=self.compress, backing=backing)

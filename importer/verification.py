@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from cdi_worker import errors, units
+from cdi_worker import errors, lazy, units
 from cdi_worker.formats import partitions
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 #: The ranges that are listed.
 LISTED: Final = 10
+#: What only the verification of a qcow2 file needs (start-up time).
+QCOW2: Final = "cdi_worker.images.targets.qcow2:check"
+SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
 #: The side of a difference that is all zeros, or the end of a disk that is too small.
 Side: TypeAlias = Literal["", "source", "disk", "missing"]
 
@@ -229,12 +233,19 @@ def _state(path: str) -> tuple[int, ...]:
     return () if targets.is_block(path) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _disk(start: contact.Contact) -> targets.Claim:
-    """Return the claim on the disk, which is none: an NBD export is connected to."""
-    path, device = start.request.target, None
-    if targets.is_export(path):
-        device = destination.connect(start.request, start.reads)(path, writable=False)
-    return targets.reading(path, device)
+@contextlib.contextmanager
+def _disk(start: contact.Contact) -> Iterator[targets.Claim]:
+    """Yield the claim on the disk, which is none: an NBD export is connected to, a qcow2 file is served."""
+    request, path = start.request, start.request.target
+    with contextlib.ExitStack() as stack:
+        device, url = None, path
+        if request.format == "qcow2" or (path.endswith(".qcow2") and not request.format):
+            backing = os.path.realpath(request.backing) if request.backing else ""
+            lazy.load(QCOW2)(path, backing)
+            url = stack.enter_context(lazy.load(SERVING)(path))
+        if targets.is_export(url):
+            device = destination.connect(request, start.reads)(url, writable=False, name=path)
+        yield stack.enter_context(targets.reading(path, device))
 
 
 def _sampled(request: Request, held: targets.Claim) -> ranges.Ranges | None:

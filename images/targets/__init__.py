@@ -54,7 +54,7 @@ def facts(
     ``held``: its claim, without which an NBD export cannot be inspected. Raises ``errors.TargetError``.
     """
     path = os.fspath(path)
-    if isinstance(held, claim.Marked | claim.Reading) and is_export(path):
+    if isinstance(held, claim.Marked | claim.Reading) and (is_export(path) or held.is_served):
         return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
     try:
@@ -122,7 +122,9 @@ def reading(path: str, device: remote.Device | None = None) -> claim.Reading:
 
     ``device``: an open NBD export, closed with it.
     """
-    return claim.Reading(path, device)
+    held = claim.Reading(path, device)
+    held.is_served = device is not None and not is_export(path)
+    return held
 
 
 def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:

@@ -113,6 +113,8 @@ class Claim:
 
     #: Connects to NBD exports, for targets that are written through a server.
     connect: remote.Connect | None = None
+    #: Whether it is a file that an NBD server shows.
+    is_served: bool = False
     #: Whether the disk at ``path`` is one that a killed run of the same command has left, untouched.
     may_replace: bool = False
 
@@ -412,7 +414,7 @@ class Device(Marked):
 
 
 class Reading(Claim):
-    """No claim: a disk that is only read. ``device``: the open NBD export that it is on."""
+    """No claim: a disk that is only read. ``device``: the open NBD export that it is on, or that shows it."""
 
     def __init__(self, path: str, device: remote.Device | None = None) -> None:
         super().__init__(path)

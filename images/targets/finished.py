@@ -25,6 +25,7 @@ class Finished(base.Target):
         #: Whether it is a device, whose end is not that of the disk.
         self.is_device = True
         if held.device is not None:
+            self.is_device = not held.is_served
             super().__init__(_Export(held, held.device, options.cancel), held.size, options)
             return
         fd = os.open(held.path, _FLAGS)

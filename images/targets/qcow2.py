@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import struct
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, units
-from cdi_worker.formats import detect, safety
+from cdi_worker.formats import detect, facts, safety, views
 from cdi_worker.images import directio
 from cdi_worker.images.targets import base, claim, file, storage
 from cdi_worker.images.tools import qemu_img, qemu_nbd
@@ -25,6 +26,8 @@ _UNKNOWN: Final = 8 << 40
 _ENTRIES: Final = 1 << 20
 #: Offset of the disk's size in the header (docs/interop/qcow2.txt).
 _SIZE_FIELD: Final = 24
+#: Offset of the offset and length of the backing file's name.
+_BACKING_FIELDS: Final = 8
 #: Bytes of clusters that wait for their other parts.
 _MOST_PARTS: Final = 64 << 20
 
@@ -127,12 +130,11 @@ class Qcow2Target(file.FileTarget):
             return os.pread(fd, length, offset)
 
         try:
-            length, backing = os.fstat(fd).st_size, self._form.backing or None
-            found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=length, allow_backing=backing)
+            found = _checked(read, os.fstat(fd).st_size, self._form.backing)
             qemu_img.repair(self.path, fd)
         except (errors.ImageError, errors.ToolFailed, errors.TargetError):
             return False
-        return found.virtual_size == self._created and found.backing == backing
+        return found.virtual_size == self._created
 
     def _ready(self, size: int) -> None:
         fd = self.storage.fd
@@ -225,6 +227,35 @@ class _Clusters:
             self._device.write(start, data)
         elif self._has_old:
             self._device.zero(start, len(data), allocate=False)
+
+
+def check(path: str, backing: str) -> None:
+    """Check that a finished qcow2 file is safe to open. ``backing``: its backing file; empty: it has none."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            fd = stream.fileno()
+
+            def read(offset: int, length: int) -> bytes:
+                return os.pread(fd, length, offset)
+
+            _checked(read, os.lseek(fd, 0, os.SEEK_END), backing)
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+    if backing:
+        _backing_format(backing)
+
+
+def _checked(read: views.Read, size: int, backing: str) -> facts.Facts:
+    """Check a qcow2 file that must have the backing file ``backing``, by its whole path; empty: none."""
+    # The check looks at the name without its directory.
+    allowed = pathlib.Path(backing).name or None
+    found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=allowed)
+    offset, length = struct.unpack(">QI", read(_BACKING_FIELDS, 12))
+    stored = os.fsdecode(read(offset, length)) if offset else ""
+    if stored != backing:
+        reason = f"the backing file is {stored!r}, expected {backing!r}"
+        raise errors.Refused(format="qcow2", rule="backing_file", reason=reason)
+    return found
 
 
 def _backing_format(path: str) -> str:

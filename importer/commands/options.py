@@ -55,6 +55,19 @@ wait_option = parameters.option(
     metavar="SECONDS",
     help="Wait so long for another run that writes to TARGET.",
 )
+format_option = parameters.option(
+    WRITING,
+    "--format",
+    "-O",
+    metavar="FORMAT",
+    help="Format of the file: raw, or qcow2[,cluster_size=…,compression_type=…,preallocation=…].",
+)
+backing_option = parameters.option(
+    WRITING,
+    "--backing",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The qcow2 file is an overlay of this file, with what differs from it.",
+)
 state_option = parameters.option(
     WRITING, "--state", type=FOLDER, help="Folder for the journal of a TARGET behind NBD."
 )
@@ -193,20 +206,9 @@ _WRITING: tuple[parameters.Decorator, ...] = (
     force_option,
     wait_option,
     state_option,
-    parameters.option(
-        WRITING,
-        "--format",
-        "-O",
-        metavar="FORMAT",
-        help="Format of the file TARGET: raw, or qcow2[,cluster_size=…,compression_type=…,preallocation=…].",
-    ),
+    format_option,
     parameters.option(WRITING, "--compress", is_flag=True, help="Write compressed clusters (qcow2)."),
-    parameters.option(
-        WRITING,
-        "--backing",
-        type=click.Path(exists=True, dir_okay=False),
-        help="Write a qcow2 overlay of this file, with what differs from it.",
-    ),
+    backing_option,
 )
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
 report_option = parameters.option(
@@ -254,6 +256,8 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
 )
 _VERIFY: tuple[parameters.Decorator, ...] = (
     scratch_option,
+    format_option,
+    backing_option,
     parameters.option(
         DISK,
         "--sample",

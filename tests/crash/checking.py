@@ -19,13 +19,18 @@ LAST = 8
 Run = Callable[[Path, Path], object]
 
 
+def _as_it_is(target: Path, _directory: Path) -> Path:
+    return target
+
+
 @dataclasses.dataclass(frozen=True)
 class Import:
     """An import whose writes are recorded.
 
     ``earlier``: the disk that the target holds before, written by ``before``; it may still be there after a
     power cut. ``in_place``: an update of a device, which is not whole until it has ended. ``rest``: the byte
-    that fills a device after the disk.
+    that fills a device after the disk. ``read`` returns a file with the guest's bytes of an accepted disk; it
+    may write one into a directory.
     """
 
     run: Run
@@ -34,6 +39,7 @@ class Import:
     earlier: Path | None = None
     in_place: bool = False
     rest: bytes = devices.DIRT
+    read: Callable[[Path, Path], Path] = _as_it_is
 
 
 @dataclasses.dataclass
@@ -141,18 +147,21 @@ class Check:
             try:
                 if ended:
                     assert accepted, f"{target} has no disk after the end"
-                    media.whole(target, (self.made.expected,), self.made.rest)
+                    media.whole(self._read(target), (self.made.expected,), self.made.rest)
                 elif accepted and not self.made.in_place:
-                    media.whole(target, allowed, self.made.rest)
+                    media.whole(self._read(target), allowed, self.made.rest)
             except AssertionError as err:
                 self.figures.violations.append(f"{state}: {err}")
+
+    def _read(self, target: Path) -> Path:
+        return self.made.read(target, self.directory)
 
     def _run_again(self, state: states.State, path: Path) -> None:
         self.figures.reruns += 1
         with self._attached(path) as target:
             self.made.run(target, self._scratch(target))
             try:
-                media.whole(target, (self.made.expected,), self.made.rest)
+                media.whole(self._read(target), (self.made.expected,), self.made.rest)
             except AssertionError as err:
                 self.figures.violations.append(f"run after {state}: {err}")
 

@@ -16,6 +16,7 @@ from tests.support import (
     clones,
     containers,
     ovirt_stages,
+    processes,
     registries,
     servers,
     uploads,
@@ -48,6 +49,13 @@ class Sources:
 Making = Callable[[Sources], contextlib.AbstractContextManager[checking.Import]]
 
 
+def guest(target: Path, directory: Path) -> Path:
+    """Check a qcow2 file, and return the guest's bytes."""
+    processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
+    processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", target, directory / "guest")
+    return directory / "guest"
+
+
 def http(variant: str, compression: str | None = None, *, over: str = "", **options: Any) -> Making:
     """Import over HTTP; ``over``: the variant of a disk that the target holds before."""
 
@@ -72,6 +80,7 @@ def http(variant: str, compression: str | None = None, *, over: str = "", **opti
         yield checking.Import(
             run=lambda target, scratch: run(variant, compression, target, scratch),
             expected=disks.expected(variant),
+            read=guest if options.get("format") else checking.Import.read,
             before=earlier if over else None,
             earlier=disks.expected(over) if over else None,
         )
@@ -263,6 +272,7 @@ CASES: dict[str, tuple[Making, tuple[str, ...]]] = {
     "raw-over-a-disk": (http("raw", over="vdi"), ("block512", "ext4-busy", "xfs")),
     "qcow2": (http("qcow2"), ("block512", "block4096", "ext4-4096", "xfs")),
     "qcow2-gz": (http("qcow2-zlib", "gz"), ("block512", "xfs")),
+    "to-qcow2": (http("raw", format="qcow2"), ("ext4", "ext4-busy", "xfs")),
     "vmdk": (http("vmdk-stream"), ("block512", "ext4")),
     "vhdx": (http("vhdx"), ("block512", "block4096", "ext4-busy", "xfs")),
     "vhdx-spooled": (http("vhdx", "gz"), ("block512", "ext4", "xfs-4096")),

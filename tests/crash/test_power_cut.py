@@ -21,6 +21,7 @@ SAMPLED = {
     "qcow2-block4096",
     "update-block4096",
     "raw-ext4-busy",
+    "to-qcow2-ext4",
     "vhdx-xfs",
     "clone-of-a-device-ext4",
     "vmware-delta-block4096",

@@ -151,6 +151,37 @@ def test_sha256_is_that_of_the_disk(target: Path, expected: Path) -> None:
     assert done.output.split()[0] == disks.digest(expected, "sha256")
 
 
+@pytest.mark.parametrize("variant", ["qcow2", "vhdx-log"])
+def test_verify_compares_with_the_guest(
+    web: servers.Web, disks: disks.Disks, target: Path, variant: str
+) -> None:
+    url = web.url(disks.image(variant))
+    assert worker.run("import", url, target, "-O", "qcow2").status == 0
+    done = worker.run("verify", url, target, "--scratch", str(target.parent))
+    assert done.status == 0, done.errors
+    processes.run("qemu-io", "-f", "qcow2", "-c", "write -P 7 1M 512", target)
+    done = worker.run("verify", url, target, "--scratch", str(target.parent))
+    assert done.status == errors.Differs.status, done.errors
+    assert "1048576" in done.output
+    done = worker.run("verify", url, target, "--format", "raw", "--scratch", str(target.parent))
+    assert done.status == errors.Differs.status, done.errors
+
+
+def test_verify_of_an_overlay_needs_its_base(target: Path, tmp_path: Path, expected: Path) -> None:
+    """A file that refers to another may be somebody's trap."""
+    base = tmp_path / "base"
+    base.write_bytes(DATA[: 20 * MIB])
+    options = ("-O", "qcow2", "--backing", str(base))
+    assert worker.run("import", str(expected), target, *options).status == 0
+    assert worker.run("verify", str(expected), target).status == 4
+    done = worker.run("verify", str(expected), target, "--backing", str(base))
+    assert done.status == 0, done.errors
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "base").write_bytes(base.read_bytes())
+    done = worker.run("verify", str(expected), target, "--backing", str(tmp_path / "other" / "base"))
+    assert done.status == 4, done.errors
+
+
 # -- what a user may type
 
 
@@ -237,6 +268,21 @@ def kill_midway(server: misbehave.Server, url: str, target: Path, number: int) -
         running.send_signal(number)
     assert running.returncode
     processes.wait_for(server.is_quiet, "the connections of the killed")
+
+
+def test_killed_overlay_is_resumed(
+    server: misbehave.Server, target: Path, tmp_path: Path, expected: Path
+) -> None:
+    base = tmp_path / "base"
+    base.write_bytes(bytes(SIZE))
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    script = WORKER.replace('format="qcow2"', f'format="qcow2", backing={str(base)!r}')
+    with forked.Popen[str]([sys.executable, "-c", script, url, target], env=forked.ENVIRONMENT) as running:
+        processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a good part of the disk")
+        running.kill()
+    server.serve("/disk", misbehave.Page(DATA))
+    assert cdi_worker.run(request(url, target, backing=str(base))).resumed > 8 * MIB
+    check(target, expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -209,9 +209,9 @@ MUTANTS = (
     mutant(
         "images/targets/qcow2.py",
         "resumes a qcow2 file that refers to another",
-        "        return found.virtual_size == self._created and found.backing == backing\n",
-        "        return True\n",
-        "tests/end_to_end/test_qcow2_targets.py::test_left_over_that_is_not_ours_is_not_resumed",
+        "    if stored != backing:\n",
+        "    if False:\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_verify_of_an_overlay_needs_its_base",
     ),
     mutant(
         "images/targets/qcow2.py",
