@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import pathlib
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, units
@@ -30,6 +32,8 @@ _SIZE_FIELD: Final = 24
 _BACKING_FIELDS: Final = 8
 #: Bytes of clusters that wait for their other parts.
 _MOST_PARTS: Final = 64 << 20
+#: Threads that write what is compressed, each with twice a piece of some MiB.
+_PARALLEL: Final = 4
 
 
 def journal_file(path: str) -> str:
@@ -108,7 +112,9 @@ class Qcow2Target(file.FileTarget):
             if not self._form.compress:
                 _empty(journal_file(self.path))
         self.owned.enter_context(self._served)
-        node = qemu_img.writing(fd, direct=_is_direct(fd), compress=self._form.compress)
+        # Compressed clusters begin anywhere: without the page cache, QEMU reads and writes their ends again.
+        is_direct = not self._form.compress and _is_direct(fd)
+        node = qemu_img.writing(fd, direct=is_direct, compress=self._form.compress)
         serving = qemu_nbd.serving(node, writable=True, pass_fds=(fd,), cancel=self._options.cancel)
         url = self._served.enter_context(serving)
         assert self._connect is not None  # noqa: S101  (given with the format)
@@ -116,9 +122,8 @@ class Qcow2Target(file.FileTarget):
             contextlib.closing(self._connect(url, name=f"{self.path} (qemu-nbd)"))
         )
         if self._form.compress:
-            self.storage.clusters = _Clusters(
-                self.storage.device, self._form.cluster_size, has_old=self.is_overlay
-            )
+            clusters = _Clusters(self.storage.device, self._form.cluster_size, has_old=self.is_overlay)
+            self.storage.clusters = self._served.enter_context(contextlib.closing(clusters))
         elif self.resumed or self.is_overlay:
             self.storage.zero_by((self.storage.clear,), units.SECTOR)
 
@@ -175,12 +180,14 @@ class _Clusters:
         self._has_old = has_old
         self._parts: dict[int, tuple[bytearray, ranges.Ranges]] = {}
         self._lock = threading.Lock()
+        self._executor = futures.ThreadPoolExecutor(_PARALLEL, "qcow2")
+        self._writes: collections.deque[futures.Future[None]] = collections.deque()
 
     def write(self, offset: int, data: memoryview, /) -> None:
         first, last = self._whole(offset, offset + len(data))
         self._add(offset, first, data[: first - offset])
         if last > first:
-            self._device.write(first, data[first - offset : last - offset])
+            self._send(first, data[first - offset : last - offset])
         self._add(last, offset + len(data), data[last - offset :])
 
     def zero(self, start: int, end: int) -> None:
@@ -199,6 +206,20 @@ class _Clusters:
             for low, high in done.missing(start, end):
                 data[low - start : high - start] = self._device.read(low, high - low)
             self._store(start, memoryview(data)[: end - start])
+        while self._writes:
+            self._writes.popleft().result()
+
+    def close(self) -> None:
+        """End the threads, which may still write."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def _send(self, offset: int, data: memoryview) -> None:
+        """Write ``data`` soon: compressing takes longer than everything else. Raises an earlier failure."""
+        with self._lock:
+            self._writes.append(self._executor.submit(self._device.write, offset, memoryview(bytes(data))))
+            oldest = self._writes.popleft() if len(self._writes) > 2 * _PARALLEL else None
+        if oldest is not None:
+            oldest.result()
 
     def _whole(self, start: int, end: int) -> tuple[int, int]:
         first = min(end, -(-start // self._size) * self._size)
@@ -224,7 +245,7 @@ class _Clusters:
 
     def _store(self, start: int, data: memoryview) -> None:
         if not directio.is_zero(data):
-            self._device.write(start, data)
+            self._send(start, data)
         elif self._has_old:
             self._device.zero(start, len(data), allocate=False)
 

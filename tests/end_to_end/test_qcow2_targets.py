@@ -258,6 +258,17 @@ def test_base_must_be_safe(tmp_path: Path, target: Path, expected: Path, base: b
     assert not list(target.parent.iterdir())
 
 
+@pytest.mark.parametrize("options", [(), ("--compress",)])
+def test_full_file_system_is_an_error(tmp_path: Path, expected: Path, options: tuple[str, ...]) -> None:
+    """With ``--compress`` it is not known before how much space is needed: QEMU meets the end."""
+    with devices.filesystem("tmpfs", tmp_path, 8 * MIB) as point:
+        done = worker.run("import", str(expected), point / "vm.qcow2", "-O", "qcow2", *options)
+        assert done.status == 8, done.errors
+        if options:
+            assert "no space left on device" in done.error_message
+        assert list(point.iterdir()) == []
+
+
 # -- interruptions
 
 
