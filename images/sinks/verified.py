@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
@@ -23,8 +22,6 @@ Range: TypeAlias = tuple[int, int]
 MOST: Final = 64 << 10
 #: A hole is compared in steps of so many bytes, between which it can be cancelled.
 _STEP: Final = 64 << 20
-#: Bytes of the disk that the kernel reads ahead of a source that arrives in order.
-_AHEAD: Final = 8 << 20
 #: A sum modulo 2^127 - 1, of the bytes as one number: that of a disk is the same whatever pieces are summed,
 #: in any order, and zeros add nothing.
 _MODULUS: Final = (1 << 127) - 1
@@ -70,7 +67,6 @@ class Comparing:
         self._stored = stored
         self._within = within and Parts(within)
         self._scope = scope
-        self._next = 0
         self._lock = threading.Lock()
 
     @property
@@ -115,15 +111,9 @@ class Comparing:
 
     def _data(self, start: int, data: memoryview) -> None:
         stored = self._read(start, len(data))
-        self._read_ahead(start, start + len(data))
         for first, end in spans.joined(compared.unlike(stored, start, data)):
             span = slice(first - start, end - start)
             self._differs(first, end, data[span], stored[span])
-
-    def _read_ahead(self, start: int, end: int) -> None:
-        if start == self._next and not self._stored.is_remote:
-            os.posix_fadvise(self._stored.fd, end, _AHEAD, os.POSIX_FADV_WILLNEED)
-        self._next = end
 
     def _zeros(self, start: int, end: int) -> None:
         for first, stored in self._nonzero(start, end):

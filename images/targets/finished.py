@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from typing import Final
 
-from cdi_worker import errors
+from cdi_worker import errors, units
+from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import base, claim, remote, storage
 
@@ -18,7 +21,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 class Finished(base.Target):
     """A file, block device or NBD export, opened without write access. Nothing can be written to it.
 
-    Its pages are dropped from the cache first, so that the bytes compared are those on storage.
+    What is compared is on storage: pages are dropped from the cache, and the cache is passed by.
     """
 
     def __init__(self, held: claim.Reading, options: base.Options) -> None:
@@ -34,11 +37,39 @@ class Finished(base.Target):
         if not (self.is_device or stat.S_ISREG(found.st_mode)):
             os.close(fd)
             raise errors.TargetError(path=held.path, reason="is neither a file nor a block device")
-        super().__init__(storage.Storage(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
+        super().__init__(_Local(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
         self.storage.drop_cache()
 
     def _abandon(self) -> None:
         """Leave the disk as it is."""
+
+
+class _Local(storage.Storage):
+    """A file or device that is read past the page cache, if it can be: read-ahead took twice the time."""
+
+    def __init__(self, held: claim.Claim, fd: int, cancel: cancelling.Cancel) -> None:
+        super().__init__(held, fd, cancel)
+        self._own = threading.local()
+        self._past = -1
+        with contextlib.suppress(OSError):
+            self._past = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._past >= 0:
+            os.close(self._past)
+            self._past = -1
+        super().close()
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        if self._past < 0:
+            return super()._pread(length, offset)
+        start = offset // directio.UNIT * directio.UNIT
+        wanted = -(-(offset + length - start) // directio.UNIT) * directio.UNIT
+        buffer = getattr(self._own, "buffer", None)
+        if buffer is None or buffer.size < wanted:
+            buffer = self._own.buffer = directio.Buffer(max(wanted, units.MIB))
+        count = os.preadv(self._past, [buffer.view[:wanted]], start)
+        return bytes(buffer.view[offset - start : min(count, offset + length - start)])
 
 
 class _Export(storage.Storage):
