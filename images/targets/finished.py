@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -68,7 +69,13 @@ class _Local(storage.Storage):
         buffer = getattr(self._own, "buffer", None)
         if buffer is None or buffer.size < wanted:
             buffer = self._own.buffer = directio.Buffer(max(wanted, units.MIB))
-        count = os.preadv(self._past, [buffer.view[:wanted]], start)
+        try:
+            count = os.preadv(self._past, [buffer.view[:wanted]], start)
+        except OSError as err:
+            if err.errno != errno.EINVAL:
+                raise
+            # The storage needs a larger alignment.
+            return super()._pread(length, offset)
         return bytes(buffer.view[offset - start : min(count, offset + length - start)])
 
 

@@ -91,7 +91,7 @@ def test_patience_is_that_of_the_settings(by_line: request.Request) -> None:
 
 
 def test_only_one_function_makes_requests() -> None:
-    """Elsewhere in the product a request is at most changed."""
+    """Elsewhere in the product than in its module, a request is at most changed."""
     files = sorted(repository.ROOT.glob("importer/**/*.py"))
     calls = [
         (path.relative_to(repository.ROOT).as_posix(), ast.unparse(node.func))
@@ -101,4 +101,4 @@ def test_only_one_function_makes_requests() -> None:
     ]
     makers = [path for path, name in calls if name in {"request.Request", "Request", "cdi_worker.Request"}]
     # What an upload server reads has the same name: see ``upload.http``.
-    assert makers == ["importer/request.py", "importer/upload/http.py"]
+    assert sorted({*makers}) == ["importer/request.py", "importer/upload/http.py"]
