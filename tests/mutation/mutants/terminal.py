@@ -1,0 +1,57 @@
+"""What people see and read: progress, output, help, and what a page says."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutant
+
+MUTANTS = (
+    mutant(
+        "importer/commands/bar.py",
+        "wraps a bar that is too long",
+        '        return f"{numbers.phase:>8} {bar}{text}"[: columns - 1]\n',
+        '        return f"{numbers.phase:>8} {bar}{text}" + " " * columns\n',
+        "tests/importer/test_tmux.py::test_bar_is_one_line_and_leaves_nothing",
+    ),
+    mutant(
+        "importer/commands/bar.py",
+        "draws over the line of a shell",
+        "        if not _is_in_background(terminal):\n",
+        "        if True:\n",
+        "tests/importer/test_tmux.py::test_stopped_import_gives_the_terminal_back",
+    ),
+    mutant(
+        "importer/progress.py",
+        "estimates the time left from the first piece",
+        "        return len(self._points) > 2 and self._points[-1][0] - self._points[1][0] >= SAMPLE\n",
+        "        return True\n",
+        "tests/importer/test_tmux.py::test_time_left_after_a_resume_is_that_of_this_run",
+    ),
+    mutant(
+        "importer/cli.py",
+        "writes a disk to a closed standard output, with success",
+        "enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY))",
+        "enumerate((os.O_RDWR, os.O_RDWR, os.O_RDWR))",
+        "tests/importer/test_tmux.py::test_disk_is_not_written_to_a_closed_standard_output",
+    ),
+    mutant(
+        "importer/send/file.py",
+        "gives the token to the server of a redirect",
+        '    return to, token if before == after else ""\n',
+        "    return to, token\n",
+        "tests/importer/send/test_file.py::test_upload_follows_a_redirect_without_its_token",
+    ),
+    mutant(
+        "importer/survey.py",
+        "fetches an image for a program that is missing",
+        "        for module in _tools(chosen, self.content):\n",
+        "        for module in []:\n",
+        "tests/importer/test_doctor.py::test_missing_program_stops_before_the_first_byte",
+    ),
+    mutant(
+        "importer/commands/config_file.py",
+        "skips the file of an administrator that it cannot read",
+        "isinstance(err, PermissionError) and not path and place == _own(env):",
+        "isinstance(err, PermissionError) and not path:",
+        "tests/importer/test_words.py::test_home_of_another_user_has_no_configuration",
+    ),
+)
