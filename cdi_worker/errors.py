@@ -76,6 +76,7 @@ class Error(Exception):
         fields = {
             name: each if isinstance(each, plain) else masking.mask(str(each))
             for name, each in self.fields.items()
+            if name != "remedy" or str(each)
         }
         fixed = {"message": str(self), "status": self.status, "retryable": self.retryable}
         return {**fields, "kind": type(self).__name__, **fixed}
@@ -231,6 +232,13 @@ class Unreachable(SourceError):
     """The source failed before its first byte: name resolution, connection, TLS, permission, not found."""
 
     template = "{url}: {reason}"
+
+    def __init__(self, *, url: object, reason: object, **more: object) -> None:
+        from cdi_worker import remedy
+
+        if (found := remedy.BY_REASON.get(str(reason))) and "remedy" not in more:
+            more["remedy"] = found
+        super().__init__(url=url, reason=reason, **more)
 
 
 class Transient(SourceError):
@@ -473,4 +481,9 @@ def target_error(path: object, err: OSError, doing: str = "write") -> TargetErro
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
     if full := reasons.get(err.errno or 0):
         return NoSpace(path=path, reason=f"{doing}: {full}")
-    return TargetError(path=path, reason=f"{doing}: {words(err)}")
+    more = {}
+    if err.errno == errno.EACCES:
+        from cdi_worker import remedy
+
+        more["remedy"] = remedy.PERMISSIONS
+    return TargetError(path=path, reason=f"{doing}: {words(err)}", **more)

@@ -16,6 +16,9 @@ TOKEN: Final = "token"  # noqa: S105  (a name)
 #: What is set outside: of the process, and of the container runtime.
 ROOT: Final = "root"
 DEVICE: Final = "device"
+#: What only a person can do who has typed a command; not said elsewhere.
+COMMAND: Final = "command"
+USER: Final = "user and password"
 
 #: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, str]
@@ -28,11 +31,13 @@ class Remedy(tuple[Way, ...]):
 
     def words(self, names: Mapping[str, str] | None = None) -> str:
         """Return the ways as one sentence. One whose setting has no name in ``names`` is left out."""
-        ways = [
-            f"{what} ({setting if names is None else names[setting]})" if setting else what
-            for what, setting in self
-            if not setting or names is None or setting in names
-        ]
+        ways = []
+        for what, setting in self:
+            name = setting if names is None else names.get(setting)
+            if not setting or (setting == COMMAND and names is not None and name is not None):
+                ways.append(what)
+            elif name is not None and setting != COMMAND:
+                ways.append(f"{what} ({name})")
         return ", or ".join(ways)
 
     def __str__(self) -> str:
@@ -45,3 +50,20 @@ NOT_OURS: Final = Remedy(
 )
 #: Of an upload server, which answers 401.
 LOGIN: Final = Remedy([("give the client's certificate", CERTIFICATE), ("a token", TOKEN)])
+#: Of a server that answers 401.
+PASSWORD: Final = Remedy([("give them", USER)])
+#: Of a target that may not be written to.
+PERMISSIONS: Final = Remedy([("check the permissions, or name another target", COMMAND)])
+#: Of what prevents reading a source at all, by the reason.
+BY_REASON: Final = {
+    reason: Remedy([(what, COMMAND)])
+    for reason, what in {
+        "connection refused": "check host and port, and that the server runs",
+        "connect: connection refused": "check host and port, and that the server runs",
+        "unknown host": "check the name of the host",
+        "no such file or directory": "check the path; a URL begins with https://",
+        "connect: no such file or directory": "check the path of the socket",
+        "is a directory": "name the file of the disk",
+        "permission denied": "check the permissions of the file",
+    }.items()
+}

@@ -124,7 +124,8 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": digest,
             "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
-            "time": f"{done.seconds:.2f} s" + (f", {rate}/s read" if done.read and not (digest or done.confirmed) else ""),
+            "time": f"{done.seconds:.2f} s"
+            + (f", {rate}/s read" if done.read and not (digest or done.confirmed) else ""),
             "route": f"{done.plan.route}: {done.plan.reason}",
             "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
         },

@@ -19,12 +19,14 @@ _VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\
 _NAMES = {
     "ca_files": "--ca-file",
     "certificate": "--cert and --key",
+    "command": "",
     "insecure": "--insecure",
     "patience": "--stall-timeout",
     "root": "sudo",
     "slowest": "--speed-limit",
     "thumbprint": "--thumbprint",
     "token": "--token-file",
+    "user and password": "--user and --password-file",
 }
 
 
@@ -33,11 +35,7 @@ def message(error: errors.Error) -> str:
     for kind, words in _REMEDIES.items():
         if isinstance(error, kind):
             return errors.one_line(words(error))
-    text = _with_options(error.worded(lambda found: found.words(_NAMES)))
-    for kind, ending, advice in _ADVICE:
-        if isinstance(error, kind) and text.endswith(ending) and "remedy" not in error.fields:
-            return f"{text}; {advice}"
-    return text
+    return _with_options(error.worded(lambda found: found.words(_NAMES)))
 
 
 def as_fields(error: errors.Error) -> dict[str, object]:
@@ -101,18 +99,3 @@ _REMEDIES: dict[type[errors.Error], Callable[[errors.Error], str]] = {
     errors.ScratchRequired: _scratch_required,
     errors.ScratchTooSmall: _scratch_too_small,
 }
-
-#: What to do about failures whose message only names the cause: the class, and the end of the message.
-_ADVICE: tuple[tuple[type[errors.Error], str, str], ...] = (
-    (errors.SourceError, "connection refused", "check host and port, and that the server runs"),
-    (errors.SourceError, "unknown host", "check the name of the host"),
-    (
-        errors.SourceError,
-        "no such file or directory",
-        "check the path; a URL begins with https://",
-    ),
-    (errors.SourceError, "is a directory", "name the file of the disk"),
-    (errors.SourceError, "permission denied", "check the permissions of the file"),
-    (errors.TargetError, "permission denied", "check the permissions, or name another target"),
-    (errors.SourceError, "check user and password", "give them with --user and --password-file"),
-)

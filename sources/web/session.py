@@ -16,7 +16,7 @@ import requests
 import urllib3
 import urllib3.exceptions
 
-from cdi_worker import errors, masking
+from cdi_worker import errors, lazy, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
@@ -120,7 +120,8 @@ def status_error(url: str, response: requests.Response, text: str = "") -> error
         407: "; the proxy requires credentials",
         410: "; the object was removed permanently",
     }.get(status, "")
-    return errors.Unreachable(url=url, reason=message + advice)
+    more = {"remedy": lazy.load("cdi_worker.remedy:PASSWORD")} if status == 401 else {}
+    return errors.Unreachable(url=url, reason=message + advice, **more)
 
 
 def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -> bytes:

@@ -341,7 +341,9 @@ def test_checksum_mismatch_says_what_to_do(server: misbehave.Server, tmp_path: P
 def test_login_is_asked_for_by_its_options(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
     done = worker.run("import", url, tmp_path / "y")
-    assert (done.status, "; give them with --user" in done.error_message) == (3, True), done.errors
+    assert (done.status, "; give them (--user and --password-file)" in done.error_message) == (3, True), (
+        done.errors
+    )
 
 
 def test_character_device_is_not_a_target(tmp_path: Path) -> None:
