@@ -281,10 +281,10 @@ def _as_fields(found: Inspection) -> dict[str, object]:
 
 
 def _table(rows: Mapping[str, object], *, err: bool = False) -> None:
-    width = max(len(name) for name in rows)
-    for name, value in rows.items():
-        if value not in {"", None}:
-            say(f"{name:>{width}}  {errors.one_line(str(value))}", err=err)
+    shown = {name: value for name, value in rows.items() if value not in {"", None}}
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        say(f"{name:>{width}}  {errors.one_line(str(value))}", err=err)
 
 
 def _details(details: Mapping[str, object]) -> dict[str, str]:

@@ -78,7 +78,8 @@ class Client:
 
     ``headers`` are sent with every request. ``proxy``: the URL of an http proxy; empty: none. Setting
     ``cancel`` ends a running request. Raises ``errors.Transient`` for failures that may be retried,
-    ``errors.Unreachable``, ``Cancelled``, and ``Moved`` for a redirect.
+    ``errors.Unreachable``, ``Cancelled``, and for a redirect ``Moved`` if the caller
+    ``follows`` it.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Client:
         cancel: cancelling.Cancel,
         headers: Headers | None = None,
         proxy: str = "",
+        *,
+        follows: bool = False,
     ) -> None:
         parts, port = parsed(url)
         self.url = urllib.parse.urlunsplit(
@@ -98,6 +101,7 @@ class Client:
         self._tls = tls if parts.scheme == "https" else None
         self._cancel = cancel
         self._headers = dict(headers or {})
+        self._follows = follows
         self._proxy = urllib.parse.urlsplit(proxy)
         if self._proxy.scheme == "https":
             raise errors.RequestError("uploads through a proxy that is reached over https are not supported")
@@ -138,7 +142,7 @@ class Client:
 
             if advice := wire.advice(self.url, text):
                 raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
-        if response.status in _REDIRECTS and (to := response.headers.get("Location")):
+        if self._follows and response.status in _REDIRECTS and (to := response.headers.get("Location")):
             raise Moved(urllib.parse.urljoin(urllib.parse.urljoin(self.url, path), to))
         return Answer(response.status, dict(response.headers), text)
 

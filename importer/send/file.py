@@ -175,6 +175,11 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
 def _followed(url: str, to: str, token: str) -> tuple[str, str]:
     """Return the address and the token for a redirect; only the first server gets the token."""
     to = to.removesuffix(RESUMABLE)
+    try:
+        upload_client.parsed(to)
+    except errors.RequestError as err:
+        reason = "redirects to a malformed address"
+        raise errors.UploadFailed(url=wire.safe_url(url), reason=reason) from err
     before, after = wire.origin(url), wire.origin(to)
     if before[0] == "https" != after[0]:
         reason = "redirects from https to http; name the address of the upload server"
@@ -187,7 +192,7 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     upload_client.parsed(settings.url)
     proxy = proxies.find(settings.access, settings.url)
-    client = upload_client.Client(settings.url, _tls(settings), cancel, headers, proxy)
+    client = upload_client.Client(settings.url, _tls(settings), cancel, headers, proxy, follows=True)
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
     reporter.phase("connect", None)
