@@ -12,6 +12,8 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.images import readback, volume
+from cdi_worker.scratch import journal
 from tests.support import devices, disks, misbehave, processes
 
 MIB = 1 << 20
@@ -103,3 +105,12 @@ def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server
     assert done.sha256 == hashlib.sha256(DATA).hexdigest()
     assert done.resumed > 0
     assert 0 < done.confirmed < SIZE
+
+
+def test_disk_that_is_cut_off_differs() -> None:
+    noted, data = journal.Journal.of_what_arrives(2 * MIB), memoryview(DATA[: 2 * MIB])
+    noted.wrote(0, data, noted.digest(0, data))
+    compare = readback.Compare(noted, "disk")
+    compare.take(volume.Piece(0, data[:MIB]))
+    compare.end()
+    assert (compare.total, compare.differing, compare.first) == (2 * MIB, MIB, MIB)
