@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--quick", action="store_true", help="only tests that start nothing (make quick)")
     parser.addoption(
-        "--whole", action="store_true", help="all power cuts, and a boot to the menu (make prove)"
+        "--whole", action="store_true", help="all power cuts and kills, and a boot to the menu (make prove)"
     )
     parser.addoption("--first-seed", type=int, help="the first simulated world")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")

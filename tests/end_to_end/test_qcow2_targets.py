@@ -329,23 +329,27 @@ def test_left_over_that_is_not_ours_is_not_resumed(
     assert "backing" not in processes.run("qemu-img", "info", target).stdout
 
 
-def test_kills_at_random_moments(server: misbehave.Server, target: Path, expected: Path) -> None:
-    dice = random.Random(29)
-    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
-    for _ in range(6):
-        with forked.Popen[str](
-            [sys.executable, "-c", WORKER, url, target], env=forked.ENVIRONMENT
-        ) as running:
+@pytest.mark.timeout(1800)
+def test_kills_at_random_moments(
+    server: misbehave.Server, target: Path, expected: Path, pytestconfig: pytest.Config
+) -> None:
+    """With ``--whole`` 50 (make prove). The file has its name only when it is complete."""
+    seed = random.randrange(1 << 32)
+    print(f"moments of seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(50 if pytestconfig.getoption("--whole") else 2):
+        target.unlink(missing_ok=True)
+        url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+        argv = [sys.executable, "-c", WORKER, url, target]
+        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
             try:
-                running.wait(dice.uniform(0.3, 3))
+                running.wait(dice.uniform(0.1, 3))
             except subprocess.TimeoutExpired:
                 running.kill()
-        if target.exists():
-            break
-    server.serve("/disk", misbehave.Page(DATA))
-    if not target.exists():
-        cdi_worker.run(request(url, target))
-    check(target, expected)
+        if not target.exists():
+            server.serve("/disk", misbehave.Page(DATA))
+            cdi_worker.run(request(url, target))
+        check(target, expected)
 
 
 def test_server_of_qemu_that_is_killed(server: misbehave.Server, target: Path, expected: Path) -> None:
