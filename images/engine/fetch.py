@@ -126,6 +126,7 @@ class Fetcher:
         self._advance = advance
         self._retried = retried
         self._confirmations = seams.Confirmations(scope)
+        self._thread = threading.local()
 
     def request_length(self, ahead: int | None = None) -> int:
         """Return the length of the next request of a ``Continuing`` source, in bytes.
@@ -168,10 +169,7 @@ class Fetcher:
         self._fill(offset, into, self._advance)
 
     def _fill(self, offset: int, into: memoryview, advance: Callable[[int], None]) -> None:
-        asked = self.options
-        patience = retry.Patience(
-            asked.no_progress, self._scope, slowest=asked.slowest, retried=self._retried
-        )
+        patience = self._patience()
         done = self._known.known_length(offset, len(into))
         if done:
             advance(done)
@@ -188,6 +186,18 @@ class Fetcher:
             advance(count)
             patience.progress(count, self._name, offset + done)
         self._known.restore(offset, into)
+
+    def _patience(self) -> retry.Patience:
+        """Return this thread's patience: many short reads may be too slow together, each before its limit."""
+        patience: retry.Patience | None = getattr(self._thread, "patience", None)
+        if patience is None:
+            asked = self.options
+            patience = retry.Patience(
+                asked.no_progress, self._scope, slowest=asked.slowest, retried=self._retried
+            )
+            self._thread.patience = patience
+        patience.resume()
+        return patience
 
     def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:
         """Return offset and bytes of a part of ``data``, read at ``offset``, that another request confirms.

@@ -43,7 +43,7 @@ class Patience:
     retries. Less than ``slowest`` bytes per second, on average since the last progress, is not progress. The
     time that the server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
     ``retried`` is called with each failure before its wait, with ``failure.pause``. Not thread-safe: each
-    piece of work has its own.
+    thread has its own.
     """
 
     def __init__(

@@ -153,7 +153,8 @@ def impatient(vcsim: vmware.Vcsim, target: Path, slowest: int = 0) -> cdi_worker
     request = vmware_stages.request(vcsim, target, 0)
     access = dataclasses.replace(request.location.access, patience=2, slowest=slowest)
     location = dataclasses.replace(request.location, access=access)
-    fetch = dataclasses.replace(request.fetch, no_progress=2, slowest=slowest)
+    # One read after the other: several at once may have all that there is within two seconds.
+    fetch = dataclasses.replace(request.fetch, no_progress=2, slowest=slowest, connections=1)
     return dataclasses.replace(request, location=location, fetch=fetch)
 
 

@@ -16,7 +16,7 @@ from tests.support import misbehave, terminals
 
 MiB = 1 << 20
 DATA = random.Random(7).randbytes(24 * MiB)
-SLOW = misbehave.Page(DATA, drip=(256 << 10, 0.15))
+SLOW = misbehave.Page(DATA, drip=(256 << 10, 0.3))
 
 
 @pytest.fixture(params=[80, 40])

@@ -303,6 +303,19 @@ def test_known_bytes_are_not_fetched(offset: int) -> None:
     assert len(reader.reads) == 1
 
 
+def test_short_reads_that_are_too_slow_together_end_the_transfer() -> None:
+    """None of them lasts as long as the limit."""
+
+    class Slow(Memory):
+        def fault(self, number: int, offset: int, length: int) -> int:
+            time.sleep(0.06)
+            return length
+
+    options = dataclasses.replace(OPTIONS, connections=1, no_progress=0.15, slowest=1 << 20)
+    with pytest.raises(errors.TransferFailed, match="less than"):
+        fetcher(Slow(), options).each(fetch.split(0, len(DATA), 4096), lambda _o, _d: None)
+
+
 class Seamed(Memory):
     """A reader whose ranges are compared (``seams.Compared``), which compares none itself."""
 

@@ -100,7 +100,7 @@ def test_populator_does_what_an_administrator_asks_for(
 ) -> None:
     image = cloud.upload(disks.image("raw"), "raw")
     target, report = tmp_path / "disk.img", tmp_path / "report.json"
-    env = {**secret(cloud), "CDI_WORKER_REPORT": str(report), "CDI_WORKER_SHA256": "true"}
+    env = {**secret(cloud), "CDI_WORKER_REPORT": str(report), "CDI_WORKER_READ_BACK": "true"}
     done = populate(program / "openstack-populator", env, *openstack_arguments(cloud, image, target))
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
