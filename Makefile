@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Debian installs nginx, losetup and mkfs in directories that may not be in a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
-.PHONY: help import boot setup test quick test-lowest check format docs share bench fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
+.PHONY: help import boot setup test quick test-lowest check format docs share bench bench-public fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -54,6 +54,10 @@ share: setup ## write shell completions and man pages from the commands: share/
 bench: ## measure against curl, dd and qemu-img; writes docs/about/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
+
+bench-public: ## compare with the commands that people use, as hyperfine does: BENCH_ARGS="--report FILE"
+	@tools/setup bench
+	@.venv/bin/python -m tests.bench.public $(BENCH_ARGS)
 
 fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|vdi|vpc|vhdx|formats|documents SECONDS=60, or RUNS=100000
 	@.venv/bin/pip install -qq --group fuzz

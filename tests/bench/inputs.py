@@ -103,8 +103,8 @@ def folder(directory: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(own)
 
 
-def fill(mount: Path, data: int) -> None:
-    """Copy files of /usr in alphabetical order until they have ``data`` bytes."""
+def fill(mount: Path, data: int, largest: int = GIB) -> None:
+    """Copy files of /usr, of up to ``largest`` bytes, in alphabetical order: ``data`` bytes of them."""
     left = data
     for root, folders, files in os.walk("/usr"):
         folders.sort()
@@ -113,6 +113,8 @@ def fill(mount: Path, data: int) -> None:
             if source.is_symlink() or not source.is_file():
                 continue
             size = source.stat().st_size
+            if size > largest:
+                continue
             if size > left:
                 return
             target = mount / source.relative_to("/")

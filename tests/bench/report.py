@@ -68,8 +68,8 @@ def page(keys: Sequence[str], now: Results) -> str:
     """Return the page."""
     return PAGE.format(
         date=dt.datetime.now(dt.UTC).date(),
-        machine=f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}",
-        versions=_versions(),
+        machine=f"{os.cpu_count()} cores, {cpu()}, Linux {platform.release()}",
+        versions=versions(),
         table=_overview(keys, now),
         plots=_plots(now),
         sections="\n\n".join(_section(setting, keys, now) for setting in settings.SETTINGS.values()),
@@ -92,7 +92,7 @@ def _overview(keys: Sequence[str], now: Results) -> str:
         short = [_short(other) if other and other is not first else "" for other in others]
         shown = cells(first)
         lines.append([*shown[:2], first.rival_is, *shown[2:], *short])
-    return _table(lines)
+    return table(lines)
 
 
 def _short(result: Result) -> str:
@@ -117,7 +117,7 @@ def _section(setting: settings.Setting, keys: Sequence[str], now: Results) -> st
         text.append(f"The machine's limits here: {', '.join(parts)}.")
     if setting.is_pod:
         shown = [row for row in rows if not row.skipped]
-        text += [_table([HEAD, *map(cells, shown)])] if shown else []
+        text += [table([HEAD, *map(cells, shown)])] if shown else []
     failures = [f"- {row.name}, {row.target}: {why}" for row in rows for why in _failures(row)]
     if failures:
         text.append("\n".join(["Without figures:", "", *failures]))
@@ -131,7 +131,8 @@ def _failures(row: Result) -> list[str]:
     return [why for why in (row.failure, rival, row.skipped and f"not run: {row.skipped}") if why]
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines as a table; the first has its titles."""
     return "\n".join(
         "| " + " | ".join(each) + " |" for each in (lines[0], ["---"] * len(lines[0]), *lines[1:])
     )
@@ -226,13 +227,15 @@ def plot_growth(path: Path, curves: Mapping[str, Points], label: str, value: Cal
     plt.close(figure)
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Return the name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (each.partition(": ")[2] for each in lines if each.startswith("model name"))
     return next(names, platform.machine())
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Return the versions of the programs that are measured."""
     tools = {"qemu-img": "--version", "curl": "--version", "xz": "--version", "zstd": "--version"}
     versions = [processes.run(tool, flag).stdout.splitlines()[0] for tool, flag in tools.items()]
     return "; ".join([f"Python {platform.python_version()}", *versions])

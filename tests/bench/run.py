@@ -35,7 +35,7 @@ def row(bench: Bench, declared: Row, machine: Machine) -> Result:
 
 def _measure(bench: Bench, sides: Sides, result: Result) -> None:
     compared = [sides.ours, *([sides.rival] if sides.rival else []), *sides.others]
-    found = _alternate(bench, [*compared, *([sides.go] if sides.go else [])])
+    found = [_median(each) for each in alternate(bench, [*compared, *([sides.go] if sides.go else [])])]
     costs = [cost for cost in found[: len(compared)] if isinstance(cost, Cost)]
     result.rounds = bench.rounds
     result.ours, result.failure = _split(found[0])
@@ -54,8 +54,8 @@ def _measure(bench: Bench, sides: Sides, result: Result) -> None:
         result.aim = POD_AIM
 
 
-def _alternate(bench: Bench, sides: Sequence[Side]) -> list[Cost | str]:
-    """Measure all sides in turn; return the medians. A side that fails is not tried again: its message."""
+def alternate(bench: Bench, sides: Sequence[Side]) -> list[list[Cost] | str]:
+    """Measure all sides in turn; return the costs of each. One that fails ends with its message."""
     costs: list[list[Cost]] = [[] for _ in sides]
     failures: dict[int, str] = {}
     for _ in range(bench.rounds):
@@ -70,7 +70,11 @@ def _alternate(bench: Bench, sides: Sequence[Side]) -> list[Cost | str]:
             except Exception as err:  # noqa: BLE001  whatever a side does wrong is its result
                 killed = bench.group is not None and bench.group.killed() > before
                 failures[number] = ("killed for memory; " if killed else "") + _short(str(err))
-    return [failures.get(number) or measure.median(found) for number, found in enumerate(costs)]
+    return [failures.get(number) or found for number, found in enumerate(costs)]
+
+
+def _median(found: list[Cost] | str) -> Cost | str:
+    return found if isinstance(found, str) else measure.median(found)
 
 
 def _split(found: Cost | str) -> tuple[Cost | None, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import bench as benches
-from tests.bench import report, run, wire
+from tests.bench import public, report, run, wire
 from tests.bench.bench import Bench, Row, Sides, Work
 from tests.bench.machine import Machine
 from tests.bench.measure import Cost
@@ -138,3 +138,35 @@ def test_images_of_many_extents_are_valid(tmp_path: Path, spacing: int) -> None:
     data = [extent for extent in mapped if extent["data"]]
     assert [extent["start"] // spacing for extent in data] == [*range(5000)]
     assert {extent["length"] for extent in data} == {scale.CLUSTER}
+
+
+def test_public_page_says_how_many_times_as_fast(tmp_path: Path, bench: Bench) -> None:
+    name = "raw, file"
+    walls = {"ours": iter([9.0, 1.0, 1.0, 1.0]), "rival": iter([9.0, 2.0, 4.0, 3.0])}
+    sides = Sides(
+        lambda: Cost(next(walls["ours"]), 0.5, 30 * MiB), lambda: Cost(next(walls["rival"]), 1.0, 0)
+    )
+    found = public.compare(bench, Row("raw", lambda _: contextlib.nullcontext(sides)))
+    assert isinstance(found, public.Comparison)
+    assert "cdi-worker ran 3.00 ± 1.00 times as fast as curl | dd" in str(found)
+    assert "3.000 s ±  1.000 s" in str(found)
+    text = public.page([found], 3, 0.2)
+    assert (
+        f"| {name} | `curl \\| dd` | 3.00 ± 1.00 s | 1.00 ± 0.00 s | **3.00** ± 1.00 | 0.50 | 30 MiB |"
+        in text
+    )
+    assert "**3.0 times as fast**" in text
+
+
+def test_row_without_figures_says_why(bench: Bench) -> None:
+    def fail() -> Cost:
+        raise AssertionError("no such disk")
+
+    calls = iter([Cost(1, 1, 1)])
+    sides = Sides(lambda: next(calls, None) or fail(), always(1))
+    found = public.compare(bench, Row("raw", lambda _: contextlib.nullcontext(sides)))
+    assert found == "raw, file: cdi-worker failed: no such disk"
+
+
+def test_public_rows_are_declared() -> None:
+    assert set(public.ROWS) <= {row.key for row in benches.ROWS}
