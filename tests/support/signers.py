@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tests.support import processes
 
-#: When the expired key was valid.
-THEN = "20200101T000000"
+#: When the expired key was made, and when it signs. The faked clock goes on while gpg runs: a signature at
+#: the same time may be older than the key.
+THEN, LATER = "20200101T000000", "20200101T120000"
 
 
 def _run(*argv: str | Path, home: Path | None = None) -> bytes:
@@ -41,7 +42,7 @@ class OpenPGP:
         """Return a signature of ``data``, or the signed text."""
         given = self.home / "data"
         given.write_bytes(data)
-        when = [f"--faked-system-time={THEN}"] if name == "expired" else []
+        when = [f"--faked-system-time={LATER}"] if name == "expired" else []
         user = f"--local-user={name}@example.org"
         return self.gpg(*when, user, *more, "--output=-", how, given)
 
