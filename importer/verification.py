@@ -133,7 +133,8 @@ class Verification:
         parts = []
         if self.differed:
             ranges = f"{'more than ' if self.more else ''}{self.ranges}"
-            parts.append(f"{self.differed} bytes in {ranges} ranges differ, the first is byte {self.first}")
+            noun = "range" if self.ranges == 1 and not self.more else "ranges"
+            parts.append(f"{self.differed} bytes in {ranges} {noun} differ, the first is byte {self.first}")
         if self.size > self.disk_size:
             parts.append(f"it has {self.disk_size} bytes, the image {self.size}")
         return "; ".join(parts)

@@ -357,7 +357,7 @@ def test_pod_compares_instead_of_importing(pod: worker.Pod, server: misbehave.Se
     assert (pod.disk.stat().st_ctime_ns, [path.name for path in pod.data.iterdir()]) == (before, ["disk.img"])
     change(pod.disk, MIB, b"x")
     done = pod.run(**variables, CDI_WORKER_VERIFY="true", CDI_WORKER_STRICT_EXIT_STATUS="true")
-    assert (done.status, "4096 bytes in 1 ranges differ" in pod.message) == (9, True)
+    assert (done.status, "4096 bytes in 1 range differ" in pod.message) == (9, True)
 
 
 def test_only_an_import_is_verified_in_a_pod(pod: worker.Pod) -> None:
