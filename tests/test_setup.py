@@ -147,3 +147,11 @@ def test_demo_disk_for_arm64_boots_by_uefi(installers: Path) -> None:
 def test_demo_disk_names_supported_architectures(installers: Path) -> None:
     with pytest.raises(AssertionError, match="no disk for riscv64; supported: amd64, arm64"):
         make_disk(installers, "riscv64")
+
+
+def test_demo_imports_what_is_named(tmp_path: Path) -> None:
+    """``make import URL=… TARGET=…``: the options that it uses exist."""
+    (tmp_path / "disk.raw").write_bytes(b"disk" * 4096)
+    target = tmp_path / "disk.img"
+    processes.run(TOOLS / "demo", tmp_path / "disk.raw", "--target", target)
+    assert target.read_bytes() == b"disk" * 4096
