@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,12 @@ def mounted(kind: str, device: Path, point: Path) -> Iterator[Path]:
     try:
         yield point
     finally:
-        processes.run("umount", point)
+        # A thread of a server that was stopped may hold a file for a moment; one that keeps it fails here.
+        processes.wait_for(lambda: _unmounted(point), f"{point} to be free")
+
+
+def _unmounted(point: Path) -> bool:
+    return subprocess.run(["umount", point], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
