@@ -69,11 +69,7 @@ def options(attempt: Attempt) -> targets.Options:
         direct=asked.direct,
         cancel=attempt.scope,
         claim=attempt.claim,
-        existing="refuse"
-        if asked.existing == "refuse"
-        else "remove"
-        if asked.existing == "remove"
-        else "replace",
+        existing=asked.existing if asked.existing in ("refuse", "remove") else "replace",
         permissions=asked.permissions,
         form=asked.form,
     )
