@@ -1,8 +1,4 @@
-"""Read an OVF descriptor (DMTF DSP0243): which files of a virtual machine are its disks.
-
-The standard library's expat is enough. An OVF descriptor has no document type, and without one XML has no
-entities: neither those that expand without end nor those that name files.
-"""
+"""Read an OVF descriptor (DMTF DSP0243): which files of a virtual machine are its disks."""
 
 from __future__ import annotations
 
@@ -10,15 +6,13 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Final
-from xml.parsers import expat
 
 from cdi_worker import errors
+from cdi_worker.formats import smallxml
 from cdi_worker.formats.tar import archive
 
 #: Bytes of a descriptor. Real ones have up to some hundred KiB, most of it licence texts.
 LARGEST: Final = 4 << 20
-#: Levels of elements; real descriptors have about six.
-_DEEPEST: Final = 64
 #: Files and disks. vSphere attaches at most 256 disks to a virtual machine.
 _MOST: Final = 1024
 #: ``byte * 2^30``, and the names of OVF 0.9, which oVirt still writes.
@@ -56,15 +50,7 @@ class Disk:
 def parse(data: bytes) -> tuple[Disk, ...]:
     """Return the disks that have a file, in order. Raises ``errors.Refused`` and ``errors.Corrupt``."""
     reading = _Reading()
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.StartDoctypeDeclHandler = _refuse_doctype
-    parser.StartElementHandler = reading.start
-    parser.EndElementHandler = reading.end
-    try:
-        parser.Parse(data, True)
-    except (expat.ExpatError, ValueError, LookupError) as err:
-        # A declared encoding that Python does not know, or one of several bytes.
-        raise errors.Corrupt(format="OVF descriptor", reason=str(err)) from err
+    smallxml.parse(data, reading, "OVF descriptor", refused)
     return reading.disks()
 
 
@@ -73,29 +59,20 @@ def refused(rule: str, reason: str) -> errors.Refused:
     return errors.Refused(format="OVA", rule=rule, reason=reason)
 
 
-def _refuse_doctype(*_: object) -> None:
-    raise refused("document type", "the descriptor has a document type, which may declare entities")
-
-
 class _Reading:
     """Collects elements. OVF 0.9, which oVirt writes in places, has ``Section`` for ``DiskSection``."""
 
     def __init__(self) -> None:
-        self._path: list[str] = []
         self._files: dict[str, Mapping[str, str]] = {}
         self._disks: list[Mapping[str, str]] = []
 
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+    def start(self, name: str, attributes: Mapping[str, str], path: list[str]) -> None:
         """Take a start tag."""
-        namespace, _, name = name.rpartition(" ")
-        if not _is_ovf(namespace):
-            name = f"{namespace} {name}"
-        above = self._path[-1] if self._path else ""
-        if not self._path and name != "Envelope":
+        name, above = _local(name), _local(path[-1]) if path else ""
+        if not path and name != "Envelope":
             raise errors.Corrupt(format="OVF descriptor", reason=f"the document is a {name[:80]!r}")
-        if len(self._path) >= _DEEPEST or len(self._files) + len(self._disks) >= _MOST:
+        if len(self._files) + len(self._disks) >= _MOST:
             raise refused("size", "the descriptor has too many elements")
-        self._path.append(name)
         if (above, name) == ("References", "File"):
             found = _own(attributes)
             if found.get("id", "") in self._files:
@@ -104,9 +81,11 @@ class _Reading:
         elif name == "Disk" and above in {"DiskSection", "Section"}:
             self._disks.append(_own(attributes))
 
-    def end(self, _name: str) -> None:
+    def text(self, text: str, path: list[str]) -> None:
+        """Take text, which only describes."""
+
+    def end(self, path: list[str]) -> None:
         """Take an end tag."""
-        self._path.pop()
 
     def disks(self) -> tuple[Disk, ...]:
         """Return the disks. One without a file is blank."""
@@ -164,6 +143,12 @@ def _own(attributes: Mapping[str, str]) -> dict[str, str]:
             both = f"{found[local][:80]!r} and {value[:80]!r}"
             raise refused("duplicate", f"the attribute {local!r} is both {both}, in two namespaces")
     return found
+
+
+def _local(name: str) -> str:
+    """Return the name of an element of OVF without its namespace; others keep theirs."""
+    namespace, _, local = name.rpartition(" ")
+    return local if _is_ovf(namespace) else name
 
 
 def _is_ovf(namespace: str) -> bool:

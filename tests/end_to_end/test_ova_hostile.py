@@ -52,7 +52,7 @@ def changed(**disk: object) -> bytes:
 DESCRIPTORS = {
     "laughs": (LAUGHS.encode(), "document type"),
     "external": (EXTERNAL.encode(), "document type"),
-    "deep": (b"<Envelope>" + b"<a>" * 100_000, "too many elements"),
+    "deep": (b"<Envelope>" + b"<a>" * 100_000, "levels of elements"),
     "large": (b"<Envelope>" + b" " * (5 << 20), "at most 4194304 are read"),
     "no XML": (b"\0" * 1000, "corrupt OVF descriptor"),
     "encoding": (b'<?xml version="1.0" encoding="nothing"?><Envelope/>', "corrupt OVF descriptor"),

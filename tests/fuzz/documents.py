@@ -20,7 +20,7 @@ from typing import Any
 import requests
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum_file, clone, readers
+from cdi_worker.formats import bmap, checksum_file, clone, readers
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.signature import bundle, keyring, keys, minisign, openpgp, simple
@@ -86,6 +86,17 @@ def _tar(data: bytes, *, thin: bool = False) -> None:
             end = offset + length
         while opened.readinto(scrap):
             pass
+
+
+def _bmap(data: bytes) -> None:
+    found = bmap.parse(sums.bmap(data))
+    end = 0
+    for start, stop, digest in found.ranges:
+        assert end <= start < stop <= found.size
+        assert start % found.block_size == 0
+        assert len(digest) in {32, 64}
+        end = stop
+    assert bmap.parse(bmap.write(found)) == found
 
 
 # -- registries
@@ -397,6 +408,7 @@ PARSERS: Mapping[str, Callable[[bytes], None]] = {
     "ova": _ova,
     "tar": _tar,
     "sparse": functools.partial(_tar, thin=True),
+    "bmap": _bmap,
     "image": _image,
     "config": _config,
     "policy": _policy,

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cdi_worker.formats import clone
+from cdi_worker.formats import bmap, clone
 from cdi_worker.formats.compressed import snappy
 from tests.support import ovas, repository, signers, signing, tar_parts
 
@@ -21,6 +21,7 @@ _DIGEST = f"sha256:{_HASH}"
 def made() -> Iterator[tuple[str, bytes]]:
     """Yield valid inputs with the names of their parsers."""
     yield from _packages()
+    yield from _bmaps()
     yield from _images()
     yield from _policies()
     with tempfile.TemporaryDirectory() as folder:
@@ -51,6 +52,13 @@ def _packages() -> Iterator[tuple[str, bytes]]:
     listed = [(b"numblocks", b"1"), (b"size", b"4096"), (b"map", b"0,512")]
     records = [tar_parts.record(b"GNU.sparse." + key, value) for key, value in listed]
     yield "sparse", tar_parts.pax(records, then=tar_parts.block(size=512) + bytes(512))
+
+
+def _bmaps() -> Iterator[tuple[str, bytes]]:
+    digest = hashlib.sha256(_TEXT).digest()
+    yield "bmap", bmap.write(bmap.Map(5000, 4096, ((0, 4096, digest), (4096, 5000, digest))))
+    long = hashlib.sha512(_TEXT).digest()
+    yield "bmap", bmap.write(bmap.Map(1 << 40, 512, ((512, 1024, long), (1 << 30, 1 << 40, long)), "sha512"))
 
 
 def _images() -> Iterator[tuple[str, bytes]]:
