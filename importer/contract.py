@@ -45,20 +45,19 @@ class Variable(NamedTuple):
     """An environment variable that a role or the commands read (those of a source: ``sources.fields``).
 
     Each reader has a table of its own, ``VARIABLES``. ``meaning``: Markdown for the documentation.
-    ``option``: the option of commands that means the same. ``required``: an empty one is a fault.
+    ``required``: an empty one is a fault.
     """
 
     name: str
     meaning: str
     default: str = ""
-    option: str = ""
     required: bool = False
 
 
 CREDENTIALS = (
-    Variable("IMPORTER_ACCESS_KEY_ID", "user, or access key", option="--user"),
-    Variable("IMPORTER_SECRET_KEY", "password, or secret key", option="--password-file"),
-    Variable("IMPORTER_SESSION_TOKEN", "session token of temporary S3 keys", option="--session-token-file"),
+    Variable("IMPORTER_ACCESS_KEY_ID", "user, or access key"),
+    Variable("IMPORTER_SECRET_KEY", "password, or secret key"),
+    Variable("IMPORTER_SESSION_TOKEN", "session token of temporary S3 keys"),
 )
 PROXIES = (
     Variable("http_proxy", "proxy for `http` URLs; also in upper case"),
@@ -67,13 +66,8 @@ PROXIES = (
 )
 #: How a disk is written.
 WRITING = (
-    Variable(
-        "FILESYSTEM_OVERHEAD",
-        "fraction of the file system to leave free, such as `0.06`",
-        "0",
-        "--overhead",
-    ),
-    Variable("PREALLOCATION", "`true`: allocate every byte of the disk", "false", "--preallocate"),
+    Variable("FILESYSTEM_OVERHEAD", "fraction of the file system to leave free, such as `0.06`", "0"),
+    Variable("PREALLOCATION", "`true`: allocate every byte of the disk", "false"),
 )
 OWNER = Variable("OWNER_UID", "label of the metrics; a resumed import must have the same one")
 HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value`")

@@ -154,7 +154,7 @@ class Location:
     def faults(self) -> Iterator[str]:
         """Yield a message for each missing or invalid field, without contacting the server."""
         if not self.endpoint:
-            yield "no endpoint (IMPORTER_ENDPOINT) given"
+            yield fields.Fault("no endpoint ({}) given", "IMPORTER_ENDPOINT", "SOURCE")
 
     def at_stage(self) -> Location:
         """Return the location of the file of this stage, if each stage is a file."""

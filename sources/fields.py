@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 _KEY = "cdi_worker"
 
@@ -48,3 +48,31 @@ def table(location: type[Any]) -> Mapping[str, tuple[Field, Any]]:
     """Return the fields of a location's dataclass with their defaults, by attribute name."""
     found = dataclasses.fields(location)
     return {each.name: (each.metadata[_KEY], each.default) for each in found if _KEY in each.metadata}
+
+
+class Fault(str):
+    """A fault of a request that a setting mends. As text, it names the variable of a pod."""
+
+    __slots__ = ("_parts",)
+    _parts: tuple[str, str, str]
+
+    def __new__(cls, text: str, variable: str, option: str) -> Self:
+        """``text`` has ``{}`` for the name of the setting."""
+        fault = super().__new__(cls, text.format(variable))
+        fault._parts = text, variable, option
+        return fault
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, str]]:
+        return type(self), self._parts
+
+    @property
+    def at_terminal(self) -> str:
+        """The fault with the name of the option."""
+        text, _, option = self._parts
+        return text.format(option)
+
+
+def fault(location: object, text: str, name: str) -> Fault:
+    """Return the fault that a field of ``location`` mends; ``text`` has ``{}`` for its name."""
+    about, _ = table(type(location))[name]
+    return Fault(text, about.env, about.option)

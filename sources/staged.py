@@ -36,7 +36,7 @@ class Staged(base.Location):
     def faults(self) -> Iterator[str]:
         yield from base.Location.faults(self)
         if self.previous and not self.current:
-            yield "a previous checkpoint without a current one; set IMPORTER_CURRENT_CHECKPOINT"
+            yield fields.fault(self, "a previous checkpoint without a current one; use {}", "current")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Commands: their options are also read from the environment and a file, and declared by sources.
 
-Options that sources declare (``sources.fields``) are created when one of them is given or help is printed:
-start-up time is part of every import, and most command lines have none of them.
+Options that sources declare (``sources.fields``) are added before a command line is parsed, if it has one of
+them, or when help is printed: start-up time is part of every import, and most command lines have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -51,10 +51,6 @@ def _chosen(context: click.Context) -> str:
     return name if command is context.command else ""
 
 
-class _Unknown(Exception):
-    """A variable or the file sets an option that may be one of a source."""
-
-
 # -- options of every command ------------------------------------------------------------------
 
 
@@ -73,9 +69,11 @@ def _set_config(context: click.Context, _option: click.Parameter, path: str | No
     command = context.command
     if not isinstance(command, Command):
         return
+    added = command.extend({f"--{key}" for key in obj.config.values(command.name or "")})
     context.default_map, unknown = command.configured(obj.config)
-    if unknown and not command.is_complete:
-        raise _Unknown
+    for each in added:
+        # None of them is on the command line, which is parsed.
+        each.handle_parse_result(context, {}, [])
     root = context.find_root().command
     if isinstance(root, PodGroup) and command is not root and not context.resilient_parsing:
         names = {"", *root.list_commands(context)}
@@ -176,46 +174,39 @@ class Command(click.Command):
         """The options, with those of sources that were added so far."""
         return [param for param in self.params if isinstance(param, parameters.Option)]
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the options of all sources were added."""
-        return True
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if {"-h", "--help"} & {*args[:1]} and len(args) == 2:
             # ``import --help s3``
             choose(ctx, args[1])
             args = args[:1]
-        if self._is_in_environment():
-            self.complete()
-        while True:
-            try:
-                return super().parse_args(ctx, list(args))
-            except (click.NoSuchOption, _Unknown):
-                if self.is_complete:
-                    raise
-                self.extend()
-                ctx.params.clear()
+        self.extend({*self._named(args), *map(parameters.named, contract.own(contract.environment()))}, args)
+        return super().parse_args(ctx, args)
 
-    def _is_in_environment(self) -> bool:
-        """Return whether a variable may set an option of a source."""
-        if self.is_complete:
-            return False
-        known = {each.variable for each in self.options}
-        return any(name not in known for name in contract.own(contract.environment()))
+    def _named(self, args: Iterable[str]) -> Iterator[str]:
+        """Yield the options in ``args`` that this command does not have (a group: before its command)."""
+        known = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        rest = iter(args)
+        for each in rest:
+            name, equals, _ = each.partition("=")
+            if each == "--" or (isinstance(self, click.Group) and not each.startswith("-")):
+                return
+            if name in known and not (equals or known[name].is_flag):
+                next(rest, None)
+            elif name not in known and name.startswith("--"):
+                yield name
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
         """Return completions, also of the options of sources."""
         self.complete()
         return super().shell_complete(ctx, incomplete)
 
-    def extend(self) -> None:
-        """Add the options of the next group of sources."""
+    def extend(self, _names: Collection[str], _args: Iterable[str] = ()) -> list[parameters.Option]:
+        """Add options of sources until ``names`` are there, first of the kind in ``args``; return them."""
+        return []
 
     def complete(self) -> None:
         """Add the options of all sources."""
-        while not self.is_complete:
-            self.extend()
+        self.extend({""})
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.complete()
@@ -271,14 +262,8 @@ class SourceCommand(Command):
     searches: ClassVar[tuple[str, ...]] = ("own", "third_party")
     #: Whether the options of a source are shown with its example.
     has_examples: ClassVar[bool] = True
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._searched = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self._searched == len(self.searches)
+    #: Whether the options of all sources were added.
+    is_complete = False
 
     def kinds(self) -> dict[str, str]:
         """Return the kinds of source that the command has options for, with an example of their use."""
@@ -323,19 +308,36 @@ class SourceCommand(Command):
             field.option, type=form, default=shown, show_default=True, help=field.help
         )
 
-    def extend(self) -> None:
+    def extend(self, names: Collection[str], args: Iterable[str] = ()) -> list[parameters.Option]:
+        searches = self._searches(args)
+        added: list[parameters.Option] = []
+        while not self.is_complete and {*names} - {name for param in self.params for name in param.opts}:
+            kinds = next(searches, None)
+            self.is_complete = kinds is None
+            added += self._add(kinds or ())
+        return added
+
+    def _searches(self, args: Iterable[str]) -> Iterator[Iterable[kind.Kind]]:
+        """Yield the kinds of source that ``args`` name, by a URL or by name; all of ours; third parties'."""
         from cdi_worker import sources
 
-        found: Iterable[kind.Kind] = getattr(sources, self.searches[self._searched])()
-        self._searched += 1
+        if not {"-h", "--help"} & {*args}:
+            # Help has the kinds in the order of all.
+            words = {word for each in args for word in (each.partition(":")[0], each.rpartition("=")[2])}
+            yield (each for each in sources.own() if words & {each.name, *each.schemes})
+        yield from (getattr(sources, search)() for search in self.searches)
+
+    def _add(self, kinds: Iterable[kind.Kind]) -> Iterator[parameters.Option]:
+        """Add the options of ``kinds``, and yield those that the command did not have."""
         known = {name: param for param in self.params for name in param.opts}
-        for each in filter(self.offers, found):
+        for each in filter(self.offers, kinds):
             for field, default in each.table.values():
                 option = known.get(field.option) or self.offer(field, default)
                 if isinstance(option, parameters.SourceOption):
                     if field.option not in known:
                         known[field.option] = option
                         self.params.append(option)
+                        yield option
                     option.kinds.setdefault(each.name, each.example if self.has_examples else "")
 
 

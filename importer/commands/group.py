@@ -213,7 +213,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     metavar="FILE",
     help="File for what an auditor keeps of an import: an in-toto statement; - is standard output.",
 )
-@signatures.added(ROLE, POD.signature_policy)
+@parameters.added(*signatures.options(ROLE, POD.signature_policy))
 @click.pass_context
 def cli(
     ctx: click.Context,

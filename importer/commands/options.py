@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -308,40 +308,12 @@ _UPLOAD: tuple[parameters.Decorator, ...] = (
 )
 
 
-def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that sends a file to an upload server."""
-    return _add(command, _UPLOAD)
-
-
-def digest_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that asks a source for its digest."""
-    return _add(command, _DIGEST)
-
-
-def inspect_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that inspects a source."""
-    return _add(command, (*_SOURCE, *_OVERHEAD))
-
-
-def import_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that imports a disk."""
-    return _add(command, (*_SOURCE, *_IMPORT))
-
-
-def verify_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that compares a disk with a source."""
-    return _add(command, (*_SOURCE, *_VERIFY))
-
-
-def blank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that writes a disk without a source."""
-    return _add(command, (*_WRITING, report_option))
-
-
-def _add(command: Callable[..., Any], options: tuple[parameters.Decorator, ...]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+upload_options = parameters.added(*_UPLOAD)
+digest_options = parameters.added(*_DIGEST)
+inspect_options = parameters.added(*_SOURCE, *_OVERHEAD)
+import_options = parameters.added(*_SOURCE, *_IMPORT)
+verify_options = parameters.added(*_SOURCE, *_VERIFY)
+blank_options = parameters.added(*_WRITING, report_option)
 
 
 def make_request(

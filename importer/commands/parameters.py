@@ -7,6 +7,7 @@ file (``commands.config_file``), else it has its default.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -234,9 +235,19 @@ def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
     )
 
 
+def named(variable: str) -> str:
+    """Return the option that a variable of ours sets."""
+    return f"--{variable.removeprefix(f'{contract.PREFIX}_').replace('_', '-').lower()}"
+
+
 def option(group: str, *declarations: str, **settings: Any) -> Decorator:
     """Return a decorator like ``click.option`` for an option in the section ``group`` of the help."""
     return click.option(*declarations, cls=Option, group=group, **settings)
+
+
+def added(*options: Decorator) -> Decorator:
+    """Return a decorator that adds ``options`` to a command, in this order."""
+    return lambda command: functools.reduce(lambda made, each: each(made), reversed(options), command)
 
 
 def connections(group: str, text: str) -> Decorator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -72,17 +72,6 @@ def options(group: str, policy: str = "") -> tuple[parameters.Decorator, ...]:
             help="policy.json of the containers tools: what to accept, by registry and repository.",
         ),
     )
-
-
-def added(group: str, policy: str = "") -> parameters.Decorator:
-    """Return a decorator that adds the options to a command. ``policy``: where a pod mounts its policy."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for each in reversed(options(group, policy)):
-            command = each(command)
-        return command
-
-    return decorate
 
 
 def take_pod(ctx: click.Context, given: dict[str, Any]) -> None:

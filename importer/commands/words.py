@@ -5,7 +5,6 @@ In a pod, the same errors have the phrases that CDI's controllers look for (``cd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from cdi_worker import errors, units
 
 #: What erases the bar; empty without one.
 erase = ""
-#: A pod's variable in a message: ``(IMPORTER_DISK_ID)``, ``set IMPORTER_CURRENT_CHECKPOINT``.
-_VARIABLE = re.compile(r"\b(IMPORTER_[A-Z_]+|FILESYSTEM_OVERHEAD|PREALLOCATION)\b")
 #: The options of a remedy's settings (``remedy``).
 _NAMES = {
     "ca_files": "--ca-file",
@@ -35,26 +32,15 @@ def message(error: errors.Error) -> str:
     for kind, words in _REMEDIES.items():
         if isinstance(error, kind):
             return errors.one_line(words(error))
-    return _with_options(error.worded(lambda found: found.words(_NAMES)))
+    text = error.worded(lambda found: found.words(_NAMES))
+    for fault in getattr(error, "faults", ()):
+        text = text.replace(fault, getattr(fault, "at_terminal", fault))
+    return text
 
 
 def as_fields(error: errors.Error) -> dict[str, object]:
     """Return the error for JSON, with the message of a terminal."""
     return {**error.as_fields(), "message": message(error)}
-
-
-def _with_options(text: str) -> str:
-    """Replace the variables of a pod by the options that mean the same."""
-    if not _VARIABLE.search(text):
-        return text
-    from cdi_worker import sources
-    from cdi_worker.importer.roles import importer
-
-    known = {each.name: each.option for each in importer.VARIABLES if each.option}
-    for kind in sources.own():
-        known |= {field.env: field.option for field, _ in kind.table.values() if field.env and field.option}
-    text = _VARIABLE.sub(lambda found: known.get(found[1], found[1]), text)
-    return text.replace("set --", "use --")
 
 
 def _too_large(error: errors.Error) -> str:

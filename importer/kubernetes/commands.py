@@ -201,7 +201,7 @@ def _needs_scratch(facts: inspection.Inspection) -> bool:
 @options.connections_option
 @options.stall_option("a byte")
 @options.speed_option
-@signatures.added(signatures.SIGNATURE)
+@parameters.added(*signatures.options(signatures.SIGNATURE))
 @parameters.option(
     options.OUTPUT,
     "--dry-run",

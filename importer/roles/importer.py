@@ -21,24 +21,19 @@ log = logging.getLogger(__name__)
 
 VARIABLES = (
     contract.Variable("IMPORTER_SOURCE", "kind of source; it selects the role of importer"),
-    contract.Variable(
-        "IMPORTER_ENDPOINT", "address of the disk; see the page of the source", option="SOURCE"
-    ),
+    contract.Variable("IMPORTER_ENDPOINT", "address of the disk; see the page of the source"),
     contract.Variable(
         "IMPORTER_CONTENTTYPE",
         "`kubevirt`: a disk; `archive`: a tar archive, unpacked into a file system",
         "kubevirt",
-        "--content-type",
     ),
     contract.Variable(
         "IMPORTER_IMAGE_SIZE",
         "requested size as a Kubernetes quantity: `10Gi`, `500M`, `1e9`; otherwise the size of the image",
-        option="--size",
     ),
     contract.Variable(
         "IMPORTER_CHECKSUM",
         "`md5`, `sha1`, `sha256` or `sha512`, a colon, and the checksum of the bytes as served",
-        option="--checksum",
     ),
     contract.Variable(
         "CDI_WORKER_DISK",
@@ -49,7 +44,6 @@ VARIABLES = (
     contract.Variable(
         "IMPORTER_CERT_DIR",
         "directory with additional CA certificates (PEM; for registries only `*.crt` and `*.pem`)",
-        option="--ca-dir",
     ),
     contract.Variable(
         "IMPORTER_PROXY_CERT_DIR", "directory with CA certificates of a proxy, trusted likewise"

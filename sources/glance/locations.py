@@ -132,7 +132,7 @@ class Glance(base.Location):
         if not self.endpoint:
             yield "the URL of Keystone is missing (OS_AUTH_URL)"
         if not self.image_id:
-            yield "the glance source needs the id of an image (IMPORTER_IMAGE_ID)"
+            yield fields.fault(self, "the glance source needs the id of an image ({})", "image_id")
         if self.interface not in INTERFACES:
             hint = errors.supported(self.interface, INTERFACES)
             yield f"unknown interface {self.interface!r}; {hint}"

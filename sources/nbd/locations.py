@@ -72,7 +72,7 @@ class Nbd(staged.Staged):
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
         if self.bitmap and not self.previous:
-            yield "a dirty bitmap without a previous checkpoint; set IMPORTER_PREVIOUS_CHECKPOINT"
+            yield fields.fault(self, "a dirty bitmap without a previous checkpoint; use {}", "previous")
         if len(f"qemu:dirty-bitmap:{self.changes}".encode()) > LONGEST_NAME:
             yield f"the name of the dirty bitmap has more than {LONGEST_NAME} bytes"
         if self.key and not self.certificate:

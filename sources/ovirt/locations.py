@@ -26,4 +26,4 @@ class Imageio(staged.Staged):
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
         if not self.disk_id:
-            yield "the imageio source needs a disk id (IMPORTER_DISK_ID)"
+            yield fields.fault(self, "the imageio source needs a disk id ({})", "disk_id")

@@ -77,8 +77,7 @@ class Vddk(staged.Staged):
 
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
-        wanted = {
-            "the UUID of a virtual machine (IMPORTER_UUID)": self.uuid,
-            "the path of a disk (IMPORTER_BACKING_FILE)": self.backing_file,
-        }
-        yield from (f"the vddk source needs {what}" for what, value in wanted.items() if not value)
+        if not self.uuid:
+            yield fields.fault(self, "the vddk source needs the UUID of a virtual machine ({})", "uuid")
+        if not self.backing_file:
+            yield fields.fault(self, "the vddk source needs the path of a disk ({})", "backing_file")

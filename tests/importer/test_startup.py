@@ -116,6 +116,25 @@ def test_start_keeps_to_its_budget(
     assert len(found) <= budget.all + (4 if sys.version_info >= (3, 13) else 0), sorted(found)
 
 
+@pytest.mark.parametrize("place", ["in front", "behind"])
+@pytest.mark.parametrize("source", ["docker://127.0.0.1:1/x", "--source=registry"])
+def test_command_line_is_parsed_once_with_the_options_of_its_kind(
+    tmp_path: Path, empty: set[str], source: str, place: str
+) -> None:
+    own = ("--architecture", "arm64")
+    others = (source, tmp_path / "disk.img", "--force", "--size", "0x")
+    arguments = (*own, *others) if place == "in front" else (*others, *own)
+    done = worker.run("import", *arguments, env={"PYTHONVERBOSE": "1"})
+    assert done.status == 2
+    assert "Invalid value for '--size'" in done.errors
+    found = _loaded(done.errors) - empty
+    assert {name for name in found if name.endswith(".locations")} <= {
+        "cdi_worker.sources.registry.locations",
+        "cdi_worker.sources.local.locations",
+    }
+    assert "difflib" not in found
+
+
 def test_importing_the_library_loads_no_source_and_no_logging() -> None:
     code = "import sys, cdi_worker, cdi_worker.importer.execute\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -6,12 +6,16 @@ import http.client
 import http.server
 import json
 import os
+import pickle
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
+from cdi_worker import errors
+from cdi_worker.importer.commands import words
+from cdi_worker.sources.local import locations as local
 from tests.support import disks as disks_module
 from tests.support import limits, misbehave, servers, terminals, worker
 
@@ -68,6 +72,17 @@ def test_options_are_named_instead_of_variables(tmp_path: Path) -> None:
     stage = ("--source=imageio", "--disk-id=1", "--previous-checkpoint=1")
     done = worker.run("import", *stage, "https://127.0.0.1:1/", tmp_path)
     assert "a previous checkpoint without a current one; use --current-checkpoint" in done.error_message
+
+
+def test_address_with_the_name_of_a_variable_is_kept(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/IMPORTER_DISK_ID"
+    assert url in worker.run("import", url, tmp_path / "disk.img").error_message
+
+
+def test_fault_survives_a_pickle() -> None:
+    fault = next(iter(local.Local("").faults()))
+    copy = pickle.loads(pickle.dumps(errors.RequestError(fault)))
+    assert (str(copy), words.message(copy)) == (fault, "no endpoint (SOURCE) given")
 
 
 def test_size_that_is_too_small_is_named(tmp_path: Path) -> None:

@@ -54,4 +54,25 @@ MUTANTS = (
         "isinstance(err, PermissionError) and not path:",
         "tests/importer/test_words.py::test_home_of_another_user_has_no_configuration",
     ),
+    mutant(
+        "importer/commands/command.py",
+        "reads the options of all kinds of source for one of this kind",
+        '        if not {"-h", "--help"} & {*args}:\n',
+        "        if False:\n",
+        "tests/importer/test_startup.py::test_command_line_is_parsed_once_with_the_options_of_its_kind",
+    ),
+    mutant(
+        "importer/commands/command.py",
+        "drops the option of a source in the configuration file",
+        "        each.handle_parse_result(context, {}, [])\n",
+        "        pass\n",
+        "tests/importer/test_config.py::test_file_may_hold_options_of_other_commands_and_of_sources",
+    ),
+    mutant(
+        "importer/commands/words.py",
+        "names a variable to who has typed an option",
+        '        text = text.replace(fault, getattr(fault, "at_terminal", fault))\n',
+        "        pass\n",
+        "tests/importer/test_words.py::test_missing_setting",
+    ),
 )
