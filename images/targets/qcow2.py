@@ -148,7 +148,7 @@ class Qcow2Target(file.FileTarget):
         self._served.close()
         if size < self._created:
             # Nothing was written behind it; to shrink it, qemu-img would make a table for each 512 MiB.
-            os.pwrite(fd, size.to_bytes(8, "big"), _SIZE_FIELD)
+            storage.write_all(fd, _SIZE_FIELD, memoryview(size.to_bytes(8, "big")))
         elif size > self._created:
             qemu_img.grow(self.path, fd, size, preallocate=self._form.is_preallocated)
         qemu_img.repair(self.path, fd)

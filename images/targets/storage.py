@@ -176,7 +176,7 @@ class Storage:
 
     def _write_direct(self, fd: int, offset: int, data: memoryview) -> None:
         try:
-            _write_all(fd, offset, data)
+            write_all(fd, offset, data)
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise
@@ -186,7 +186,7 @@ class Storage:
     def _write_cached(self, offset: int, data: memoryview) -> None:
         for start in range(0, len(data), _PIECE):
             piece = data[start : start + _PIECE]
-            _write_all(self.fd, offset + start, piece)
+            write_all(self.fd, offset + start, piece)
             self._window.wrote(offset + start, offset + start + len(piece))
 
 
@@ -198,7 +198,8 @@ def _open_direct(path: str, fd: int) -> int | None:
         return None
 
 
-def _write_all(fd: int, offset: int, data: memoryview) -> None:
+def write_all(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data``: a write may end early. Raises ``OSError``."""
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)

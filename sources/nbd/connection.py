@@ -80,9 +80,9 @@ class Connection:
     def read(self, offset: int, into: memoryview) -> int:
         """Fill ``into``; return 0 or an errno. ``into`` is not written to after the return.
 
-        A read that is too long for the server is several requests at the same time.
+        A read that is too long for the server is several requests at the same time. libnbd gets views, no
+        ``nbd.Buffer``: each request would leave a reference to what that shares (libnbd 1.14).
         """
-        nbd = handshake.library()
         pieces = []
         for start in range(0, len(into), self._longest):
             piece = into[start : start + self._longest]
@@ -91,7 +91,7 @@ class Connection:
                 pending,
                 functools.partial(
                     self._handle.aio_pread_structured,
-                    nbd.Buffer.from_buffer(piece),
+                    piece,
                     offset + start,
                     pending.chunk,
                     pending.complete,
@@ -102,10 +102,9 @@ class Connection:
 
     def write(self, offset: int, data: memoryview) -> int:
         """Write ``data``; return 0 or an errno. What is too long is several requests at the same time."""
-        nbd = handshake.library()
         requests = []
         for start in range(0, len(data), self._longest):
-            piece = nbd.Buffer.from_buffer(data[start : start + self._longest])
+            piece = data[start : start + self._longest]
             requests.append(functools.partial(self._handle.aio_pwrite, piece, offset + start))
         return self._done(requests)
 

@@ -96,6 +96,9 @@ def test_stream_of_unknown_size(
     done = worker.run("import", web.url(disks.wrapped("raw", "gz")), target, "-O", "qcow2", *options)
     assert done.status == 0, done.errors
     check(target, disks.expected("raw"))
+    with target.open("rb") as file:
+        head = file.read(32)
+    assert int.from_bytes(head[24:], "big") == disks.expected("raw").stat().st_size
 
 
 def test_disk_larger_than_the_file_system(server: misbehave.Server, target: Path, expected: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -18,9 +20,9 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.nbd import client as nbd
-from cdi_worker.sources.nbd import handshake, locations
+from cdi_worker.sources.nbd import handshake, locations, writer
 from cdi_worker.sources.vmware import nbdkit
-from tests.support import nbd_servers, processes
+from tests.support import nbd_servers, nbd_targets, processes
 
 MiB, GiB = 1 << 20, 1 << 30
 
@@ -81,6 +83,23 @@ def test_many_threads_read_at_once(content: tuple[Path, bytes]) -> None:
             thread.join()
         client.close()
     assert not wrong
+
+
+def test_requests_keep_nothing_of_their_buffers(tmp_path: Path) -> None:
+    """Each would keep a MiB, or some hundred bytes of a shared one: libnbd's ``Buffer`` does."""
+    memory = bytearray(MiB)
+    with nbd_targets.running("nbdkit memory", tmp_path, MiB, dirty=False) as served:
+        device = writer.connect(locations.Nbd(""), cancelling.NEVER, served.url)
+        before = sys.getrefcount(memory)
+        for number in range(20):
+            device.write(number * 512, memoryview(memory)[512:1024])
+        client = connected(str(tmp_path / "socket"))
+        for _ in range(20):
+            client.read_range(0, memoryview(memory)[512:1024])
+        client.close()
+        device.close()
+    gc.collect()
+    assert sys.getrefcount(memory) == before
 
 
 def test_reads_overlap_on_one_connection() -> None:
