@@ -59,6 +59,11 @@ class Map:
     algorithm: str = ALGORITHM
 
     @property
+    def mapped(self) -> int:
+        """Bytes of all ranges."""
+        return sum(end - start for start, end, _ in self.ranges)
+
+    @property
     def mapped_blocks(self) -> int:
         """Blocks of all ranges."""
         block = self.block_size

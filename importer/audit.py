@@ -1,4 +1,4 @@
-"""What may follow a finished import: its disks are read back and compared, and a report is written."""
+"""What may follow a finished import: its disks are read back, its map and a report are written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import logging
 from typing import Final
 
 from cdi_worker import errors
+from cdi_worker.formats import bmap
 from cdi_worker.images import readback, stored, volume
 from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import Progress
-from cdi_worker.importer.report import provenance
+from cdi_worker.importer.report import file, provenance
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.scratch import journal
@@ -26,18 +27,22 @@ WRITTEN: Final = frozenset(Route) - {Route.BLANK, Route.UNPACK}
 class Audit:
     """What follows the import of a request.
 
-    Raises ``errors.RequestError`` if the report cannot be written, before anything is imported.
+    Raises ``errors.RequestError`` if the report or the map cannot be written, before anything is imported.
     """
 
     def __init__(self, request: Request, progress: Progress) -> None:
         self._progress = progress
         self._request = request
         self._report = provenance.Report(request.report, request) if request.report else None
+        self._map = file.File(request.write_map, "--write-map", request.target) if request.write_map else None
 
     def finish(self, results: list[Result]) -> list[Result]:
         """Return the results, with the SHA-256 of each disk that is read back."""
         if self._request.read_back:
             results = [self._read_back(each) if each.plan.route in WRITTEN else each for each in results]
+        for each in results:
+            if self._map is not None and each.map is not None:
+                self._map.write(bmap.write(each.map), "the disk is complete, its map is not")
         if self._report is not None:
             self._report.write(results)
         return results

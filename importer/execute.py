@@ -96,7 +96,7 @@ def audited(request: Request, progress: Progress) -> Callable[[list[Result]], li
     """
     started = time.monotonic()
     audit: Callable[[list[Result]], list[Result]] = lambda results: results  # noqa: E731
-    if request.report or request.read_back:
+    if request.report or request.read_back or request.write_map:
         # Imported when used (start-up time).
         from cdi_worker.importer import audit as module
 

@@ -50,11 +50,12 @@ class Request:
     compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait
     for another run that writes to the target. ``permissions`` of the disk's file; None: by the umask.
     ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
-    once, for its SHA-256. ``to``: the location of a target that is an NBD export, for TLS; None: that of its
-    address alone. ``state``: the folder for the journal of an NBD export; empty: an interrupted import starts
-    over. ``sample``: ``verify`` compares only this much of it. ``format``: of the target's file, ``raw`` or
-    ``qcow2[,OPTION=VALUE…]``; empty: raw. ``compress``: write compressed clusters. ``backing``: write an
-    overlay of this file, with what differs from it.
+    once, for its SHA-256. ``write_map``: the file of the disk's block map, empty: none. ``to``: the location
+    of a target that is an NBD export, for TLS; None: that of its address alone. ``state``: the folder for the
+    journal of an NBD export; empty: an interrupted import starts over. ``sample``: ``verify`` compares only
+    this much of it. ``format``: of the target's file, ``raw`` or ``qcow2[,OPTION=VALUE…]``; empty: raw.
+    ``compress``: write compressed clusters. ``backing``: write an overlay of this file, with what differs
+    from it.
     """
 
     source: str
@@ -78,6 +79,7 @@ class Request:
     permissions: int | None = None
     report: str = ""
     read_back: bool = False
+    write_map: str = ""
     to: base.Location | None = None
     state: str = ""
     sample: Sample | None = None
@@ -158,6 +160,7 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         permissions=settings.permissions,
         report=settings.report,
         read_back=settings.read_back,
+        write_map=settings.write_map,
         state=settings.state,
         sample=settings.sample,
         format=settings.format,
@@ -207,6 +210,8 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     if made.target == targets.STDOUT and made.stage.current:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
     yield from _format_faults(made)
+    if made.write_map:
+        yield from _written_map_faults(made)
     if targets.is_export(made.target):
         yield from _export_faults(made)
     elif made.state:
@@ -215,6 +220,17 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "only a disk on a file or a device can be updated in place (--update)"
     if made.existing == "compare" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
+
+
+def _written_map_faults(made: Request) -> Iterator[str]:
+    if made.is_archive:
+        yield "--write-map: an archive has no map, only a disk has"
+    if made.is_delta:
+        yield "--write-map: changes since a checkpoint are not a disk; use cdi-worker map after it"
+    if made.source == "none":
+        yield "--write-map: a blank disk has nothing to map"
+    if made.write_map == targets.STDOUT == made.report:
+        yield "--write-map and --report: standard output gets one of them; name a file for the other"
 
 
 def _format_faults(made: Request) -> Iterator[str]:

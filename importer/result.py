@@ -13,7 +13,7 @@ from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import signature
+    from cdi_worker.formats import bmap, signature
     from cdi_worker.images.sinks import compared
     from cdi_worker.scratch import journal
 
@@ -31,6 +31,7 @@ class Result:
     what they are of. ``signatures``: the verified signatures. ``sha256``: of the disk, if it is known without
     reading it again, or was read back; else empty. ``confirmed``: bytes that were read back from storage, and
     are those that were received. ``received``: their digests, to read the disk back; not for callers.
+    ``map``: of the disk, if one was requested.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Result:
     sha256: str = ""
     confirmed: int = 0
     received: journal.Journal | None = dataclasses.field(default=None, repr=False, compare=False)
+    map: bmap.Map | None = dataclasses.field(default=None, repr=False)
 
     def as_fields(self) -> dict[str, object]:
         """Return what ``--json`` prints and reports contain."""
@@ -77,6 +79,8 @@ class Result:
             fields["chain"] = [{"name": name, "bytes": count} for name, count in self.layers]
         if self.changes is not None:
             fields["update"] = dataclasses.asdict(self.changes)
+        if self.map is not None:
+            fields["map"] = {"ranges": len(self.map.ranges), "bytes": self.map.mapped}
         return fields
 
 
@@ -110,6 +114,7 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
         signatures=served.signatures,
         sha256=_sha256(attempt, whole, request),
         received=outcome.receiving.noted if outcome.receiving else None,
+        map=outcome.map,
     )
 
 

@@ -74,6 +74,7 @@ class Settings:
     backing: str = ""
     report: str = ""
     read_back: bool = False
+    write_map: str = ""
     verify: bool = False
     sample: Sample | None = None
 

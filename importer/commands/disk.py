@@ -69,6 +69,8 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
     if given["dry_run"]:
         if given["report"]:
             log.warning(options.NO_REPORT)
+        if given["write_map"]:
+            log.warning(options.NO_MAP)
         volume = DEFAULT_OVERHEAD if given["overhead"] is None else given["overhead"]
         return output.inspection(inspection.inspect(request, obj.cancel, overhead=volume), obj)
     if source == locations.STDIN and not given["kind"] and not sys.stdin.isatty():
@@ -81,8 +83,8 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
 
 
 def _prepare(obj: parameters.Context, request: Request) -> None:
-    """Print the summary on standard error, if standard output gets the report."""
-    if request.report == targets.STDOUT:
+    """Print the summary on standard error, if standard output gets the report or the map."""
+    if targets.STDOUT in (request.report, request.write_map):
         obj.to_stdout = True
 
 
@@ -91,6 +93,7 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
     others = {"--disk": request.disk, "--size": request.image_size, "--content-type": request.is_archive}
     others |= {"--format": bool(request.format or request.compress or request.backing)}
     others |= {"--layer": bool(request.layers), "--dry-run": given["dry_run"]}
+    others |= {"--write-map": bool(request.write_map)}
     faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
     if not targets.is_folder(request.target):
         faults.append(f"{request.target}: --all needs a folder")

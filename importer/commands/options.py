@@ -210,6 +210,7 @@ _WRITING: tuple[parameters.Decorator, ...] = (
     parameters.option(WRITING, "--compress", is_flag=True, help="Write compressed clusters (qcow2)."),
     backing_option,
 )
+NO_MAP = "--write-map: no map is written, because nothing is imported with --dry-run"
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
 report_option = parameters.option(
     OUTPUT,
@@ -250,6 +251,13 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
         "read_back",
         is_flag=True,
         help="Read the disk back from storage, compare it with what was received, and print its SHA-256.",
+    ),
+    parameters.option(
+        OUTPUT,
+        "--write-map",
+        default="",
+        metavar="FILE",
+        help="Write the block map of the disk (bmap), with checksums; - is standard output.",
     ),
     report_option,
     progress_option,

@@ -10,17 +10,12 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import os
-import secrets
-import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from cdi_worker import errors, masking, version
-from cdi_worker.images import kernel, targets
+from cdi_worker import masking, version
 from cdi_worker.importer import plan
+from cdi_worker.importer.report import file
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.sources import wire
@@ -41,71 +36,14 @@ class Report:
     """
 
     def __init__(self, path: str, request: Request) -> None:
-        self._path = path
         self._request = request
         self._started = _now()
-        if path == targets.STDOUT:
-            if request.target == targets.STDOUT:
-                raise errors.RequestError("--report -: standard output gets the disk; name a file")
-            return
-        try:
-            self._check()
-            beside, fd = self._create()
-            os.close(fd)
-            beside.unlink()
-        except OSError as err:
-            raise errors.RequestError(f"--report {path}: cannot be written: {errors.words(err)}") from err
-
-    def _check(self) -> None:
-        """Raise ``errors.RequestError`` for a path that a file must not replace."""
-        if os.path.realpath(self._path) in {os.path.realpath(e) for e in targets.used(self._request.target)}:
-            raise errors.RequestError(f"--report {self._path}: is the target; name another file")
-        try:
-            mode = Path(self._path).lstat().st_mode
-        except FileNotFoundError:
-            return
-        if stat.S_ISLNK(mode):
-            # Somebody else may have made it, in a folder that others can write to.
-            raise errors.RequestError(f"--report {self._path}: is a symbolic link; name the file itself")
-        if not stat.S_ISREG(mode):
-            hint = "name a file, or - for standard output"
-            raise errors.RequestError(f"--report {self._path}: not a regular file; {hint}")
-
-    def _create(self) -> tuple[Path, int]:
-        """Create a file with another name beside the report; return its path and descriptor."""
-        beside = Path(f"{self._path}.{secrets.token_hex(4)}.part")
-        # O_EXCL follows no link (open(2)); nor does the rename that replaces the report.
-        return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file = file.File(path, "--report", request.target)
 
     def write(self, results: Sequence[Result]) -> None:
         """Write the report of finished imports. Raises ``errors.TargetError``; the disks stay."""
         text = json.dumps(masking.masked(statement(self._request, results, self._started)), indent=2) + "\n"
-        try:
-            if self._path == targets.STDOUT:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-                return
-            beside, fd = self._create()
-            try:
-                with open(fd, "w", encoding="utf-8") as stream:
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                beside.replace(self._path)
-                _sync(Path(self._path).parent)
-            finally:
-                beside.unlink(missing_ok=True)
-        except OSError as err:
-            raise errors.target_error(self._path, err, "the disk is complete, its report is not") from err
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        kernel.sync_directory(fd)
-    finally:
-        os.close(fd)
+        self._file.write(text.encode(), "the disk is complete, its report is not")
 
 
 def statement(request: Request, results: Sequence[Result], started: str = "") -> dict[str, Any]:

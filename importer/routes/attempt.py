@@ -18,7 +18,8 @@ from cdi_worker.scratch import ranges
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images.sinks import compared, journaled, verified
+    from cdi_worker.formats import bmap
+    from cdi_worker.images.sinks import compared, journaled, mapping, verified
     from cdi_worker.images.targets import group
 
 
@@ -30,7 +31,8 @@ class Outcome:
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
     place found. ``comparison``: what a verification found. ``receiving``: has the digests of what was
-    delivered, to read it back. ``verified``: the checksum of the bytes as served was verified.
+    delivered, to read it back. ``mapping`` makes its ``map``. ``verified``: the checksum of the bytes as
+    served was verified.
     """
 
     read: int = 0
@@ -42,6 +44,8 @@ class Outcome:
     changes: compared.Changes | None = None
     comparison: verified.Comparing | None = None
     receiving: journaled.Receiving | None = None
+    mapping: mapping.Mapping | None = None
+    map: bmap.Map | None = None
     verified: bool = False
     accepted: bool = False
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 #: What few imports need (start-up time): sinks that compare, the thread that reads back, checkpoints.
 COMPARED: Final = "cdi_worker.images.sinks.compared"
 VERIFIED: Final = "cdi_worker.images.sinks.verified"
+MAPPING: Final = "cdi_worker.images.sinks.mapping:Mapping"
 READBACK: Final = "cdi_worker.images.readback"
 CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
 SELECTION: Final = "cdi_worker.sources.selection"
@@ -172,6 +173,8 @@ def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
     if attempt.request.read_back and place.path == attempt.request.target:
         attempt.outcome.receiving = journaled.Receiving(found, out.size or place.limit)
         found = attempt.outcome.receiving
+    if attempt.request.write_map and place.path == attempt.request.target:
+        attempt.outcome.mapping = found = out.owned.enter_context(lazy.load(MAPPING)(found))
     return found
 
 
@@ -397,15 +400,35 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
         return
     if attempt.outcome.receiving is not None:
         attempt.outcome.receiving.end(size)
-    attempt.progress.phase("sync", None)
     grow_to = attempt.plan.grow_to
     attempt.outcome.size = max(size, grow_to)
+    if attempt.request.write_map:
+        _map(attempt, out, size)
+    attempt.progress.phase("sync", None)
     attempt.progress.disk(attempt.outcome.size)
     _settle(attempt, out, grow_to)
     if attempt.group is None:
         out.commit(grow_to)
     else:
         attempt.group.add(out, grow_to)
+
+
+def _map(attempt: Attempt, out: targets.Target, end: int) -> None:
+    """Complete the map of a disk delivered to ``end``, by reading what has not passed here."""
+    size = units.whole_sectors(attempt.outcome.size)
+    with attempt.outcome.mapping or lazy.load(MAPPING)(out) as mapping:
+        if missing := mapping.missing(end, size):
+            out.flush()
+            out.storage.drop_cache()
+            attempt.progress.phase("readback", sum(stop - start for start, stop in missing))
+
+            def advance(count: int) -> None:
+                attempt.scope.check()
+                attempt.progress.advance(count)
+
+            for start, stop in missing:
+                mapping.read(out.storage, start, stop, advance)
+        attempt.outcome.map = mapping.map(size)
 
 
 def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant, mutant
 
 _FORMAT = "formats/bmap.py"
+_SINK = "images/sinks/mapping.py"
 
 
 def _hostile(what: str, old: str, name: str, new: str = "        if False:\n") -> Mutant:
@@ -77,5 +78,47 @@ MUTANTS = (
         "        if len(path) >= DEEPEST:\n",
         "        if False:\n",
         "tests/formats/test_bmap.py::test_hostile_map_is_refused[deep]",
+    ),
+    mutant(
+        _SINK,
+        "maps data that is delivered again as if it were the first",
+        "                if self._known.missing(start, stop) != [(start, stop)]:\n",
+        "                if False:\n",
+        "tests/images/sinks/test_mapping.py::test_what_is_delivered_again_is_read",
+    ),
+    mutant(
+        _SINK,
+        "maps data over which zeros are delivered",
+        "            if self._known.missing(start, end) != [(start, end)]:\n",
+        "            if False:\n",
+        "tests/images/sinks/test_mapping.py::test_zeros_over_data_are_zeros",
+    ),
+    mutant(
+        _SINK,
+        "hashes data whose predecessor has not passed",
+        "        if offset == piece.at or (offset > piece.at and self._is_zero(piece.at, offset)):\n",
+        "        if True:\n",
+        "tests/images/sinks/test_mapping.py::test_map_of_a_disk_delivered_in_any_order",
+    ),
+    mutant(
+        _SINK,
+        "keeps all data that waits for what is before it",
+        " or self._waiting + len(data) > _MOST:\n",
+        ":\n",
+        "tests/images/sinks/test_mapping.py::test_what_waits_is_bounded",
+    ),
+    mutant(
+        _SINK,
+        "returns while the data is still hashed",
+        "            futures.wait([work])\n",
+        "            pass\n",
+        "tests/images/sinks/test_mapping.py::test_map_of_a_disk_delivered_in_any_order",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
+        "maps a disk without what an earlier attempt wrote",
+        "            for start, stop in missing:\n",
+        "            for start, stop in ():\n",
+        "tests/end_to_end/test_maps.py::test_resumed_parts_are_in_the_map",
     ),
 )

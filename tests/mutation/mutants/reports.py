@@ -76,7 +76,7 @@ MUTANTS = (
         "tests/importer/report/test_message.py::test_message_has_at_most_4096_bytes",
     ),
     mutant(
-        "importer/report/provenance.py",
+        "importer/report/file.py",
         "replaces the target of a link by the report",
         "        if stat.S_ISLNK(mode):\n",
         "        if False:\n",
@@ -118,10 +118,10 @@ MUTANTS = (
         "tests/importer/report/test_message.py::test_failure_has_message_and_status",
     ),
     mutant(
-        "importer/report/provenance.py",
+        "importer/report/file.py",
         "replaces the disk by its report",
-        "        if os.path.realpath(self._path) in {",
-        "        if None in {",
+        "        if target and os.path.realpath",
+        "        if False and os.path.realpath",
         "tests/importer/report/test_provenance.py::test_report_that_cannot_be_written",
     ),
     mutant(

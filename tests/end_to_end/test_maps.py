@@ -1,0 +1,204 @@
+"""Block maps: written by an import on every route, made of a disk, and the measure of a verification."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.formats import bmap
+from tests.support import bmaps, bmaptool, chains, devices, disks, misbehave, nbd_targets, ovas, worker
+
+MIB = 1 << 20
+SIZE = 11 * MIB + 3 * 512
+DATA = (
+    random.Random(8).randbytes(4 * MIB + 70_000)
+    + bytes(5 * MIB - 70_000)
+    + random.Random(9).randbytes(2 * MIB + 3 * 512)
+)
+FEW = cdi_worker.FetchOptions(connections=3, chunk=512 << 10, no_progress=3)
+
+
+def request(url: str, target: object, written: Path, **options: Any) -> cdi_worker.Request:
+    values = {"fetch": FEW, "existing": "replace", **options}
+    location = cdi_worker.Location(url)
+    return cdi_worker.Request(
+        source="http", location=location, target=str(target), write_map=str(written), **values
+    )
+
+
+def served(server: misbehave.Server, form: str, tmp_path: Path, disk: bytes = DATA) -> str:
+    """Serve the disk in a form; return its URL."""
+    raw, image = tmp_path / "raw", tmp_path / "image"
+    raw.write_bytes(disk)
+    if form in disks.FORMATS and form != "raw":
+        disks.convert(raw, image, disks.FORMATS[form])
+        return server.serve("/disk", misbehave.Page(image.read_bytes()))
+    data = gzip.compress(disk, 1) if form == "raw.gz" else disk
+    return server.serve("/disk", misbehave.Page(data, ranges=form != "stream"))
+
+
+def check(written: Path, data: bytes = DATA) -> None:
+    assert bmap.parse(written.read_bytes()) == bmaps.expected(data)
+
+
+# -- import --write-map
+
+
+@pytest.mark.parametrize("kind", ["file", "block"])
+@pytest.mark.parametrize(
+    "form", ["raw", "stream", "raw.gz", "qcow2", "qcow2-zlib", "vmdk-stream", "vmdk-odd", "vhdx"]
+)
+def test_every_route_writes_the_map(server: misbehave.Server, tmp_path: Path, form: str, kind: str) -> None:
+    url, written = served(server, form, tmp_path), tmp_path / "disk.bmap"
+    with devices.target(kind, tmp_path, 16 * MIB) as target:
+        done = cdi_worker.run(request(url, target, written))
+        assert target.read_bytes()[:SIZE] == DATA
+    check(written)
+    assert done.map is not None
+    assert not list(tmp_path.glob("*.bmap.*"))
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk-odd"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_map_of_a_qcow2_file_is_that_of_the_guest(
+    server: misbehave.Server, tmp_path: Path, form: str, compress: bool
+) -> None:
+    # QEMU's filter for compression needs whole clusters.
+    data = DATA[: 11 * MIB]
+    url, written = served(server, form, tmp_path, data), tmp_path / "disk.bmap"
+    cdi_worker.run(request(url, tmp_path / "disk.qcow2", written, format="qcow2", compress=compress))
+    check(written, data)
+
+
+@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk-odd"])
+def test_map_of_an_export(server: misbehave.Server, tmp_path: Path, form: str) -> None:
+    url, written = served(server, form, tmp_path), tmp_path / "disk.bmap"
+    with nbd_targets.running("nbdkit file", tmp_path, 16 * MIB) as export:
+        cdi_worker.run(request(url, export.url, written))
+    check(written)
+
+
+def test_standard_output_has_a_map(server: misbehave.Server, tmp_path: Path) -> None:
+    url, written = served(server, "stream", tmp_path), tmp_path / "disk.bmap"
+    done = subprocess.run(
+        [*worker.COMMAND, "import", url, "-", "--write-map", str(written)], capture_output=True, check=True
+    )
+    assert done.stdout == DATA
+    check(written)
+
+
+def test_map_has_the_size_of_the_disk(server: misbehave.Server, tmp_path: Path) -> None:
+    """The end of the last sector, and what the disk is grown by, are zeros."""
+    url, written = server.serve("/odd", misbehave.Page(DATA[:1000])), tmp_path / "disk.bmap"
+    cdi_worker.run(request(url, tmp_path / "disk.img", written))
+    check(written, DATA[:1000] + bytes(24))
+    cdi_worker.run(request(url, tmp_path / "disk.img", written, image_size=3 * MIB))
+    check(written, DATA[:1000] + bytes(3 * MIB - 1000))
+
+
+@pytest.mark.parametrize("kind", ["file", "block"])
+def test_resumed_parts_are_in_the_map(server: misbehave.Server, tmp_path: Path, kind: str) -> None:
+    url, written = server.serve("/disk", misbehave.Page(DATA, stall_at=9 * MIB + 5)), tmp_path / "disk.bmap"
+    with devices.target(kind, tmp_path, 16 * MIB) as target:
+        asked = request(url, target, written, journal_interval=0.05)
+        with pytest.raises(errors.Error):
+            cdi_worker.run(asked)
+        assert not written.exists()
+        server.serve("/disk", misbehave.Page(DATA))
+        assert cdi_worker.run(asked).resumed > 0
+    check(written)
+
+
+def test_updated_disk_has_a_map(server: misbehave.Server, tmp_path: Path) -> None:
+    url, target, written = served(server, "raw", tmp_path), tmp_path / "disk.img", tmp_path / "disk.bmap"
+    target.write_bytes(DATA[: 6 * MIB] + b"\xff" * (SIZE - 6 * MIB))
+    cdi_worker.run(request(url, target, written, existing="update"))
+    assert target.read_bytes() == DATA
+    check(written)
+
+
+def test_chain_has_a_map(server: misbehave.Server, tmp_path: Path) -> None:
+    made = chains.Chain(tmp_path)
+    base = made.base(8 * MIB, "write -P 1 1M 2M")
+    top = made.overlay("write -P 2 2M 1M", "write -z 1M 64k")
+    disk = made.disk().read_bytes()
+    made.unnamed(top)
+    first, second = (server.serve(f"/{file.name}", misbehave.Page(file.read_bytes())) for file in (base, top))
+    written = tmp_path / "disk.bmap"
+    layers = (cdi_worker.Location(second),)
+    cdi_worker.run(request(first, tmp_path / "disk.img", written, layers=layers))
+    check(written, disk)
+
+
+def test_failed_import_writes_no_map(server: misbehave.Server, tmp_path: Path) -> None:
+    url, written = served(server, "raw", tmp_path), tmp_path / "disk.bmap"
+    with pytest.raises(errors.ChecksumMismatch):
+        cdi_worker.run(request(url, tmp_path / "disk.img", written, checksum="sha256:" + "0" * 64))
+    assert not written.exists()
+    written.symlink_to(tmp_path / "other")
+    with pytest.raises(errors.RequestError, match="symbolic link"):
+        cdi_worker.run(request(url, tmp_path / "disk.img", written))
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "disk.img").exists()
+
+
+def test_command_writes_a_map(server: misbehave.Server, tmp_path: Path) -> None:
+    url, written = served(server, "qcow2", tmp_path), tmp_path / "disk.bmap"
+    dry = worker.run("import", url, tmp_path / "disk.img", "--write-map", written, "--dry-run")
+    assert (dry.status, written.exists()) == (0, False)
+    assert "--write-map: no map is written" in dry.errors
+    done = worker.run("import", url, tmp_path / "disk.img", "--write-map", written, "--json")
+    expected = bmaps.expected(DATA)
+    assert json.loads(done.output)["map"] == {"ranges": len(expected.ranges), "bytes": expected.mapped}
+    done = worker.run("import", url, tmp_path / "other.img", "--write-map=-")
+    assert bmap.parse(done.output.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--content-type=archive",), "an archive has no map"),
+        (("--all",), "--write-map cannot be used with --all"),
+        (("--report=-",), "standard output gets one of them"),
+    ],
+)
+def test_what_has_no_map_is_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    package = tmp_path / "vm.ova"
+    package.write_bytes(ovas.ova(ovas.Disk(b"disk")))
+    done = worker.run("import", package, tmp_path, "--write-map=-", *options)
+    assert done.status == 2
+    assert message in done.error_message
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bmaptool_copies_an_imported_disk_to_a_device(
+    server: misbehave.Server, tmp_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+    data = bytearray(8 * MIB + 512 * dice.randrange(8))
+    for _ in range(20):
+        start = dice.randrange(len(data) // 512) * 512
+        data[start : start + dice.choice([512, 4096, 300_000])] = b""
+        data[start:start] = dice.randbytes(min(dice.choice([512, 4096, 300_000]), 8 * MIB))
+    del data[-(len(data) % 512) or len(data) :]
+    url = server.serve("/disk", misbehave.Page(bytes(data)))
+    target, written = tmp_path / "disk.img", tmp_path / "disk.bmap"
+    cdi_worker.run(request(url, target, written))
+    expected = bmap.parse(written.read_bytes())
+    with devices.target("block", tmp_path, 64 * MIB) as device:
+        bmaptool.copy(target, written.read_bytes(), device)
+        copied = device.read_bytes()
+    at = 0
+    for start, end, _ in expected.ranges:
+        assert copied[at:start] == devices.DIRT * (start - at)
+        assert copied[start:end] == data[start:end]
+        assert not any(data[at:start])
+        at = end
