@@ -19,8 +19,13 @@ POD_ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
     "linkerd.io/inject": "disabled",
 }
-#: The labels of everything that is written (kubernetes.io/docs/concepts/overview/working-with-objects).
-LABELS = {"app.kubernetes.io/name": "cdi-worker", "app.kubernetes.io/managed-by": "cdi-worker"}
+#: The labels of everything that is written (kubernetes.io/docs/concepts/overview/working-with-objects). The
+#: component is that of CDI's objects.
+LABELS = {
+    "app.kubernetes.io/name": "cdi-worker",
+    "app.kubernetes.io/component": "storage",
+    "app.kubernetes.io/managed-by": "cdi-worker",
+}
 #: Those by which deploy/pod-monitor.yaml selects pods, as CDI's have them.
 MONITORED = {"cdi.kubevirt.io": "importer", "prometheus.cdi.kubevirt.io": "true"}
 #: The exit statuses that the worker reports (docs/reference/exit-status.md), after its own retries. Any other
