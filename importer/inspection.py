@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Final
 
-from cdi_worker import errors
+from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contact, destination, package, survey
 from cdi_worker.importer import request as request_module
-from cdi_worker.importer.plan import Content, Plan
+from cdi_worker.importer.plan import Content, Plan, check_room
 from cdi_worker.importer.progress import NullProgress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
+
+#: What only a compressed disk needs (start-up time).
+STATED: Final = "cdi_worker.formats.compressed.stated:size"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Inspection:
     """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible.
 
     ``volume_size``: bytes of the smallest volume for the disk, of which its file system takes ``overhead``.
+    ``stated_size``: bytes of a raw disk that its compression states, unverified; None: it states none.
     """
 
     source: str
@@ -32,6 +37,7 @@ class Inspection:
     volume_size: int | None
     details: Mapping[str, object]
     overhead: Fraction
+    stated_size: int | None = None
 
 
 def inspect(
@@ -70,24 +76,39 @@ def _inspected(
     with package.unpacked(whole, start.request, start.reads) as (disk, request):
         facts = survey.survey(disk, request, start.reads, held=held)
         plan, obstacle = None, None
+        size = _stated(disk.files, facts.content, start.reads)
         try:
             plan = facts.plan(request)
-            _check_target(facts, request)
+            _check_target(facts, request, size)
         except errors.Error as err:
             plan, obstacle = None, err
         overhead = request.room.overhead if overhead is None else overhead
         volume = survey.volume_size(facts.content, overhead)
+        if size is not None:
+            volume = units.volume_size(size, overhead)
         details = dict(disk.facts.description)
         if facts.content.chain and facts.offer.ranges:
             details["chain"] = _shares(disk.files, facts.content, request, start.reads)
         details |= start.details
         details |= {"targetFormat": request.format} if request.format else {}
-        return Inspection(disk.facts.name, facts, plan, obstacle, volume, details, overhead)
+        return Inspection(disk.facts.name, facts, plan, obstacle, volume, details, overhead, size)
 
 
-def _check_target(facts: Survey, request: Request) -> None:
-    """Raise ``errors.TargetExists`` if an import would not replace the disk that is there."""
+def _stated(images: Sequence[base.Image], content: Content, cancel: cancelling.Cancel) -> int | None:
+    """Return the size that a compression states of a raw disk."""
+    if content.format not in {"raw", "iso"} or len(content.compressions) != 1:
+        return None
+    (only,) = images
+    read, head = only.checked(cancel), only.facts.head
+    found = lazy.load(STATED)(content.compressions[0], head, read, only.facts.size)
+    return None if found is None else units.whole_sectors(found)
+
+
+def _check_target(facts: Survey, request: Request, size: int | None) -> None:
+    """Raise an error if the target has no room for ``size`` bytes, or a disk that is not to be replaced."""
     space = facts.space
+    if size is not None:
+        check_room(size, facts.content, request, space)
     if space.present and not space.block and request.existing == "refuse" and not request.is_delta:
         raise errors.TargetExists(path=request.target, reason="exists")
 

@@ -134,9 +134,8 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
     if content.format == "tar":
         raise _not_a_disk(content)
     size = content.virtual_size
-    if size is not None and size - content.footer > space.available and not space.thin:
-        is_limit = request.is_exact and request.disk_size == space.available
-        raise errors.TooLarge(virtual_size=size, available=space.available, is_limit=is_limit)
+    if size is not None:
+        check_room(size, content, request, space)
     asked = 0 if request.is_delta else request.disk_size or 0
     if request.is_exact and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
@@ -284,6 +283,13 @@ def _why_forward(request: Request, offer: Offer, content: Content) -> str:
     if request.checksum is not None or offer.checksum:
         return "the checksum needs every byte in order"
     return ""
+
+
+def check_room(size: int, content: Content, request: Request, space: Space) -> None:
+    """Raise ``errors.TooLarge`` if the target has no room for a disk of ``size`` bytes."""
+    if size - content.footer > space.available and not space.thin:
+        is_limit = request.is_exact and request.disk_size == space.available
+        raise errors.TooLarge(virtual_size=size, available=space.available, is_limit=is_limit)
 
 
 def _blank(request: Request, space: Space) -> Plan:

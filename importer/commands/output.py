@@ -226,7 +226,9 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
         {
             "source": found.source,
             "format": _format(content.format, content.compressions),
-            "virtual size": _size(content.virtual_size),
+            "virtual size": _size(content.virtual_size)
+            if found.stated_size is None
+            else f"{_size(found.stated_size)}, as {content.compressions[0]} states",
             "volume needed": volume if found.volume_size is not None else "unknown",
             "size as served": _size(offer.size),
             "identity": offer.identity or "none: an interrupted import cannot be resumed",
@@ -266,6 +268,7 @@ def _as_fields(found: Inspection) -> dict[str, object]:
         "format": content.format,
         "compression": list(content.compressions),
         "virtualSize": content.virtual_size,
+        "statedSize": found.stated_size,
         "volumeSize": found.volume_size,
         "overhead": float(found.overhead),
         "size": offer.size,

@@ -185,6 +185,21 @@ def test_details_are_words(server: misbehave.Server, disks: disks_module.Disks) 
     assert f" checksum file  {sums}\n" in worker.run("inspect", url, "--checksum-file", sums).output
 
 
+@pytest.mark.parametrize("compression", ["xz", "zst"])
+def test_inspect_shows_the_size_that_a_compression_states(
+    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, compression: str
+) -> None:
+    url = web.url(disks.wrapped("raw", compression))
+    size = disks.expected("raw").stat().st_size
+    result = run_json("inspect", url)
+    assert (result["virtualSize"], result["statedSize"]) == (None, size)
+    assert size * 1.06 <= result["volumeSize"] < size * 1.06 + 3 * MiB
+    target = tmp_path / "disk.img"
+    assert f", as {compression} states" in worker.run("inspect", url).output
+    refused = worker.run("import", "--dry-run", "--size", f"{size // 2}", url, target)
+    assert (refused.status, "8388608 bytes" in refused.output) == (8, True)
+
+
 def test_inspect_refuses_a_web_page(server: misbehave.Server) -> None:
     url = server.serve("/page", misbehave.Page(b"<!DOCTYPE html><html>Sign in</html>"))
     assert "HTML" in run_json("inspect", url, status=4)["obstacle"]

@@ -50,7 +50,7 @@ MUTANTS = (
     mutant(
         "importer/plan.py",
         "begins with a disk that is larger than the target",
-        "    if size is not None and size - content.footer > space.available and not space.thin:\n",
+        "    if size - content.footer > space.available and not space.thin:\n",
         "    if False:\n",
         "tests/importer/test_plan.py::test_image_larger_than_the_volume_is_refused",
     ),

@@ -1,0 +1,60 @@
+"""The size that xz and zstd state: what the tools wrote, and nothing of what is damaged."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cdi_worker.formats.compressed import stated
+
+MIB = 1 << 20
+OPTIONS = {
+    "xz": [("xz", "-0"), ("xz", "-0", "-T2", "--block-size=256KiB"), ("xz", "-0", "--check=none")],
+    "zst": [("zstd", "-1"), ("zstd", "-1", "--single-thread"), ("zstd", "-1", "--ultra", "--long=24")],
+}
+SIZES = (1, 200, 256, 300, 70_000, 5 * MIB + 12)
+
+
+def compressed(path: Path, size: int, command: tuple[str, ...]) -> bytes:
+    path.write_bytes(random.Random(size).randbytes(min(size, 9000)).ljust(size, b"x"))
+    return subprocess.run([*command, "-c", path], check=True, capture_output=True).stdout
+
+
+def size(kind: str, data: bytes) -> int | None:
+    return stated.size(kind, data[:4096], lambda at, length: data[at : at + length], len(data))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("length", SIZES)
+def test_size_is_that_of_the_file(tmp_path: Path, kind: str, length: int) -> None:
+    for command in OPTIONS[kind]:
+        assert size(kind, compressed(tmp_path / "plain", length, command)) == length, command
+
+
+def test_streams_of_xz_are_added(tmp_path: Path) -> None:
+    one = compressed(tmp_path / "plain", 70_000, ("xz",))
+    other = compressed(tmp_path / "plain", 300, ("xz", "-T2"))
+    assert size("xz", one + bytes(8) + other + bytes(4)) == 70_300
+    assert size("xz", one * 17) is None
+
+
+def test_stream_without_a_size_has_none(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(bytes(MIB))
+    with (tmp_path / "plain").open("rb") as plain:
+        piped = subprocess.run(["zstd", "-c"], stdin=plain, check=True, capture_output=True).stdout
+    assert size("zst", piped) is None
+    assert size("gz", b"\x1f\x8b" + bytes(20)) is None
+    assert stated.size("xz", b"", None, 100) is None
+
+
+def test_damage_is_no_size_or_the_same_one(tmp_path: Path) -> None:
+    data = compressed(tmp_path / "plain", 70_000, OPTIONS["xz"][1])
+    dice = random.Random(5)
+    for _ in range(3000):
+        changed = bytearray(data[: dice.randrange(len(data) - 60, len(data) + 1)])
+        for _ in range(dice.randrange(4)):
+            changed[dice.randrange(max(0, len(changed) - 80), len(changed))] = dice.randrange(256)
+        assert size("xz", bytes(changed)) in {None, 70_000}
