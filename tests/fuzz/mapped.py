@@ -29,7 +29,7 @@ with atheris.instrument_imports(include=["cdi_worker.formats"]):
 
 LARGEST = 4 << 20
 #: Bytes of a file: a VHDX has its tables at 2 and 3 MiB.
-LONGEST = {"vdi": 5 << 20, "vpc": 5 << 20, "vhdx": 20 << 20}
+LONGEST = {"vdi": 5 << 20, "vpc": 5 << 20, "vhdx": 10 << 20}
 QCOW2 = [
     "cluster_size=512,compat=0.10",
     "cluster_size=512,compression_type=zlib,refcount_bits=1",
