@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 SINK = "images/sinks/verified.py"
-VERIFY = "importer/verification.py"
+VERIFY = "importer/destination.py"
 PAIRS = "tests/end_to_end/test_verify_pairs.py"
 TESTS = "tests/end_to_end/test_verify.py"
 
@@ -70,8 +70,8 @@ MUTANTS = (
     mutant(
         VERIFY,
         "has a verdict about a file that was written meanwhile",
-        "        if _state(request.target) != before:\n",
-        "        if False:\n",
+        "    if _state(path) != before:\n",
+        "    if False:\n",
         f"{TESTS}::test_disk_that_changes_is_an_error",
     ),
     mutant(
