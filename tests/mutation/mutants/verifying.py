@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 SINK = "images/sinks/verified.py"
-VERIFY = "importer/destination.py"
+VERIFY = "importer/verification.py"
 PAIRS = "tests/end_to_end/test_verify_pairs.py"
 TESTS = "tests/end_to_end/test_verify.py"
 
@@ -68,7 +68,7 @@ MUTANTS = (
         f"{TESTS}::test_device_that_changes_is_an_error",
     ),
     mutant(
-        VERIFY,
+        "importer/destination.py",
         "has a verdict about a file that was written meanwhile",
         "    if _state(path) != before:\n",
         "    if False:\n",
