@@ -360,6 +360,13 @@ class ChecksumMismatch(ImageError):
     status = 5
 
 
+class MapMismatch(ImageError):
+    """The image is not the one of its map."""
+
+    template = "checksum mismatch: {url}: not the disk of the map {map}: {reason}"
+    status = 5
+
+
 class Untrusted(Error):
     """A demanded signature is missing or not valid. ``fault``: a stable name (``formats.signature``)."""
 

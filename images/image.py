@@ -189,13 +189,21 @@ class Image:
         """Whether it is read by ranges."""
         return not self.engine.given_up and self.facts.ranges is not None and self.facts.size is not None
 
-    def fetcher(self, cancel: cancelling.Cancel, advance: Advance = lambda _: None) -> fetch.Fetcher:
-        """Return a fetcher, which reads ranges in parallel. ``advance`` gets the bytes that arrive."""
+    def fetcher(
+        self, cancel: cancelling.Cancel, advance: Advance = lambda _: None, *, verified: bool = False
+    ) -> fetch.Fetcher:
+        """Return a fetcher, which reads ranges in parallel. ``advance`` gets the bytes that arrive.
+
+        ``verified``: the caller has checksums of all that it reads, and fetches again what is wrong.
+        """
         if not self.seeks:
             raise errors.NoRanges(url=self.facts.name, reason="not offered by the source")
         self.engine.used = True
+        reader = self._reader()
+        if self._seams is not None:
+            self._seams.compares = not verified
         return fetch.Fetcher(
-            self._reader(),
+            reader,
             self.facts.size or 0,
             self._tuned(),
             name=self.facts.name,

@@ -1,4 +1,4 @@
-"""The contact to a source: its kind, its checksum file, and the source itself, open."""
+"""The contact to a source: its kind, the files that say what it must be, and the source itself, open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 class Contact(NamedTuple):
     """What an import begins with.
 
-    ``request``: with the checksum that its checksum file lists. ``details``, ``signatures``: of that file.
+    ``request``: with the checksum that its checksum file lists, and its maps. ``details``, ``signatures``: of
+    these files.
     """
 
     request: Request
@@ -63,16 +64,36 @@ def begun(
         cancelling.Reads(stop) as reads,
         sources.foreign(kind),
     ):
-        if not request.demand.checksum_file:
-            yield Contact(request, kind, reads, {}, ())
-            return
-        # Imported when used: few imports need it (start-up time).
-        from cdi_worker.sources.trust import checksums
+        start = Contact(request, kind, reads, {}, ())
+        demand = request.demand
+        yield _informed(start, progress) if demand.checksum_file or demand.map or request.have else start
 
-        reading = checksums.Reading(reads, request.connect_patience, progress.retry)
-        listed = checksums.look_up(request.demand, kind, request.location, reading)
-        request = dataclasses.replace(request, checksum=listed.checksum, demand=request.demand.rest)
-        yield Contact(request, kind, reads, listed.details, listed.signatures)
+
+def _informed(start: Contact, progress: Progress) -> Contact:
+    """Return the contact with what files say: the checksum file, the map, that of the old disk."""
+    # Imported when used: few imports need it (start-up time).
+    from cdi_worker.sources.trust import checksums, maps
+
+    request, kind, reads, details, signatures = start
+    demand, location = request.demand, request.location
+    reading = checksums.Reading(reads, request.connect_patience, progress.retry)
+    if demand.checksum_file:
+        listed = checksums.look_up(demand, kind, location, reading)
+        details, signatures = listed.details, listed.signatures
+        request = dataclasses.replace(request, checksum=listed.checksum)
+    if demand.map:
+        blocks = maps.read(demand.map, demand, kind, location, reading)
+        details, signatures = {**details, **blocks.details()}, (*signatures, *blocks.signatures)
+        request = dataclasses.replace(request, blocks=blocks)
+    if demand.checksum_file or demand.map:
+        request = dataclasses.replace(request, demand=demand.rest)
+    if request.have:
+        # It says what is here, which no signature can.
+        had = maps.read(request.have, trust.NOTHING, kind, location, reading)
+        request = dataclasses.replace(request, had=had)
+    if signatures:
+        details = {**details, "signatures": [dataclasses.asdict(each) for each in signatures]}
+    return Contact(request, kind, reads, details, signatures)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
@@ -223,7 +223,20 @@ def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Itera
             targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
             if request.existing in {"refuse", "update"} and targets.is_foreign(claim):
                 _check_signatures(claim)
+        if request.had is not None:
+            _check_had(claim, request.had.map.size)
         yield claim
+
+
+def _check_had(claim: targets.Claim, size: int) -> None:
+    """Raise ``errors.TargetError`` for a target that cannot hold a disk of ``size`` bytes as its map says."""
+    present, size = targets.facts(claim.path, claim), units.whole_sectors(size)
+    if targets.is_half_changed(claim):
+        reason = "was changed by an interrupted run, and is not what its map says (--have); update it without"
+        raise errors.TargetError(path=claim.path, reason=reason)
+    if present.size < size or (present.kind == "file" and present.size > size):
+        reason = f"has {present.size} bytes, and the disk of its map {size} (--have); make a map of this disk"
+        raise errors.TargetError(path=claim.path, reason=reason)
 
 
 def _check_signatures(claim: targets.Claim) -> None:

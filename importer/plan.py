@@ -33,7 +33,7 @@ class Route(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """The abilities of the source. ``size``: bytes as served, None if unknown.
+    """The abilities of the source. ``name``: its address. ``size``: bytes as served, None if unknown.
 
     ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
     ranges; ``runs``: its stream marks holes, of a file system those of its disk. ``once``: its stream can be
@@ -42,6 +42,7 @@ class Offer:
     which an attempt has shown; empty: not known.
     """
 
+    name: str = ""
     size: int | None = None
     identity: str | None = None
     checksum: bool = False
@@ -126,6 +127,7 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
     """
     if offer.obstacle is not None:
         raise offer.obstacle
+    _check_map(request, offer, content)
     if offer.blank:
         return _blank(request, space)
     detect.refuse_stranger(content.format)
@@ -153,6 +155,21 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
         _check_scratch(chosen, offer, scratch)
     grow_to = 0 if space.block or request.is_delta else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
+
+
+def _check_map(request: Request, offer: Offer, content: Content) -> None:
+    """Raise an error for what cannot be imported by its map: another format, an image of another size."""
+    blocks = request.blocks
+    if blocks is None:
+        return
+    if content.format not in {"raw", "iso"} or content.chain or offer.blank:
+        form = "blank" if offer.blank else content.format
+        reason = f"--map is for a raw disk, plain or compressed, and this is {form}"
+        raise errors.Unsupported(reason=reason)
+    size = None if content.compressions else offer.size
+    if size not in {None, blocks.map.size}:
+        reason = f"it has {size} bytes, the disk of the map {blocks.map.size}"
+        raise errors.MapMismatch(url=offer.name, map=blocks.name, reason=reason)
 
 
 def _not_a_disk(content: Content) -> errors.Unsupported:
@@ -189,6 +206,8 @@ def _choose(request: Request, offer: Offer, content: Content, scratch: int | Non
     forward = _why_forward(request, offer, content)
     if content.chain:
         return _chain(offer, content)
+    if request.blocks is not None:
+        return _mapped(forward, at_random=seekable and request.checksum is None)
     if content.format in {"raw", "iso"} or content.raw is not None:
         return _raw(offer, forward, at_random=at_random)
     if content.layout is not None:
@@ -239,6 +258,13 @@ def _raw(offer: Offer, forward: str, *, at_random: bool) -> Plan:
     if offer.runs:
         return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
     return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
+
+
+def _mapped(forward: str, *, at_random: bool) -> Plan:
+    if at_random:
+        reason = "raw disk, by its map: only mapped ranges are fetched, each verified by its checksum"
+        return Plan(Route.EXTENTS, reason, random=True)
+    return Plan(Route.STREAM, f"raw disk, ordered stream, verified by its map: {forward}")
 
 
 def _chain(offer: Offer, content: Content) -> Plan:

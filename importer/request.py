@@ -18,6 +18,7 @@ from cdi_worker.sources import base, trust
 if TYPE_CHECKING:
     from cdi_worker.images.targets import layout
     from cdi_worker.importer.sampling import Sample
+    from cdi_worker.sources.trust import maps
 
 #: What few imports need (start-up time).
 LAYOUT: Final = "cdi_worker.images.targets.layout:parse"
@@ -42,7 +43,9 @@ class Request:
     into; ``-`` is standard output; empty only to ``inspect``.
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
-    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
+    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have,
+    and the map by which they are verified. ``have``: URL or path of the map of the disk that is updated;
+    what it says is not read. ``blocks``, ``had``: both maps, which ``contact`` reads.
     ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
@@ -71,6 +74,9 @@ class Request:
     checksum: str | None = None
     disk: str = ""
     demand: trust.Demand = trust.NOTHING
+    have: str = ""
+    blocks: maps.Blocks | None = None
+    had: maps.Blocks | None = None
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
     fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
@@ -151,6 +157,7 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         checksum=settings.checksum,
         disk=settings.disk,
         demand=trust.Demand(**settings.demand),
+        have=settings.have,
         connect_patience=min(CONNECT_PATIENCE, settings.stall),
         fetch=fetch.Options(
             connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
@@ -212,6 +219,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     yield from _format_faults(made)
     if made.write_map:
         yield from _written_map_faults(made)
+    yield from _map_faults(made)
     if targets.is_export(made.target):
         yield from _export_faults(made)
     elif made.state:
@@ -258,6 +266,19 @@ def _format_faults(made: Request) -> Iterator[str]:
         yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
     if made.backing and made.backing in targets.used(made.target):
         yield "the target is its own backing file (--backing)"
+
+
+def _map_faults(made: Request) -> Iterator[str]:
+    if made.demand.map and (made.is_archive or made.is_delta or made.layers):
+        yield "--map is for one raw disk: not for an archive, layers, or changes since a checkpoint"
+    if made.demand.map and made.compress:
+        yield "--map: a range may be written twice, and compressed clusters are written once; omit --compress"
+    if made.have and made.existing != "update":
+        yield "--have is the map of the disk that is updated; add --update"
+    if made.have and not made.demand.map:
+        yield "--have is compared with the map of the new disk; add its --map"
+    if made.have and (made.is_delta or made.read_back):
+        yield "--have: what it says is not read; use it neither with --verify nor with a previous checkpoint"
 
 
 def _export_faults(made: Request) -> Iterator[str]:

@@ -110,7 +110,12 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
         origin=served.name,
         served=served.size,
         identity=served.identity,
-        verified={**facts.verified, **served.verified, **stated(_checksums(attempt, whole, request))},
+        verified={
+            **facts.verified,
+            **served.verified,
+            **stated(_checksums(attempt, whole, request)),
+            **_mapped(request),
+        },
         signatures=served.signatures,
         sha256=_sha256(attempt, whole, request),
         received=outcome.receiving.noted if outcome.receiving else None,
@@ -121,6 +126,11 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
 def stated(checksums: str | None) -> dict[str, str]:
     """Return the checksums of the bytes as served, as ``Result.verified`` has them."""
     return {"file": str(checksum.parse(checksums))} if checksums else {}
+
+
+def _mapped(request: Request) -> dict[str, str]:
+    """Return the digest of the map that verified all bytes of the disk; none if some were not read."""
+    return {"map": request.blocks.digest} if request.blocks and not request.had else {}
 
 
 def _checksums(attempt: Attempt, whole: base.Image, request: Request) -> str:

@@ -62,6 +62,7 @@ class Settings:
     checksum: str | None = None
     disk: str = ""
     demand: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    have: str = ""
     existing: Existing = "refuse"
     wait: float = 0.0
     permissions: int | None = None

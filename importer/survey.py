@@ -78,8 +78,13 @@ def survey(
     content = plan.Content(format="raw", virtual_size=0)
     if not stated.blank:
         content = _sized(stated, examine(image.files, request, cancel))
+    if request.blocks is not None and content.virtual_size is None and content.format in {"raw", "iso"}:
+        # Of what is compressed, the size is otherwise known at its end.
+        size = units.whole_sectors(request.blocks.map.size)
+        content = dataclasses.replace(content, virtual_size=size, footer=0)
     ranges = all(each.seeks for each in image.files)
     offer = plan.Offer(
+        name=stated.name,
         size=stated.size,
         identity=stated.identity,
         checksum=bool(stated.checksum),

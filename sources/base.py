@@ -86,7 +86,7 @@ class Stage(NamedTuple):
 #: Why most sources cannot verify signatures.
 UNVERIFIABLE: Final = (
     "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
-    "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE)"
+    "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE) or map (--map, CDI_WORKER_MAP)"
 )
 
 

@@ -74,7 +74,8 @@ class Disk(abc.ABC):
     it can be delivered several times, and only what is missing then; a disk that follows a stream is
     delivered once and whole, whatever is missing. ``tentative``: what was delivered is certain only when
     ``deliver`` returns: its tables may come last. ``keep``: tells the sender of a stream which part (start,
-    end) it may leave out, before ``deliver``.
+    end) it may leave out, before ``deliver``. ``stored``, ``again``: for disks that verify their parts, set
+    before ``deliver``: read what the target holds, and prepare it for another delivery of a part.
     """
 
     size: int | None = None
@@ -83,10 +84,14 @@ class Disk(abc.ABC):
     repeats: bool = False
     tentative: bool = False
     keep: Callable[[int, int], None] | None = None
+    stored: Callable[[int, int], bytes] | None = None
+    again: Callable[[int, int], None] | None = None
 
     @abc.abstractmethod
     def deliver(self, sink: Sink, missing: Missing, meter: Meter) -> int:
         """Deliver each missing range to ``sink`` once, as data or zeros; return the size of the disk.
+
+        Twice only after ``again``, in this thread.
 
         Ranges come in any order, from any thread. Data is valid only during the call of the sink. A failure
         of the sink ends all reads. When it returns or raises, no thread is in the sink.

@@ -8,9 +8,8 @@ longer than a buffer, which is delivered and filled again.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cdi_worker import errors
@@ -67,6 +66,10 @@ def split(start: int, end: int, chunk: int) -> Iterator[Range]:
         stop = min(end, (start // chunk + 1) * chunk)
         yield Range(start, stop - start)
         start = stop
+
+
+def _ends(item: Range) -> tuple[int, int]:
+    return item.offset, item.offset + item.length
 
 
 def _together(ranges: Iterable[Range], longest: Callable[[], int]) -> Iterator[list[Range]]:
@@ -199,6 +202,10 @@ class Fetcher:
         patience.resume()
         return patience
 
+    def pause(self, offset: int, reason: str) -> None:
+        """Wait before bytes from ``offset`` that have arrived are fetched again, as after a failure."""
+        self._patience().wait(errors.Transient(url=self._name, reason=reason), offset)
+
     def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:
         """Return offset and bytes of a part of ``data``, read at ``offset``, that another request confirms.
 
@@ -301,7 +308,11 @@ class Fetcher:
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return a reader from ``start`` to the end that fetches ahead in parallel."""
-        return OrderedStream(self, self._scope, start)
+        return self.parts([Range(start, self.size - start)])
+
+    def parts(self, ranges: Sequence[Range]) -> OrderedStream:
+        """Return a reader of these ascending ranges, one after the other, that fetches ahead in parallel."""
+        return OrderedStream(self, self._scope, ranges)
 
 
 class OrderedStream:
@@ -312,13 +323,15 @@ class OrderedStream:
     closer. So the longer the requests, the fewer are open at the same time.
     """
 
-    def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, start: int) -> None:
+    def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, ranges: Sequence[Range]) -> None:
         self._fetcher = fetcher
         self._scope = scope
         self._crew = crew.Crew(scope)
         options = fetcher.options
         self._size = options.window * options.chunk
-        self._pieces = enumerate(split(start, fetcher.size, fetcher.step))
+        pieces = (piece for item in ranges for piece in split(*_ends(item), fetcher.step))
+        self._requests = _together(pieces, lambda: fetcher.request_length(self._size))
+        self._taken = 0
         self._taking = threading.Lock()
         self._changed = threading.Condition()
         self._ring = [directio.Buffer(fetcher.step) for _ in range(self._size // fetcher.step)]
@@ -326,7 +339,7 @@ class OrderedStream:
         self._arrived = [False] * len(self._ring)
         self._given = 0
         self._used = 0
-        self._left = fetcher.size - start
+        self._left = sum(item.length for item in ranges)
         self._waking = scope.on_set(self._wake)
         self._crew.start(self._work, min(options.connections, options.window))
 
@@ -374,11 +387,11 @@ class OrderedStream:
     def _take(self) -> list[tuple[int, Range]]:
         """Return the pieces of the next request, with their numbers; none at the end."""
         with self._taking:
-            first = next(self._pieces, None)
-            if first is None or not self._is_free(first[0]):
+            if not self._is_free(self._taken):
                 return []
-            length = self._fetcher.request_length(self._size)
-            return [first, *itertools.islice(self._pieces, length // self._fetcher.step - 1)]
+            numbered = list(enumerate(next(self._requests, []), self._taken))
+            self._taken += len(numbered)
+            return numbered
 
     def _is_free(self, number: int) -> bool:
         """Wait for the buffer of a piece. Return False if the scope is set."""

@@ -92,6 +92,8 @@ class Seams:
         pace: paces.Pace,
     ) -> None:
         self.pace = pace
+        #: Whether all seams are compared. Not needed where all bytes have a checksum.
+        self.compares = True
         self._reader = reader
         self._size = size
         self._name = name
@@ -205,6 +207,8 @@ class Seams:
 
     def _meet(self, at: int, before: bytes, after: bytes) -> None:
         """Compare the bytes around a seam with those of an earlier request."""
+        if not self.compares:
+            return
         with self._lock:
             left, right = self._seams.get(at, (b"", b""))
             if not (before.endswith(left) or left.endswith(before)):

@@ -43,6 +43,11 @@ class Journaled(base.Passing):
         self._noted.moved(count)
         self._noted.checkpoint(self._flush)
 
+    def forget(self, start: int, end: int) -> None:
+        """Forget a part that is delivered again."""
+        self._note_holes()
+        self._noted.discard(start, end)
+
     def _note_holes(self) -> None:
         # A hole that another thread adds now may be left out: it is zeroed again by the next attempt.
         holes, self._holes = self._holes, []

@@ -199,6 +199,12 @@ def is_left_over(held: claim.Claim) -> bool:
         raise errors.target_error(held.path, err, "read") from err
 
 
+def is_half_changed(held: claim.Claim) -> bool:
+    """Return whether a claimed target holds what an interrupted run or update has left instead of a disk."""
+    is_changed = not os.path.lexists(held.path) and os.path.lexists(file.changing(held.path))
+    return is_left_over(held) or (isinstance(held, claim.LockFile) and is_changed)
+
+
 def open(  # noqa: A001 - read as targets.open
     path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
 ) -> Target:

@@ -47,6 +47,13 @@ update_option = parameters.option(
     is_flag=True,
     help="Change an existing disk in place: compare all of it, and write only what differs.",
 )
+have_option = parameters.option(
+    WRITING,
+    "--have",
+    default="",
+    metavar="URL",
+    help="Map of the disk that --update changes: what it says is not read. URL or path.",
+)
 wait_option = parameters.option(
     WRITING,
     "--wait",
@@ -238,6 +245,7 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
     scratch_option,
     *_WRITING,
     update_option,
+    have_option,
     parameters.option(
         OUTPUT,
         "--dry-run",
@@ -282,22 +290,6 @@ _VERIFY: tuple[parameters.Decorator, ...] = (
     ),
     progress_option,
 )
-_MAP: tuple[parameters.Decorator, ...] = (
-    format_option,
-    backing_option,
-    parameters.option(
-        OUTPUT,
-        "--output",
-        "-o",
-        "output_",
-        default=targets.STDOUT,
-        show_default=True,
-        here=True,
-        metavar="FILE",
-        help="Where to write the map; - is standard output.",
-    ),
-    progress_option,
-)
 _DIGEST: tuple[parameters.Decorator, ...] = (
     *_KIND,
     parameters.option(
@@ -337,7 +329,6 @@ digest_options = parameters.added(*_DIGEST)
 inspect_options = parameters.added(*_SOURCE, *_OVERHEAD)
 import_options = parameters.added(*_SOURCE, *_IMPORT)
 verify_options = parameters.added(*_SOURCE, *_VERIFY)
-map_options = parameters.added(*_MAP)
 blank_options = parameters.added(*_WRITING, report_option)
 
 

@@ -35,7 +35,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 GENERAL = "General options"
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
 #: The options that demand a signature, by the fields of ``sources.trust.Demand``.
-DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file")
+DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file", "map")
 
 
 @dataclasses.dataclass

@@ -21,11 +21,15 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]] = (
         {"metavar": "URL", "help": "File with the checksum of the disk, such as SHA256SUMS: URL or path."},
     ),
     (
+        ("--map",),
+        {"metavar": "URL", "help": "Map of the disk with checksums, as bmaptool writes it: URL or path."},
+    ),
+    (
         ("--signed-by",),
         {
             "metavar": "FILE",
             "help": "Public keys, in a file or a folder: import only what one of them has signed. "
-            "PEM for images in a registry; OpenPGP or minisign for --checksum-file.",
+            "PEM for images in a registry; OpenPGP or minisign for --checksum-file and --map.",
         },
     ),
     (

@@ -32,6 +32,7 @@ class Annotation(NamedTuple):
 ANNOTATIONS: Final[Mapping[str, Annotation]] = {
     f"{PREFIX}signed-by": Annotation("signed_by", "*"),
     f"{PREFIX}checksum-file": Annotation("checksum_file"),
+    f"{PREFIX}map": Annotation("map"),
     f"{PREFIX}certificate-identity": Annotation("identity"),
     f"{PREFIX}certificate-oidc-issuer": Annotation("issuer"),
     f"{PREFIX}trusted-root": Annotation("trusted_root", "trusted_root.json"),

@@ -114,7 +114,8 @@ def _dependencies(request: Request, results: Sequence[Result]) -> list[dict[str,
             continue
         for name, digest in each.verified.items():
             digests = dict(one.split(":") for one in digest.split(","))
-            found.append({"name": name, "uri": origin, "digest": digests})
+            uri = _safe(request.demand.map or "") if name == "map" else origin
+            found.append({"name": name, "uri": uri, "digest": digests})
         if not each.verified and origin:
             found.append({"name": "file", "uri": origin})
         found += [{"name": "layer", "uri": name} for name, _ in each.layers if name != each.origin]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
         with targets.open(place.path, disk.size, place.options) as out:
             place.begin(out)
             size, count = _pour(disk, _last(attempt, place, out), place, Meter.of(attempt.progress))
-            _check_whole(attempt, size, count)
+            _check_whole(attempt, size if disk.covers_all else disk.declared, count)
             yield out, size
         return
     with _resumable(attempt, place, disk.size) as opened:
@@ -207,6 +208,7 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     noted.counting = counted.figures
     counted.begin(place.phase, place.total or 0, is_resumed=bool(outcome.resumed))
     sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
+    disk.stored, disk.again = out.storage.read, functools.partial(_forget, attempt, sink, out)
     meter = Meter.of(counted, sink.moved)
     if not outcome.resumed:
         return _pour(disk, sink, place, meter, noted)[1]
@@ -226,8 +228,18 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     return count + outcome.resumed
 
 
+def _forget(attempt: Attempt, sink: journaled.Journaled, out: targets.Target, start: int, end: int) -> None:
+    """Forget a part that was wrong, and write what is left of its zeros: not later, over what is right."""
+    for each in filter(None, (sink, attempt.outcome.receiving)):
+        each.forget(start, end)
+    out.flush()
+
+
 def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened) -> None:
     """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
+    if attempt.request.blocks is not None:
+        # What is kept was verified by the same map.
+        return
     out, noted = opened
     out.storage.drop_cache()
     stored = lazy.load(COMPARED).Sampled(out.storage, noted)
@@ -375,6 +387,7 @@ def _key(attempt: Attempt) -> str:
         asked.room.owner,
         asked.target,
         asked.form,
+        *([asked.blocks.digest] if asked.blocks else ()),
     )
     return repr(parts)
 

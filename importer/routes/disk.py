@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from cdi_worker.formats import views
     from cdi_worker.formats.mapped import layout as mapped
+    from cdi_worker.images.disks import mapped as mapping
     from cdi_worker.images.disks import tables
     from cdi_worker.images.disks.chained import Chain
     from cdi_worker.images.disks.following import Following
     from cdi_worker.images.extents import Extent
+    from cdi_worker.sources.trust import maps
 
 #: What only some imports need (start-up time).
 TABLES: Final = "cdi_worker.images.disks.tables:Tables"
@@ -30,6 +32,7 @@ READ_IMAGE: Final = "cdi_worker.formats.mapped.image:read_image"
 CHAIN: Final = "cdi_worker.images.disks.chained:Chain"
 FOLLOWING: Final = "cdi_worker.images.disks.following:Following"
 CHANGED: Final = "cdi_worker.sources.extents:Kept"
+MAPPED: Final = "cdi_worker.images.disks.mapped"
 
 
 def deliver(attempt: Attempt) -> None:
@@ -57,6 +60,8 @@ def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
         return raw.Blank(plan.virtual_size or 0)
     if attempt.content.chain:
         return _chain(attempt)
+    if (blocks := attempt.request.blocks) is not None:
+        return _mapped(attempt, blocks)
     if plan.route is Route.PLACE:
         return _tables(attempt) if plan.random else _following(attempt, spill)
     if plan.route is Route.EXTENTS:
@@ -73,6 +78,8 @@ def moved(attempt: Attempt) -> int | None:
         return facts.size
     if not plan.random:
         return facts.transferred
+    if attempt.request.blocks is not None:
+        return _selection(attempt, attempt.request.blocks).data
     return facts.size if plan.route is Route.PLACE else _raw_size(attempt)
 
 
@@ -101,6 +108,25 @@ def extents(attempt: Attempt) -> Iterator[Extent]:
     """Return the extents of the virtual disk; none if the source does not know them."""
     found = attempt.facts.extents
     return iter(()) if found is None else found()
+
+
+def _mapped(attempt: Attempt, blocks: maps.Blocks) -> base.Disk:
+    module, names = lazy.load(MAPPED), (attempt.facts.name, blocks.name)
+    selection = _selection(attempt, blocks)
+    disk: base.Disk
+    if attempt.plan.random:
+        disk = module.ByRanges(reading.ranges(attempt), selection, attempt.scope, names)
+    else:
+        opened = functools.partial(reading.plain, attempt)
+        disk = module.Passing(opened, selection, attempt.scope, names, footer=not attempt.facts.format)
+    return disk
+
+
+def _selection(attempt: Attempt, blocks: maps.Blocks) -> mapping.Selection:
+    """Return the parts of a mapped disk to deliver: what differs from the map of the disk that is updated."""
+    had = attempt.request.had
+    made: mapping.Selection = lazy.load(MAPPED).Selection(blocks.map, had.map if had else None)
+    return made
 
 
 def _by_extents(attempt: Attempt) -> base.Disk:

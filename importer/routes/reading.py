@@ -26,7 +26,10 @@ def ranges(attempt: Attempt, file: base.Image | None = None) -> Callable[[disks.
     """Return what opens the image, or a file of a chain, by ranges; see ``images.disks.raw.Ranges``."""
 
     def opened(advance: disks.Advance) -> fetch.Fetcher:
-        return (file or attempt.image).fetcher(attempt.scope, _counted(attempt, advance))
+        is_verified = attempt.request.blocks is not None
+        return (file or attempt.image).fetcher(
+            attempt.scope, _counted(attempt, advance), verified=is_verified
+        )
 
     return opened
 

@@ -1,8 +1,8 @@
 """Trust: whose data a disk must be, which is verified before it is opened.
 
 ``Demand`` says what is demanded. ``checksums`` looks up a disk in a signed checksum file (``document`` reads
-it), ``images`` decides on the signatures of a container image: by keys (``keyfiles``), by a certificate
-(``keyless``), or by a policy (``policy``, ``identity``).
+it), and ``maps`` reads a block map. ``images`` decides on the signatures of a container image: by keys
+(``keyfiles``), by a certificate (``keyless``), or by a policy (``policy``, ``identity``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Demand:
     says which Fulcio and Rekor to trust. ``annotations``: pairs that must have been signed. ``policy``: a
     policy.json of containers, which only concerns container images (containers-policy.json(5)).
     ``checksum_file``: URL or path of a file with the disk's checksum (SHA256SUMS, CHECKSUM), which the
-    signature is of. None: not given; an empty text is a fault, because it may be a demand that got lost.
+    signature is of. ``map``: that of a block map of bmaptool, with the checksums of all ranges of the disk;
+    both are signed then. None: not given; an empty text is a fault, because it may be a demand that got lost.
     """
 
     signed_by: str | None = None
@@ -39,6 +40,7 @@ class Demand:
     annotations: tuple[tuple[str, str], ...] = ()
     policy: str | None = None
     checksum_file: str | None = None
+    map: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.signed_by or self.is_keyless or self.annotations)
@@ -50,13 +52,13 @@ class Demand:
 
     @property
     def rest(self) -> Demand:
-        """What is still demanded when the checksum file is verified."""
+        """What is still demanded when the checksum file and the map are verified."""
         return Demand(policy=self.policy)
 
     @property
     def is_given(self) -> bool:
         """Whether anything is demanded of this disk. A policy concerns all images, and only images."""
-        return bool(self or self.checksum_file)
+        return bool(self or self.checksum_file or self.map)
 
     def refuse(self, name: str, reason: str) -> None:
         """Raise ``errors.Untrusted`` if anything is demanded of ``name``, which has no signatures."""
@@ -77,6 +79,8 @@ class Demand:
             yield "--signature-annotation needs a signer: use --signed-by or --certificate-identity"
         if self.checksum_file and (self.is_keyless or self.annotations):
             yield "--checksum-file: use --signed-by; a checksum file has neither certificates nor annotations"
+        if self.map and (self.is_keyless or self.annotations):
+            yield "--map: use --signed-by; a map has neither certificates nor annotations"
 
 
 #: No signature is required.

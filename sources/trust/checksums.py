@@ -1,4 +1,7 @@
-"""Checksum files: look up the checksum of the disk, and verify whose file it is, before a byte is read."""
+"""Files that say what a disk must be: read them, and verify whose they are, before a byte of it is read.
+
+In a checksum file the disk is looked up. A block map (``maps``) is read by the same rules.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +49,25 @@ class Reading:
         )
 
 
-def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Reading) -> Listed:
-    """Look up the disk at ``location`` in its checksum file, once its signature, if demanded, is verified.
+class Statement(NamedTuple):
+    """A file about a disk. ``text``: what is signed of it, or all. ``signer``: empty if not demanded."""
 
-    Raises ``errors.Untrusted``, ``errors.SourceError``.
+    name: str
+    text: bytes
+    signer: str
+
+
+def read(
+    url: str, demand: Demand, of: kind.Kind, location: base.Location, reading: Reading, *, limit: int
+) -> Statement:
+    """Return the file at ``url``, of at most ``limit`` bytes, about the disk at ``location``.
+
+    Raises ``errors.Untrusted`` unless it has the demanded signature, ``errors.SourceError``.
     """
     path = demand.signed_by
     known = None if path is None else keyring.read(keyfiles.read(path), path)
-    disk = of.accept(location)
-    place = document.place(demand.checksum_file or "", of, disk)
-    data = reading.read(place, checksum_file.LARGEST)
+    place = document.place(url, of, of.accept(location))
+    data = reading.read(place, limit)
     clear = openpgp.clear(data, place.name)
     signer = ""
     if known is not None:
@@ -64,12 +76,21 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
             if clear
             else _signer(known, data, place, reading)
         )
-    # Only what was signed counts.
-    text = clear.text if clear else data
-    found = _find(text, disk.file_name, place.name, is_signed=bool(demand))
-    log.info("checksum file url=%r checksum=%r signed by=%r", place.name, found, signer)
-    details: dict[str, object] = {"checksumFile": place.name, "checksum": found}
-    signatures = (signature.Signature(signer=signer, digest=found, reference=place.name),) if signer else ()
+    # Only what was signed counts. Its last line end is not (RFC 9580, 7.1), but every text file has one.
+    return Statement(place.name, clear.text + b"\n" if clear else data, signer)
+
+
+def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Reading) -> Listed:
+    """Look up the disk at ``location`` in its checksum file, once its signature, if demanded, is verified.
+
+    Raises ``errors.Untrusted``, ``errors.SourceError``.
+    """
+    url, disk = demand.checksum_file or "", of.accept(location)
+    name, text, signer = read(url, demand, of, disk, reading, limit=checksum_file.LARGEST)
+    found = _find(text, disk.file_name, name, is_signed=bool(demand))
+    log.info("checksum file url=%r checksum=%r signed by=%r", name, found, signer)
+    details: dict[str, object] = {"checksumFile": name, "checksum": found}
+    signatures = (signature.Signature(signer=signer, digest=found, reference=name),) if signer else ()
     if signatures:
         details["signatures"] = [dataclasses.asdict(each) for each in signatures]
     return Listed(found, details, signatures)
@@ -121,7 +142,7 @@ def _signer(known: keyring.Keyring, data: bytes, place: document.Place, reading:
 def _signatures(
     known: keyring.Keyring, place: document.Place, reading: Reading
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the signatures beside the checksum file."""
+    """Yield name and content of the signatures beside the file."""
     for ending in known.endings:
         beside = place.beside(ending)
         try:

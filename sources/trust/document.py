@@ -1,4 +1,4 @@
-"""Small files beside a disk, read from any source that serves files: checksum files and their signatures."""
+"""Small files beside a disk, read from any source that serves files: checksums, maps and their signatures."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def place(url: str, disk: kind.Kind, location: base.Location) -> Place:
     found = sources.find_scheme(scheme if "://" in url or scheme == "file" else "")
     if found.name not in KINDS or url == "-":
         raise errors.RequestError(
-            f"{wire.safe_url(url)}: a checksum file has an http, https, s3, gs or file URL"
+            f"{wire.safe_url(url)}: a file about a disk has an http, https, s3, gs or file URL"
         )
     access = dataclasses.replace(location.access, user="", password="", session_token="", headers=())
     return Place(found, found.accept(base.Location(url, access)))

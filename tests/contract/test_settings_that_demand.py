@@ -84,6 +84,7 @@ SETTINGS = (
     Setting("signature-annotation", "signature-anotation", lambda _: "a=b", "needs a signer", "annotations"),
     Setting("signature-policy", "signature-polcy", _policy, "rejects it", "policy", source=IMAGE),
     Setting("checksum-file", "checksumfile", lambda _: "/missing/SUMS", "/missing/SUMS", "checksum_file"),
+    Setting("map", "mapp", lambda _: "/missing/MAP", "/missing/MAP", "map"),
     Setting("checksum", "cheksum", lambda _: f"sha256:{64 * '0'}", "checksum mismatch", in_pods=False),
     Setting("ca-dir", "cadir", _authority, "", in_pods=False),
     Setting("ca-file", "cafile", _ca_file, "", in_pods=False),

@@ -24,6 +24,7 @@ import pytest
 
 from cdi_worker.importer.commands import group
 from tests.support import (
+    bmaptool,
     chains,
     containers,
     forked,
@@ -111,6 +112,10 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
         os.link(path, root / path.name)
     for compression in ("gz", "xz"):
         os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
+    for name in ("disk", "new"):
+        # Not a link: bmaptool writes the map beside it.
+        shutil.copy(disks.raw(), root / f"{name}.raw")
+        (root / f"{name}.bmap").write_bytes(bmaptool.create(root / f"{name}.raw"))
     packed = disks.wrapped("raw", "zst").read_bytes()
     image = containers.machine(rootdisk=(packed, "8Mi"), datadisk=(packed, "8Mi"))
     containers.archive(root / "export.oci.tar", {"": image})
@@ -153,6 +158,7 @@ def place(
     (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
     for path in (web.root / "increments").iterdir():
         shutil.copy(path, tmp_path)
+    shutil.copy(web.root / "disk.bmap", tmp_path / "old.bmap")
     (tmp_path / "secret").write_text(PASSWORD)
     SIGNER.write(tmp_path / "team.pem")
     (tmp_path / "release.pub").write_bytes((web.root / "mini.pub").read_bytes())
@@ -222,6 +228,8 @@ def test_example_runs(
             shutil.copy(disks.image("raw"), place / name)
     if "--force" in line:
         (place / "disk.img").write_bytes(b"old")
+    if "--have" in line:
+        shutil.copy(disks.raw(), place / "disk.img")
     if "manifest" in line and "--image" not in line:
         line += " --image registry.example.org/cdi-worker:1"
     shutil.copy(place / "disk.qcow2", place / "golden.qcow2")
