@@ -20,9 +20,11 @@ from cdi_worker import lazy
 if TYPE_CHECKING:
     from cdi_worker import errors
     from cdi_worker.errors import Error
+    from cdi_worker.formats.bmap import Map
     from cdi_worker.images.engine.fetch import Options as FetchOptions
     from cdi_worker.importer.execute import run
     from cdi_worker.importer.inspection import Inspection, inspect
+    from cdi_worker.importer.mapped import create as create_map
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import Lines, Meter, NullProgress, Progress
     from cdi_worker.importer.request import Request
@@ -57,6 +59,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Kind": "cdi_worker.sources.kind:Kind",
         "Lines": "cdi_worker.importer.progress:Lines",
         "Location": "cdi_worker.sources.base:Location",
+        "Map": "cdi_worker.formats.bmap:Map",
         "Meter": "cdi_worker.importer.progress:Meter",
         "NullProgress": "cdi_worker.importer.progress:NullProgress",
         "Opening": "cdi_worker.sources.base:Opening",
@@ -71,6 +74,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "Verification": "cdi_worker.importer.verification:Verification",
         "Wire": "cdi_worker.images.image:Wire",
         "field": "cdi_worker.sources.fields:field",
+        "create_map": "cdi_worker.importer.mapped:create",
         "inspect": "cdi_worker.importer.inspection:inspect",
         "register": "cdi_worker.sources:register",
         "run": "cdi_worker.importer.execute:run",
@@ -98,6 +102,7 @@ __all__ = [
     "Kind",
     "Lines",
     "Location",
+    "Map",
     "Meter",
     "NullProgress",
     "Opening",
@@ -114,6 +119,7 @@ __all__ = [
     "Verification",
     "Wire",
     "__version__",
+    "create_map",
     "errors",
     "field",
     "inspect",

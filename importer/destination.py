@@ -1,22 +1,29 @@
-"""Where a disk goes that is not a file or device of this machine: an NBD export."""
+"""Where a disk goes that is not a file or device of this machine, and finished disks, which are read."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from cdi_worker import lazy
+from cdi_worker import errors, lazy
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
+from cdi_worker.images.targets import storage
 
 if TYPE_CHECKING:
     from cdi_worker.images import stored
     from cdi_worker.images.targets import remote
     from cdi_worker.importer.request import Request
 
+log = logging.getLogger(__name__)
+
 #: What few imports need (start-up time).
+QCOW2: Final = "cdi_worker.images.targets.qcow2:check"
 WRITER: Final = "cdi_worker.sources.nbd.writer:connect"
 NBD: Final = "cdi_worker.sources.nbd.locations:Nbd"
 SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
@@ -67,3 +74,49 @@ def seen(claim: targets.Claim) -> Iterator[str]:
         return
     with lazy.load(EXPORT)(claim) as path:
         yield path
+
+
+# -- a finished disk, which is only read
+
+
+@contextlib.contextmanager
+def reading(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Claim]:
+    """Yield the claim on a disk, which is none: an NBD export is connected to, a qcow2 file is served."""
+    path = request.target
+    with contextlib.ExitStack() as stack:
+        device, url = None, path
+        if request.format == "qcow2" or (path.endswith(".qcow2") and not request.format):
+            backing = os.path.realpath(request.backing) if request.backing else ""
+            lazy.load(QCOW2)(path, backing)
+            url = stack.enter_context(lazy.load(SERVING)(path))
+        if targets.is_export(url):
+            device = connect(request, cancel)(url, writable=False, name=path)
+        yield stack.enter_context(targets.reading(path, device))
+
+
+def in_use(path: str) -> bool:
+    """Return whether a device is mounted or in use, with a warning."""
+    found = targets.in_use(path)
+    if found:
+        log.warning("the device is mounted or in use, and may change while it is compared path=%r", path)
+    return found
+
+
+@contextlib.contextmanager
+def unchanged(path: str) -> Iterator[None]:
+    """Raise ``errors.TargetError`` if a file is written or replaced in the block."""
+    before = _state(path)
+    yield
+    if _state(path) != before:
+        raise storage.changed(path)
+
+
+def _state(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; of a device, nothing does."""
+    if targets.is_export(path):
+        return ()
+    try:
+        found = pathlib.Path(path).stat()
+    except OSError as err:
+        raise errors.target_error(path, err, "open") from err
+    return () if targets.is_block(path) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
-import pathlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from cdi_worker import errors, lazy, units
+from cdi_worker import errors, units
 from cdi_worker.formats import partitions
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import verified
+from cdi_worker.images.targets import storage
 from cdi_worker.importer import contact, destination, execute
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.plan import Plan
@@ -36,9 +35,6 @@ log = logging.getLogger(__name__)
 
 #: The ranges that are listed.
 LISTED: Final = 10
-#: What only the verification of a qcow2 file needs (start-up time).
-QCOW2: Final = "cdi_worker.images.targets.qcow2:check"
-SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
 #: The side of a difference that is all zeros, or the end of a disk that is too small.
 Side: TypeAlias = Literal["", "source", "disk", "missing"]
 
@@ -153,20 +149,17 @@ def verify(
     progress, started = progress or NullProgress(), time.monotonic()
     request = dataclasses.replace(request, existing="compare")
     request_module.check(request)
-    before = _state(request.target)
-    in_use = targets.in_use(request.target)
-    if in_use:
-        log.warning(
-            "the device is mounted or in use, and may change while it is compared path=%r", request.target
-        )
-    with contact.begun(request, progress, cancel) as start, _disk(start) as held:
+    in_use = destination.in_use(request.target)
+    with (
+        contact.begun(request, progress, cancel) as start,
+        destination.unchanged(request.target),
+        destination.reading(start.request, start.reads) as held,
+    ):
         within = _sampled(request, held)
         attempt, facts, found = _pass(start, held, progress, Comparing(within))
         is_confirmed = bool(found.ranges) and not facts.once
         if is_confirmed:
             _confirm(start, held, progress, found, facts)
-        if _state(request.target) != before:
-            raise _changed(request.target)
     progress.done()
     result = _result(attempt, facts, found, request)
     log.info("verified equal=%s compared=%d differed=%d", result.is_equal, found.compared, found.differed)
@@ -216,37 +209,7 @@ def _confirm(
         what = "content that differs from the disk"
         raise errors.SourceChanged(url=facts.name, what=what, before="read once", now="different")
     if not verified.same(first, second, 1):
-        raise _changed(start.request.target)
-
-
-def _changed(path: str) -> errors.TargetError:
-    return errors.TargetError(path=path, reason="changed while it was compared; stop what writes to it")
-
-
-def _state(path: str) -> tuple[int, ...]:
-    """Return what changes when a file is written or replaced; of a device, nothing does."""
-    if targets.is_export(path):
-        return ()
-    try:
-        found = pathlib.Path(path).stat()
-    except OSError as err:
-        raise errors.target_error(path, err, "open") from err
-    return () if targets.is_block(path) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@contextlib.contextmanager
-def _disk(start: contact.Contact) -> Iterator[targets.Claim]:
-    """Yield the claim on the disk, which is none: an NBD export is connected to, a qcow2 file is served."""
-    request, path = start.request, start.request.target
-    with contextlib.ExitStack() as stack:
-        device, url = None, path
-        if request.format == "qcow2" or (path.endswith(".qcow2") and not request.format):
-            backing = os.path.realpath(request.backing) if request.backing else ""
-            lazy.load(QCOW2)(path, backing)
-            url = stack.enter_context(lazy.load(SERVING)(path))
-        if targets.is_export(url):
-            device = destination.connect(request, start.reads)(url, writable=False, name=path)
-        yield stack.enter_context(targets.reading(path, device))
+        raise storage.changed(start.request.target)
 
 
 def _sampled(request: Request, held: targets.Claim) -> ranges.Ranges | None:
@@ -266,23 +229,30 @@ def _result(attempt: Attempt, facts: base.Facts, found: verified.Comparing, requ
         plan=attempt.plan,
         format=attempt.content.format,
         compressions=attempt.content.compressions,
-        size=size,
-        disk_size=found.size,
-        compared=found.compared,
-        differed=found.differed,
-        ranges=len(found.ranges),
-        more=found.differed > found.ranges.covered(),
-        first=found.first,
-        differences=tuple(_difference(found, *each) for each in list(found.ranges)[:LISTED]),
-        rest="" if size >= found.size else "ignored" if found.is_device else "compared",
+        **of(found, size),
         sample=request.sample,
         confirmed=False,
         in_use=False,
         read=attempt.outcome.read,
-        disk_read=found.read,
         seconds=0.0,
         verified=facts.verified,
     )
+
+
+def of(found: verified.Comparing, size: int) -> dict[str, Any]:
+    """Return the fields of a verification that a comparison knows; ``size``: of the image."""
+    return {
+        "size": size,
+        "disk_size": found.size,
+        "compared": found.compared,
+        "differed": found.differed,
+        "ranges": len(found.ranges),
+        "more": found.differed > found.ranges.covered(),
+        "first": found.first,
+        "differences": tuple(_difference(found, *each) for each in list(found.ranges)[:LISTED]),
+        "rest": "" if size >= found.size else "ignored" if found.is_device else "compared",
+        "disk_read": found.read,
+    }
 
 
 def _difference(found: verified.Comparing, start: int, end: int) -> Difference:

@@ -131,17 +131,16 @@ class Mapping(base.Passing):
         if start >= end:
             return
         with self._lock:
-            if self._known.missing(start, end) != [(start, end)]:
+            # Pieces between these two are all zeros.
+            ends = {_start(start), _start(end - 1)}
+            touched = [self._pieces[at] for at in ends if at in self._pieces]
+            # What is hashed ends here at most: these zeros are not known before.
+            is_again = any(max(start, piece.start) < piece.at for piece in touched)
+            if is_again or self._known.missing(start, end) != [(start, end)]:
                 self._forget(start, end)
             self._known.add(start, end)
-            # Pieces between these two are all zeros.
-            touched = [self._pieces.get(at) for at in {_start(start), _start(end - 1)}]
         for piece in touched:
-            if piece is not None:
-                with piece.lock:
-                    if max(start, piece.start) < piece.at:
-                        self._lose(piece)
-                self._drain(piece)
+            self._drain(piece)
 
     def _drain(self, piece: _Piece, size: int | None = None) -> None:
         """Hash what has waited and is next; note the piece if it is complete, at most up to ``size``."""
@@ -186,7 +185,8 @@ class Mapping(base.Passing):
         start, end = _start(start), _end(end - 1)
         self._known.remove(start, end)
         self._ranges = {at: each for at, each in self._ranges.items() if not start <= at < end}
-        self._pieces = {at: each for at, each in self._pieces.items() if not start <= at < end}
+        for at in [at for at in self._pieces if start <= at < end]:
+            self._waiting -= sum(map(len, tuple(self._pieces.pop(at).waiting.values())))
 
 
 class _Piece:

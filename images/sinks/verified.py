@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Final, TypeAlias, TypeVar
 
 from cdi_worker import units
-from cdi_worker.formats import spans
+from cdi_worker.formats import bmap, spans
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import compared
-from cdi_worker.images.targets.storage import Storage
+from cdi_worker.images.targets import storage
 from cdi_worker.scratch import ranges
 
 #: Start and end, in bytes.
@@ -22,9 +25,30 @@ Range: TypeAlias = tuple[int, int]
 MOST: Final = 64 << 10
 #: A hole is compared in steps of so many bytes, between which it can be cancelled.
 _STEP: Final = 64 << 20
+#: Parts of a disk that are read and hashed at a time.
+_PARALLEL: Final = 3
 #: A sum modulo 2^127 - 1, of the bytes as one number: that of a disk is the same whatever pieces are summed,
 #: in any order, and zeros add nothing.
 _MODULUS: Final = (1 << 127) - 1
+
+
+Item = TypeVar("Item")
+
+
+def each(items: Iterable[Item], one: Callable[[Item], None], scope: cancelling.Cancel) -> None:
+    """Call ``one`` for each item, in several threads. Raises the first error, when all have ended."""
+    pending: collections.deque[futures.Future[None]] = collections.deque()
+    executor = futures.ThreadPoolExecutor(_PARALLEL, "verify")
+    try:
+        for item in items:
+            scope.check()
+            pending.append(executor.submit(one, item))
+            if len(pending) > 2 * _PARALLEL:
+                pending.popleft().result()
+        while pending:
+            pending.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 class Parts:
@@ -53,7 +77,7 @@ class Comparing:
     """
 
     def __init__(
-        self, stored: Storage, size: int, within: ranges.Ranges | None, scope: cancelling.Cancel
+        self, stored: storage.Storage, size: int, within: ranges.Ranges | None, scope: cancelling.Cancel
     ) -> None:
         self.size = size
         self.ranges = ranges.Ranges()
@@ -133,18 +157,89 @@ class Comparing:
     def _differs(self, start: int, end: int, data: memoryview | bytes, stored: bytes) -> None:
         """Note a range; ``data`` empty: the source has zeros. The disk may end within it."""
         with self._lock:
-            self.differed += end - start
-            if self.first is None or start < self.first:
-                self.first = start + _first(data, stored)
-            if len(self.ranges) >= MOST:
+            if not self._note(start, end, _first(data, stored)):
                 return
-            self.ranges.add(start, end)
             if not data or directio.is_zero(memoryview(data)):
                 self.from_zero.add(start, end)
             if directio.is_zero(memoryview(stored)):
                 self.to_zero.add(start, end)
             self.sums[0] += checksum(start, data)
             self.sums[1] += checksum(start, stored)
+
+    def _note(self, start: int, end: int, first: int) -> bool:
+        """Note a range whose byte ``first`` differs; return whether it is kept. Under the lock."""
+        self.differed += end - start
+        if self.first is None or start < self.first:
+            self.first = start + first
+        if len(self.ranges) >= MOST:
+            return False
+        self.ranges.add(start, end)
+        return True
+
+
+class ByMap(Comparing):
+    """Compare a disk with a block map: its ranges with their checksums, everything else with zeros.
+
+    What differs is read twice; raises ``errors.TargetError`` if it changes. ``first``: the start of a range.
+    """
+
+    def compare(self, blocks: bmap.Map, advance: Callable[[int], object]) -> None:
+        """Compare the disk. ``advance`` counts bytes of the map's disk."""
+
+        def one(part: tuple[int, int, bytes]) -> None:
+            start, end, digest = part
+            if digest:
+                self._hashed(start, end, digest, blocks.algorithm)
+            else:
+                self.zero(start, end - start)
+            advance(end - start)
+
+        each(_with_holes(blocks), one, self._scope)
+
+    def _hashed(self, start: int, end: int, digest: bytes, algorithm: str) -> None:
+        self._count(end - start)
+        found, is_zero = self._digest(start, end, algorithm)
+        if found == digest and end <= self.size:
+            return
+        if self._digest(start, end, algorithm) != (found, is_zero):
+            raise storage.changed(self._stored.path)
+        with self._lock:
+            if self._note(start, end, 0) and is_zero:
+                self.to_zero.add(start, end)
+
+    def _digest(self, start: int, end: int, algorithm: str) -> tuple[bytes, bool]:
+        """Return the digest of a range of the disk, and whether it is all zeros. Holes are not read."""
+        digest, at, is_zero = hashlib.new(algorithm), start, True
+        for low, stored in self._nonzero(start, min(end, self.size)):
+            _hash_zeros(digest, low - at)
+            digest.update(stored)
+            at, is_zero = low + len(stored), False
+        _hash_zeros(digest, end - at)
+        return digest.digest(), is_zero
+
+    def _zeros(self, start: int, end: int) -> None:
+        for first, stored in self._nonzero(start, end):
+            if self._read(first, len(stored)) != stored:
+                raise storage.changed(self._stored.path)
+            self._differs(first, first + len(stored), b"", stored)
+
+
+def _with_holes(blocks: bmap.Map) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the ranges of a map, and what is between them without a digest."""
+    at = 0
+    for start, end, digest in blocks.ranges:
+        if start > at:
+            yield at, start, b""
+        yield start, end, digest
+        at = end
+    if at < blocks.size:
+        yield at, blocks.size, b""
+
+
+def _hash_zeros(digest: hashlib._Hash, length: int) -> None:
+    zeros = directio.zeros()
+    for start in range(0, length, len(zeros)):
+        digest.update(zeros[: length - start])
 
 
 class Summing(Comparing):

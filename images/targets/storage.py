@@ -203,3 +203,8 @@ def write_all(fd: int, offset: int, data: memoryview) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
+
+
+def changed(path: str) -> errors.TargetError:
+    """Return the error of a finished disk that is written while it is read."""
+    return errors.TargetError(path=path, reason="changed while it was read; stop what writes to it")

@@ -1,4 +1,4 @@
-"""The sub-commands import, verify, inspect, digest, blank and upload."""
+"""The sub-commands import, verify, map, inspect, digest, blank and upload."""
 
 from __future__ import annotations
 
@@ -146,6 +146,37 @@ def verify(
         found = verification.verify(request, reporter, obj.cancel)
     output.verification(found, obj)
     return 0 if found.is_equal else errors.Differs.status
+
+
+@click.command(
+    "map",
+    cls=command.Command,
+    example="cdi-worker map -o disk.bmap disk.img",
+    short_help="Write the block map of a disk.",
+)
+@click.argument("disk_", metavar="DISK", type=options.TARGET)
+@options.map_options
+@click.pass_obj
+def map_(obj: parameters.Context, /, disk_: str, *, output_: str, style: str, **given: Any) -> int:
+    """Write the block map of DISK (a file, a directory with disk.img, a block device, or an NBD export).
+
+    The map has a SHA-256 of each MiB with data, in the format of bmaptool (bmap 2.0). DISK is only read.
+    """
+    # Imported when used (start-up time).
+    from cdi_worker.formats import bmap
+    from cdi_worker.importer import mapped
+    from cdi_worker.importer.report import file
+
+    settings = parameters.settings(given)
+    path = request_module.disk_path(disk_, settings)
+    request = request_module.make("none", base.Location(""), path, settings)
+    written = file.File(output_, "--output", request.target)
+    obj.to_stdout = output_ == targets.STDOUT
+    with output.progress(style, obj) as reporter:
+        found = mapped.create(request, reporter, obj.cancel)
+    written.write(bmap.write(found), "write the map")
+    output.map_of(request.target, output_, found, obj)
+    return 0
 
 
 @click.command(

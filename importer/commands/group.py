@@ -26,6 +26,7 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
     {
         "import": "cdi_worker.importer.commands.disk:import_",
         "verify": "cdi_worker.importer.commands.disk:verify",
+        "map": "cdi_worker.importer.commands.disk:map_",
         "inspect": "cdi_worker.importer.commands.disk:inspect",
         "digest": "cdi_worker.importer.commands.disk:digest",
         "blank": "cdi_worker.importer.commands.disk:blank",

@@ -290,6 +290,22 @@ _VERIFY: tuple[parameters.Decorator, ...] = (
     ),
     progress_option,
 )
+_MAP: tuple[parameters.Decorator, ...] = (
+    format_option,
+    backing_option,
+    parameters.option(
+        OUTPUT,
+        "--output",
+        "-o",
+        "output_",
+        default=targets.STDOUT,
+        show_default=True,
+        here=True,
+        metavar="FILE",
+        help="Where to write the map; - is standard output.",
+    ),
+    progress_option,
+)
 _DIGEST: tuple[parameters.Decorator, ...] = (
     *_KIND,
     parameters.option(
@@ -329,6 +345,7 @@ digest_options = parameters.added(*_DIGEST)
 inspect_options = parameters.added(*_SOURCE, *_OVERHEAD)
 import_options = parameters.added(*_SOURCE, *_IMPORT)
 verify_options = parameters.added(*_SOURCE, *_VERIFY)
+map_options = parameters.added(*_MAP)
 blank_options = parameters.added(*_WRITING, report_option)
 
 

@@ -18,6 +18,7 @@ from cdi_worker.importer.commands import words
 from cdi_worker.importer.result import Result
 
 if TYPE_CHECKING:
+    from cdi_worker.formats import bmap
     from cdi_worker.importer.commands import parameters
     from cdi_worker.importer.inspection import Inspection
     from cdi_worker.importer.request import Request
@@ -123,6 +124,7 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
             "updated": _updated(done),
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": digest,
+            "map": f"{_size(done.map.mapped)} in {len(done.map.ranges)} ranges" if done.map else "",
             "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
             "time": f"{done.seconds:.2f} s"
             + (f", {rate}/s read" if done.read and not (digest or done.confirmed) else ""),
@@ -131,6 +133,16 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
         },
         err=obj.to_stdout,
     )
+
+
+def map_of(disk: str, path: str, found: bmap.Map, obj: parameters.Context) -> None:
+    """Print what was mapped."""
+    if obj.as_json:
+        fields = {"map": path, "ranges": len(found.ranges), "bytes": found.mapped}
+        as_json({"target": disk, "size": found.size, **fields}, err=obj.to_stdout)
+    elif not obj.quiet:
+        mapped = f"{_size(found.mapped)} in {len(found.ranges)} ranges"
+        _table({"mapped": f"{disk} -> {path}", "disk": _size(found.size), "data": mapped}, err=obj.to_stdout)
 
 
 def verification(found: Verification, obj: parameters.Context) -> None:

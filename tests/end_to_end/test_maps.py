@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
 import json
+import os
 import random
 import subprocess
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,9 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.formats import bmap
+from cdi_worker.images.engine import cancelling
+from cdi_worker.images.sinks import verified
+from cdi_worker.importer import mapped
 from tests.support import bmaps, bmaptool, chains, devices, disks, misbehave, nbd_targets, ovas, worker
 
 MIB = 1 << 20
@@ -202,3 +210,201 @@ def test_bmaptool_copies_an_imported_disk_to_a_device(
         assert copied[start:end] == data[start:end]
         assert not any(data[at:start])
         at = end
+
+
+# -- map
+
+
+def disk_of(kind: str, tmp_path: Path, data: bytes = DATA) -> contextlib.AbstractContextManager[str]:
+    """Return a disk with data of this kind: its path or address."""
+
+    @contextlib.contextmanager
+    def made() -> Iterator[str]:
+        raw = tmp_path / "made.img"
+        raw.write_bytes(data)
+        if kind == "file":
+            yield str(raw)
+        elif kind == "sparse":
+            disks.to_raw(raw, "raw", tmp_path / "sparse.img")
+            yield str(tmp_path / "sparse.img")
+        elif kind == "qcow2":
+            disks.convert(raw, tmp_path / "made.qcow2", disks.FORMATS["qcow2"])
+            yield str(tmp_path / "made.qcow2")
+        elif kind == "block":
+            with devices.loop(tmp_path, SIZE, dirt=b"\0") as device:
+                device.write_bytes(data)
+                yield str(device)
+        else:
+            with nbd_targets.running("nbdkit file", tmp_path, len(data)) as export:
+                assert worker.run("import", raw, export.url).status == 0
+                yield export.url
+
+    return made()
+
+
+KINDS = ["file", "sparse", "qcow2", "block", "export"]
+
+
+def asked(path: str, **options: Any) -> cdi_worker.Request:
+    location = cdi_worker.Location("")
+    return cdi_worker.Request(source="none", location=location, target=path, existing="compare", **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_map_of_a_disk(tmp_path: Path, kind: str) -> None:
+    written = tmp_path / "disk.bmap"
+    with disk_of(kind, tmp_path) as disk:
+        done = worker.run("map", disk, "-o", written, "--json")
+        assert done.status == 0, done.errors
+        check(written)
+        assert json.loads(done.output)["bytes"] == bmaps.expected(DATA).mapped
+        done = worker.run("map", disk)
+        assert bmap.parse(done.output.encode()) == bmaps.expected(DATA)
+
+
+def test_map_of_what_is_no_disk(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert "is empty" in worker.run("map", tmp_path / "empty").error_message
+    assert worker.run("map", tmp_path / "missing").status == 6
+    done = worker.run("map", tmp_path / "empty", "-o", tmp_path / "empty")
+    assert "is the target; name another file" in done.error_message
+
+
+class Changing(cdi_worker.NullProgress):
+    """Changes the disk while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def phase(self, _name: str, _total: int | None) -> None:
+        change(self.path, 0, b"changed")
+
+
+def change(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def test_disk_that_changes_has_no_map(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(DATA)
+    with pytest.raises(errors.TargetError, match="changed while it was read"):
+        mapped.create(asked(str(path)), Changing(path))
+
+
+def test_holes_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(1 << 39)
+        file.write(b"data")
+    found = mapped.create(asked(str(path)))
+    assert found.ranges == ((1 << 39, (1 << 39) + 4096, sha256(b"data".ljust(4096, b"\0")).digest()),)
+
+
+# -- verify by a map
+
+
+def verdict(path: object, blocks: bmap.Map, **options: Any) -> cdi_worker.Verification:
+    return mapped.verify(asked(str(path), **options), blocks, "disk.bmap")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_disk_is_that_of_its_map(tmp_path: Path, kind: str) -> None:
+    with disk_of(kind, tmp_path) as disk:
+        found = verdict(disk, bmaps.expected(DATA))
+        assert (found.is_equal, found.compared, found.size) == (True, SIZE, SIZE)
+        other = bytearray(DATA)
+        other[3 * MIB + 5] ^= 1
+        other[6 * MIB] = 1
+        found = verdict(disk, bmaps.expected(bytes(other)))
+        assert (found.is_equal, found.confirmed, found.first) == (False, True, 3 * MIB)
+        # In the map there is a block where the disk has zeros.
+        assert [dataclasses.astuple(each) for each in found.differences] == [
+            (3 * MIB, MIB, ""),
+            (6 * MIB, 4096, "disk"),
+        ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_maps_of_bmaptool_are_verified(tmp_path: Path, seed: int) -> None:
+    """Whatever differs is seen, and nothing else."""
+    dice = random.Random(seed)
+    path = tmp_path / "disk.img"
+    with path.open("wb") as file:
+        for _ in range(8):
+            file.seek(dice.randrange(2000) * 4096)
+            file.write(dice.randbytes(dice.randrange(1, 100) * 4096))
+        file.truncate(9 * MIB + 512 * seed)
+    data, blocks = path.read_bytes(), bmap.parse(bmaptool.create(path))
+    assert verdict(path, blocks).is_equal
+    size = len(data)
+    mapped_bits = [dice.randrange(start, end) for start, end, _ in dice.sample(blocks.ranges, 2)]
+    for at in (0, size - 1, *mapped_bits, dice.randrange(size)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :])
+        found = verdict(path, blocks)
+        assert not found.is_equal
+        assert any(each.offset <= at < each.offset + each.length for each in found.differences)
+        assert len(found.differences) == 1
+        around = [each for each in blocks.ranges if each[0] <= at < each[1]]
+        if around:
+            # All of the range, which has one checksum.
+            assert (found.first, found.differed) == (around[0][0], around[0][1] - around[0][0])
+        else:
+            assert (found.first, found.differences[0].zero) == (at, "source")
+
+
+def test_end_of_the_disk(tmp_path: Path) -> None:
+    path, blocks = tmp_path / "disk.img", bmaps.expected(DATA)
+    path.write_bytes(DATA[: 10 * MIB])
+    found = verdict(path, blocks)
+    assert (found.is_equal, found.differences[-1].zero) == (False, "missing")
+    assert "it has 10485760 bytes, the image" in found.difference()
+    path.write_bytes(DATA + bytes(MIB))
+    found = verdict(path, blocks)
+    assert (found.is_equal, found.rest) == (True, "compared")
+    change(path, SIZE + 5000, b"x")
+    found = verdict(path, blocks)
+    assert (found.is_equal, found.first) == (False, SIZE + 5000)
+    with devices.loop(tmp_path, 16 * MIB) as device:
+        with device.open("r+b") as file:
+            file.write(DATA)
+        found = verdict(device, blocks)
+        assert (found.is_equal, found.rest) == (True, "ignored")
+
+
+def test_disk_that_ends_in_zeros_of_the_map_is_too_small(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(DATA[: 8 * MIB])
+    blocks = bmaps.expected(DATA[: 8 * MIB] + bytes(MIB))
+    assert not verdict(path, blocks).is_equal
+
+
+def test_disk_that_changes_has_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "disk.img"
+    path.write_bytes(DATA)
+    with pytest.raises(errors.TargetError, match="changed while it was read"):
+        mapped.verify(asked(str(path)), bmaps.expected(DATA), "disk.bmap", Changing(path))
+
+
+class Flaky(bmaps.Disk):
+    """Storage that returns other bytes each time."""
+
+    path = "disk"
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset + length == len(self.data):
+            self.data[-1] ^= 1
+        return super().read(offset, length)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_difference_is_read_twice(is_mapped: bool) -> None:
+    stored: Any = Flaky(MIB)
+    stored.data[:] = b"\xfe" * MIB
+    blocks = bmap.Map(MIB, 4096, ((0, MIB, sha256(b"other").digest()),) if is_mapped else ())
+    with pytest.raises(errors.TargetError, match="changed while it was read"):
+        verified.ByMap(stored, MIB, None, cancelling.NEVER).compare(blocks, lambda _count: None)

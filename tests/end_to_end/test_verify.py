@@ -247,7 +247,7 @@ def test_disk_that_changes_is_an_error(server: misbehave.Server, disk: Path) -> 
                 change(disk, 8 * MIB, b"new")
 
     url = server.serve("/disk", misbehave.Page(bytes(DATA)))
-    with pytest.raises(errors.TargetError, match="changed while it was compared"):
+    with pytest.raises(errors.TargetError, match="changed while it was read"):
         cdi_worker.verify(request(url, disk), Watching())
 
 
@@ -264,7 +264,7 @@ def test_device_that_changes_is_an_error(server: misbehave.Server, tmp_path: Pat
                 if phases.count("connect") == 2:
                     change(device, MIB, b"again")
 
-        with pytest.raises(errors.TargetError, match="changed while it was compared"):
+        with pytest.raises(errors.TargetError, match="changed while it was read"):
             cdi_worker.verify(request(url, device), Watching())
 
 

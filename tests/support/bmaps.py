@@ -1,8 +1,9 @@
-"""Block maps of disks, made in the simplest way."""
+"""Block maps of disks, made in the simplest way, and a disk in memory."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 from cdi_worker.formats import bmap
 
@@ -19,3 +20,26 @@ def expected(data: bytes) -> bmap.Map:
             low, high = start + full[0], min(len(data), start + full[-1] + BLOCK)
             found.append((low, high, hashlib.sha256(data[low:high]).digest()))
     return bmap.Map(len(data), BLOCK, tuple(found))
+
+
+class Disk:
+    """What a sink has written, and storage to read it."""
+
+    def __init__(self, size: int) -> None:
+        self.data = bytearray(size)
+        self.read_bytes = 0
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self.data[offset : offset + len(data)] = data
+
+    def zero(self, offset: int, length: int) -> None:
+        self.data[offset : offset + length] = bytes(length)
+
+    def read(self, offset: int, length: int) -> bytes:
+        self.read_bytes += length
+        return bytes(self.data[offset : offset + length])
+
+    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        for at in range(start, end, BLOCK):
+            if any(self.data[at : min(end, at + BLOCK)]):
+                yield at, min(end, at + BLOCK)

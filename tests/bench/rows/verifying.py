@@ -1,4 +1,4 @@
-"""A disk that is compared with its source, against reading each of the two to nowhere."""
+"""A disk that is compared with its source, against reading both to nowhere; and one with a map."""
 
 from __future__ import annotations
 
@@ -73,3 +73,22 @@ def large(bench: Bench) -> Path:
             processes.run("qemu-io", "-f", "qcow2", "-c", f"write -q -P 7 {number * 16}G 1M", growing)
         growing.rename(path)
     return path
+
+
+def mapped(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
+    """Measure an import with a block map."""
+    url, target = bench.web.url(bench.form(name)), bench.target(kind)
+    written = bench.file.with_name("disk.bmap")
+    yield Sides(
+        bench.imports(url, target, "--write-map", written),
+        bench.imports(url, target),
+        work=Work(bench.form(name).stat().st_size, bench.setting.data),
+    )
+    written.unlink()
+
+
+for _name in ("raw", "qcow2"):
+    for _kind in ("file", "block"):
+        benches.row(f"import --write-map {_name}", target=_kind, rival="the same import without", aim=1.15)(
+            functools.partial(mapped, name=_name, kind=_kind)
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator
 from concurrent import futures
 
 import hypothesis
@@ -15,6 +14,7 @@ from hypothesis import strategies
 from cdi_worker.formats import bmap
 from cdi_worker.images.sinks import mapping
 from tests.support import bmaps
+from tests.support.bmaps import Disk
 
 BLOCK, MiB = 4096, 1 << 20
 
@@ -27,29 +27,6 @@ def disk(dice: random.Random, size: int) -> bytearray:
         length = min(dice.choice([1, 512, 4096, 70_000, MiB]), size - start)
         data[start : start + length] = dice.randbytes(length)
     return data
-
-
-class Disk:
-    """What a sink has written, and storage to read it."""
-
-    def __init__(self, size: int) -> None:
-        self.data = bytearray(size)
-        self.read_bytes = 0
-
-    def write(self, offset: int, data: memoryview) -> None:
-        self.data[offset : offset + len(data)] = data
-
-    def zero(self, offset: int, length: int) -> None:
-        self.data[offset : offset + length] = bytes(length)
-
-    def read(self, offset: int, length: int) -> bytes:
-        self.read_bytes += length
-        return bytes(self.data[offset : offset + length])
-
-    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        for at in range(start, end, BLOCK):
-            if any(self.data[at : min(end, at + BLOCK)]):
-                yield at, min(end, at + BLOCK)
 
 
 def finished(sink: mapping.Mapping, stored: Disk, end: int, size: int) -> bmap.Map:

@@ -68,10 +68,10 @@ MUTANTS = (
         f"{TESTS}::test_device_that_changes_is_an_error",
     ),
     mutant(
-        VERIFY,
+        "importer/destination.py",
         "has a verdict about a file that was written meanwhile",
-        "        if _state(request.target) != before:\n",
-        "        if False:\n",
+        "    if _state(path) != before:\n",
+        "    if False:\n",
         f"{TESTS}::test_disk_that_changes_is_an_error",
     ),
     mutant(
