@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cdi_worker.importer.execute import run
     from cdi_worker.importer.inspection import Inspection, inspect
     from cdi_worker.importer.mapped import create as create_map
+    from cdi_worker.importer.mapped import verify as verify_map
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import Lines, Meter, NullProgress, Progress
     from cdi_worker.importer.request import Request
@@ -79,6 +80,7 @@ _PUBLIC: lazy.Table[str, Any] = lazy.Table(
         "register": "cdi_worker.sources:register",
         "run": "cdi_worker.importer.execute:run",
         "unregister": "cdi_worker.sources:unregister",
+        "verify_map": "cdi_worker.importer.mapped:verify",
         "verify": "cdi_worker.importer.verification:verify",
         "Cancel": "cdi_worker.sources.base:Cancel",
         "Difference": "cdi_worker.importer.verification:Difference",
@@ -127,6 +129,7 @@ __all__ = [
     "run",
     "unregister",
     "verify",
+    "verify_map",
 ]
 
 

@@ -7,18 +7,21 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import mapping, verified
-from cdi_worker.importer import destination, verification
+from cdi_worker.importer import contact, destination, verification
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
+
+if TYPE_CHECKING:
+    from cdi_worker.sources.trust import maps
 
 log = logging.getLogger(__name__)
 
@@ -85,27 +88,39 @@ class _Nowhere:
 
 def verify(
     request: Request,
-    blocks: bmap.Map,
-    name: str,
     progress: Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> verification.Verification:
-    """Compare the disk at ``request.target`` with a map called ``name``. It is only read.
+    """Compare the disk at ``request.target`` with the map at ``request.demand.map``, without a source.
 
-    Raises ``errors.Error`` if there is no verdict: the disk cannot be read, or is being changed.
+    The disk is only read. The source of the request serves the map if it is there, and is ``none`` else.
+    Raises ``errors.Error`` if there is no verdict: the map is not signed as demanded or is not valid, the
+    disk cannot be read, or is being changed.
     """
     progress, started = progress or NullProgress(), time.monotonic()
-    in_use = destination.in_use(request.target)
-    with _opened(request, cancel) as (disk, scope):
+    request = dataclasses.replace(request, existing="compare")
+    request_module.check(request, [] if request.demand.map else ["no map given; name one with --map"])
+    with contact.begun(request, progress, cancel) as start:
+        made = start.request.blocks
+        assert made is not None  # noqa: S101  (checked above)
+        found = _compared(start.request, made, progress, start.reads)
+    progress.done()
+    return dataclasses.replace(found, signatures=start.signatures, seconds=time.monotonic() - started)
+
+
+def _compared(
+    request: Request, made: maps.Blocks, progress: Progress, reads: cancelling.Cancel
+) -> verification.Verification:
+    blocks, in_use = made.map, destination.in_use(request.target)
+    with _opened(request, reads) as (disk, scope):
         found = verified.ByMap(disk.storage, disk.size or 0, None, scope)
         progress.phase("transfer", blocks.size)
         found.compare(blocks, progress.advance)
         found.finish(blocks.size, is_device=getattr(disk, "is_device", False))
-    progress.done()
     log.info("verified equal=%s compared=%d differed=%d", found.is_equal, found.compared, found.differed)
     reason = "checksums of the map compared with the disk; nothing is written to it"
     return verification.Verification(
-        source=name,
+        source=made.name,
         target=request.target,
         plan=Plan(Route.EXTENTS, reason, virtual_size=blocks.size),
         format="bmap",
@@ -115,7 +130,8 @@ def verify(
         confirmed=bool(found.ranges),
         in_use=in_use,
         read=0,
-        seconds=time.monotonic() - started,
+        seconds=0.0,
+        verified={"map": made.digest},
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from cdi_worker.importer.commands import command, options, output, parameters
 from cdi_worker.importer.request import Request
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
+
+if TYPE_CHECKING:
+    from cdi_worker.importer.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.ke
 VERIFY_EXAMPLES = """\
 cdi-worker verify https://example.org/disk.qcow2 disk.img
 cdi-worker verify --sample 5% s3://bucket/disk.vmdk /dev/vdb
+cdi-worker verify --map disk.bmap disk.img
 """
 #: CDI's default overhead of a file system.
 DEFAULT_OVERHEAD = Fraction("0.06")
@@ -117,14 +121,14 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
     short_help="Compare a disk with the disk at a URL or path.",
 )
 @click.argument("source", type=options.TARGET)
-@click.argument("disk_", metavar="DISK", type=options.TARGET)
+@click.argument("disk_", metavar="DISK", type=options.TARGET, required=False)
 @options.verify_options
 @click.pass_obj
 def verify(
     obj: parameters.Context,
     /,
     source: str,
-    disk_: str,
+    disk_: str | None,
     *,
     amount: str | None,
     seed: int | None,
@@ -132,9 +136,14 @@ def verify(
 ) -> int:
     """Compare DISK (a file, a directory with disk.img, or a block device) with the disk at SOURCE.
 
-    SOURCE is one of import, in any format. DISK is only read. The exit status is 0 if it is equal, 9 if it
-    differs, and another one if that could not be found out.
+    SOURCE is one of import, in any format. Without it, DISK is compared with the checksums of --map. DISK is
+    only read. The exit status is 0 if it is equal, 9 if it differs, and another one if that could not be
+    found out.
     """
+    if disk_ is None:
+        found = _verify_map(obj, source, amount, given)
+        output.verification(found, obj)
+        return 0 if found.is_equal else errors.Differs.status
     # Imported when used: what follows an import needs none of it (start-up time).
     from cdi_worker.importer import sampling, verification
 
@@ -146,6 +155,25 @@ def verify(
         found = verification.verify(request, reporter, obj.cancel)
     output.verification(found, obj)
     return 0 if found.is_equal else errors.Differs.status
+
+
+def _verify_map(
+    obj: parameters.Context, disk: str, amount: str | None, given: dict[str, Any]
+) -> Verification:
+    """Compare a disk with its map, without a source."""
+    from cdi_worker.importer import mapped
+
+    if not given["map"]:
+        raise click.UsageError("Missing argument 'DISK'; or give a --map to verify a disk without SOURCE.")
+    others = {"--sample": amount, "--layer": given["layers"], "--disk": given["disk"]}
+    others |= {name: given[name[2:].replace("-", "_")] for name in ("--checksum", "--checksum-file")}
+    if faults := [
+        f"{name} needs a SOURCE; a map is compared whole" for name, value in others.items() if value
+    ]:
+        raise errors.RequestError(*faults)
+    request = options.make_request(given["map"], disk, given, contract.environment())
+    with output.progress(given["style"], obj) as reporter:
+        return mapped.verify(request, reporter, obj.cancel)
 
 
 @click.command(

@@ -21,8 +21,19 @@ from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import verified
-from cdi_worker.importer import mapped
-from tests.support import bmaps, bmaptool, chains, devices, disks, misbehave, nbd_targets, ovas, worker
+from cdi_worker.sources import trust
+from tests.support import (
+    bmaps,
+    bmaptool,
+    chains,
+    devices,
+    disks,
+    misbehave,
+    nbd_targets,
+    ovas,
+    signers,
+    worker,
+)
 
 MIB = 1 << 20
 SIZE = 11 * MIB + 3 * 512
@@ -247,7 +258,7 @@ KINDS = ["file", "sparse", "qcow2", "block", "export"]
 
 def asked(path: str, **options: Any) -> cdi_worker.Request:
     location = cdi_worker.Location("")
-    return cdi_worker.Request(source="none", location=location, target=path, existing="compare", **options)
+    return cdi_worker.Request(source="none", location=location, target=path, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -292,7 +303,7 @@ def test_disk_that_changes_has_no_map(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(DATA)
     with pytest.raises(errors.TargetError, match="changed while it was read"):
-        mapped.create(asked(str(path)), Changing(path))
+        cdi_worker.create_map(asked(str(path)), Changing(path))
 
 
 def test_holes_are_not_read(tmp_path: Path) -> None:
@@ -301,26 +312,35 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
         file.seek(1 << 39)
         file.write(b"data")
-    found = mapped.create(asked(str(path)))
+    found = cdi_worker.create_map(asked(str(path)))
     assert found.ranges == ((1 << 39, (1 << 39) + 4096, sha256(b"data".ljust(4096, b"\0")).digest()),)
 
 
 # -- verify by a map
 
 
-def verdict(path: object, blocks: bmap.Map, **options: Any) -> cdi_worker.Verification:
-    return mapped.verify(asked(str(path), **options), blocks, "disk.bmap")
+def by(blocks: bmap.Map, folder: Path) -> trust.Demand:
+    """Write a map; return what demands it."""
+    path = folder / "by.bmap"
+    path.write_bytes(bmap.write(blocks))
+    return trust.Demand(map=str(path))
+
+
+def verdict(
+    path: object, blocks: bmap.Map, folder: Path, progress: cdi_worker.Progress | None = None
+) -> cdi_worker.Verification:
+    return cdi_worker.verify_map(asked(str(path), demand=by(blocks, folder)), progress)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_disk_is_that_of_its_map(tmp_path: Path, kind: str) -> None:
     with disk_of(kind, tmp_path) as disk:
-        found = verdict(disk, bmaps.expected(DATA))
+        found = verdict(disk, bmaps.expected(DATA), tmp_path)
         assert (found.is_equal, found.compared, found.size) == (True, SIZE, SIZE)
         other = bytearray(DATA)
         other[3 * MIB + 5] ^= 1
         other[6 * MIB] = 1
-        found = verdict(disk, bmaps.expected(bytes(other)))
+        found = verdict(disk, bmaps.expected(bytes(other)), tmp_path)
         assert (found.is_equal, found.confirmed, found.first) == (False, True, 3 * MIB)
         # In the map there is a block where the disk has zeros.
         assert [dataclasses.astuple(each) for each in found.differences] == [
@@ -340,12 +360,12 @@ def test_maps_of_bmaptool_are_verified(tmp_path: Path, seed: int) -> None:
             file.write(dice.randbytes(dice.randrange(1, 100) * 4096))
         file.truncate(9 * MIB + 512 * seed)
     data, blocks = path.read_bytes(), bmap.parse(bmaptool.create(path))
-    assert verdict(path, blocks).is_equal
+    assert verdict(path, blocks, tmp_path).is_equal
     size = len(data)
     mapped_bits = [dice.randrange(start, end) for start, end, _ in dice.sample(blocks.ranges, 2)]
     for at in (0, size - 1, *mapped_bits, dice.randrange(size)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :])
-        found = verdict(path, blocks)
+        found = verdict(path, blocks, tmp_path)
         assert not found.is_equal
         assert any(each.offset <= at < each.offset + each.length for each in found.differences)
         assert len(found.differences) == 1
@@ -360,19 +380,19 @@ def test_maps_of_bmaptool_are_verified(tmp_path: Path, seed: int) -> None:
 def test_end_of_the_disk(tmp_path: Path) -> None:
     path, blocks = tmp_path / "disk.img", bmaps.expected(DATA)
     path.write_bytes(DATA[: 10 * MIB])
-    found = verdict(path, blocks)
+    found = verdict(path, blocks, tmp_path)
     assert (found.is_equal, found.differences[-1].zero) == (False, "missing")
     assert "it has 10485760 bytes, the image" in found.difference()
     path.write_bytes(DATA + bytes(MIB))
-    found = verdict(path, blocks)
+    found = verdict(path, blocks, tmp_path)
     assert (found.is_equal, found.rest) == (True, "compared")
     change(path, SIZE + 5000, b"x")
-    found = verdict(path, blocks)
+    found = verdict(path, blocks, tmp_path)
     assert (found.is_equal, found.first) == (False, SIZE + 5000)
     with devices.loop(tmp_path, 16 * MIB) as device:
         with device.open("r+b") as file:
             file.write(DATA)
-        found = verdict(device, blocks)
+        found = verdict(device, blocks, tmp_path)
         assert (found.is_equal, found.rest) == (True, "ignored")
 
 
@@ -380,14 +400,14 @@ def test_disk_that_ends_in_zeros_of_the_map_is_too_small(tmp_path: Path) -> None
     path = tmp_path / "disk.img"
     path.write_bytes(DATA[: 8 * MIB])
     blocks = bmaps.expected(DATA[: 8 * MIB] + bytes(MIB))
-    assert not verdict(path, blocks).is_equal
+    assert not verdict(path, blocks, tmp_path).is_equal
 
 
 def test_disk_that_changes_has_no_verdict(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(DATA)
     with pytest.raises(errors.TargetError, match="changed while it was read"):
-        mapped.verify(asked(str(path)), bmaps.expected(DATA), "disk.bmap", Changing(path))
+        verdict(path, bmaps.expected(DATA), tmp_path, Changing(path))
 
 
 class Flaky(bmaps.Disk):
@@ -408,3 +428,57 @@ def test_difference_is_read_twice(is_mapped: bool) -> None:
     blocks = bmap.Map(MIB, 4096, ((0, MIB, sha256(b"other").digest()),) if is_mapped else ())
     with pytest.raises(errors.TargetError, match="changed while it was read"):
         verified.ByMap(stored, MIB, None, cancelling.NEVER).compare(blocks, lambda _count: None)
+
+
+def test_command_verifies_by_a_map(server: misbehave.Server, tmp_path: Path) -> None:
+    path, written = tmp_path / "disk.img", tmp_path / "disk.bmap"
+    path.write_bytes(DATA)
+    assert worker.run("map", path, "-o", written).status == 0
+    done = worker.run("verify", "--map", written, path)
+    assert (done.status, "equal" in done.output) == (0, True)
+    url = server.serve("/disk.bmap", misbehave.Page(written.read_bytes()))
+    assert worker.run("verify", "--map", url, tmp_path).status == 0
+    change(path, 5 * MIB, b"x")
+    done = worker.run("verify", "--map", url, path, "--json")
+    found = json.loads(done.output)
+    assert (done.status, found["equal"], found["first"], found["confirmed"]) == (9, False, 5 * MIB, True)
+    assert found["differences"] == [{"offset": 5 * MIB, "length": 4096, "zero": "source"}]
+
+
+def test_map_that_is_not_one_gives_no_verdict(tmp_path: Path) -> None:
+    path, written = tmp_path / "disk.img", tmp_path / "disk.bmap"
+    path.write_bytes(DATA)
+    written.write_bytes(bmap.write(bmaps.expected(DATA)).replace(b"chksum", b"chkSum", 1))
+    assert worker.run("verify", "--map", written, path).status == 4
+    assert worker.run("verify", "--map", tmp_path / "missing", path).status == 3
+    assert worker.run("verify", path).status == 2
+    done = worker.run("verify", "--map", written, path, "--sample=5%")
+    assert (done.status, "--sample needs a SOURCE" in done.error_message) == (2, True)
+
+
+def test_signature_of_a_map_is_demanded(tmp_path: Path) -> None:
+    path, written, signer = tmp_path / "disk.img", tmp_path / "disk.bmap", signers.Minisign(tmp_path)
+    path.write_bytes(DATA)
+    (tmp_path / "key.pub").write_bytes(signer.public)
+    written.write_bytes(bmap.write(bmaps.expected(DATA)))
+    command = ("verify", "--map", written, "--signed-by", tmp_path / "key.pub", path, "--json")
+    assert worker.run(*command).status == 7
+    (tmp_path / "disk.bmap.minisig").write_bytes(signer.sign(written.read_bytes()))
+    assert worker.run(*command).status == 0
+    written.write_bytes(bmap.write(bmaps.expected(bytes(SIZE))))
+    assert worker.run(*command).status == 7
+
+
+@pytest.mark.parametrize("options", [(), ("--update",)])
+def test_import_by_a_map_writes_its_own(
+    server: misbehave.Server, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """A range that is delivered again, because its checksum was wrong, is mapped as it is on the disk."""
+    url = server.serve("/disk", misbehave.Page(DATA))
+    given, path = tmp_path / "given.bmap", tmp_path / "disk.img"
+    given.write_bytes(bmap.write(bmaps.expected(DATA)))
+    path.write_bytes(b"\xff" * SIZE)
+    force = options or ("--force",)
+    done = worker.run("import", url, path, "--map", given, "--write-map", tmp_path / "new.bmap", *force)
+    assert done.status == 0, done.errors
+    check(tmp_path / "new.bmap")

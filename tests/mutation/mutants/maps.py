@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant, mutant
 
 _FORMAT = "formats/bmap.py"
+_VERIFIED = "images/sinks/verified.py"
 _SINK = "images/sinks/mapping.py"
 
 
@@ -120,5 +121,61 @@ MUTANTS = (
         "            for start, stop in missing:\n",
         "            for start, stop in ():\n",
         "tests/end_to_end/test_maps.py::test_resumed_parts_are_in_the_map",
+    ),
+    mutant(
+        _VERIFIED,
+        "takes a range of a map for equal",
+        "        if found == digest and end <= self.size:\n",
+        "        if True:\n",
+        "tests/end_to_end/test_maps.py::test_maps_of_bmaptool_are_verified",
+    ),
+    mutant(
+        _VERIFIED,
+        "takes a disk for equal that ends within a range of zeros",
+        "        if found == digest and end <= self.size:\n",
+        "        if found == digest:\n",
+        "tests/end_to_end/test_maps.py::test_end_of_the_disk",
+    ),
+    mutant(
+        _VERIFIED,
+        "does not compare what a map leaves out",
+        "                self.zero(start, end - start)\n            advance",
+        "                pass\n            advance",
+        "tests/end_to_end/test_maps.py::test_maps_of_bmaptool_are_verified",
+    ),
+    mutant(
+        _VERIFIED,
+        "reports a range of a map that it has read once",
+        "        if self._digest(start, end, algorithm) != (found, is_zero):\n",
+        "        if False:\n",
+        "tests/end_to_end/test_maps.py::test_difference_is_read_twice[True]",
+    ),
+    mutant(
+        _VERIFIED,
+        "reports a block beside a map that it has read once",
+        "            if self._read(first, len(stored)) != stored:\n",
+        "            if False:\n",
+        "tests/end_to_end/test_maps.py::test_difference_is_read_twice[False]",
+    ),
+    mutant(
+        "importer/mapped.py",
+        "verifies only the ranges of a map, not the end of the file",
+        '        found.finish(blocks.size, is_device=getattr(disk, "is_device", False))\n',
+        "        found.image_size = blocks.size\n",
+        "tests/end_to_end/test_maps.py::test_end_of_the_disk",
+    ),
+    mutant(
+        "importer/mapped.py",
+        "maps a disk that is written meanwhile",
+        "        destination.unchanged(request.target),\n",
+        "",
+        "tests/end_to_end/test_maps.py::test_disk_that_changes_has_no_map",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
+        "writes the map of a disk without what qemu-img has written",
+        "        if missing := mapping.missing(end, size):\n",
+        "        if missing := mapping.missing(end, size) and []:\n",
+        "tests/end_to_end/test_maps.py::test_every_route_writes_the_map",
     ),
 )
