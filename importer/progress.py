@@ -52,6 +52,9 @@ class Progress(Protocol):
     def read(self, count: int) -> None:
         """Count ``count`` bytes on the wire, read from the source, or sent by an upload or clone."""
 
+    def stored(self, count: int) -> None:
+        """Count ``count`` bytes read from the disk that is compared with the source."""
+
     def retry(self, failure: errors.Error) -> None:
         """Count ``failure``, after which the work is retried or falls back to another route.
 
@@ -79,6 +82,8 @@ class NullProgress:
 
     def read(self, count: int) -> None: ...
 
+    def stored(self, count: int) -> None: ...
+
     def retry(self, failure: errors.Error) -> None: ...
 
     def done(self) -> None: ...
@@ -90,7 +95,8 @@ class Numbers(NamedTuple):
     ``done`` of ``total``: of the phase, without holes. ``read``: on the wire. ``speed``: bytes per second on
     the wire, or of the phase if it reads nothing from the wire. ``left``: seconds to the end of the phase.
     ``resumed``: moved by an earlier attempt. ``size``: of the disk. ``trouble``: the last failure and its
-    retry, until bytes arrive; else empty.
+    retry, until bytes arrive; else empty. ``disk_speed``: bytes per second read from the disk that is
+    compared, None if none is.
     """
 
     phase: str
@@ -104,6 +110,7 @@ class Numbers(NamedTuple):
     size: int | None
     retries: int
     trouble: str = ""
+    disk_speed: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -119,7 +126,10 @@ class Numbers(NamedTuple):
             parts.append(units.format_size(self.done))
         if self.retries:
             parts.append(f"{self.retries} {'retry' if self.retries == 1 else 'retries'}")
-        if self.done or self.total is not None:
+        if self.disk_speed is not None:
+            ends = units.format_size(self.speed), units.format_size(self.disk_speed)
+            parts.append("source {}/s, disk {}/s".format(*ends))
+        elif self.done or self.total is not None:
             parts.append(f"{units.format_size(self.speed)}/s")
         if self.left is not None:
             parts.append(f"{_duration(self.left)} left")
@@ -194,12 +204,14 @@ class Meter(NullProgress):
         self._ahead: tuple[int, int] | None = None
         self._read = 0
         self._read_before = 0
+        self._stored = 0
         self._resumed = 0
         self._size: int | None = None
         self._retries = 0
         self._failure: errors.Error | None = None
         self._wire = Speed(now)
         self._moving = Speed(now)
+        self._storage = Speed(now)
         self._lock = threading.Lock()
 
     def phase(self, name: str, total: int | None) -> None:
@@ -256,6 +268,11 @@ class Meter(NullProgress):
             self._read += count
             self._wire.note(time.monotonic(), self._read)
 
+    def stored(self, count: int) -> None:
+        with self._lock:
+            self._stored += count
+            self._storage.note(time.monotonic(), self._stored)
+
     def retry(self, failure: errors.Error) -> None:
         with self._lock:
             self._retries += 1
@@ -289,6 +306,7 @@ class Meter(NullProgress):
                 size=self._size,
                 retries=self._retries,
                 trouble="" if self._failure is None else _trouble(self._failure),
+                disk_speed=self._storage.now(now) if self._stored else None,
             )
 
     def _update(self) -> None:
@@ -389,6 +407,7 @@ def _as_json(numbers: Numbers) -> str:
             "size": numbers.size,
             "retries": numbers.retries,
             "trouble": numbers.trouble,
+            "diskBytesPerSecond": None if numbers.disk_speed is None else round(numbers.disk_speed),
         }
     )
 
@@ -436,6 +455,10 @@ class Several:
     def read(self, count: int) -> None:
         for one in self._each:
             one.read(count)
+
+    def stored(self, count: int) -> None:
+        for one in self._each:
+            one.stored(count)
 
     def retry(self, failure: errors.Error) -> None:
         for one in self._each:

@@ -146,14 +146,20 @@ def verify(
     What differs is read a second time from both sides. Raises ``errors.Error`` if there is no verdict: a
     source that changes, lies or stalls, a disk that cannot be read or is being changed.
     """
-    progress, started = progress or NullProgress(), time.monotonic()
+    progress = progress or NullProgress()
     request = dataclasses.replace(request, existing="compare")
     request_module.check(request)
+    with contact.begun(request, progress, cancel) as start:
+        return compare(start, progress)
+
+
+def compare(start: contact.Contact, progress: Progress) -> Verification:
+    """Compare the disk of a request with that of its source, as ``verify`` does."""
+    request, started = start.request, time.monotonic()
     in_use = destination.in_use(request.target)
     with (
-        contact.begun(request, progress, cancel) as start,
         destination.unchanged(request.target),
-        destination.reading(start.request, start.reads) as held,
+        destination.reading(request, start.reads) as held,
     ):
         within = _sampled(request, held)
         attempt, facts, found = _pass(start, held, progress, Comparing(within))

@@ -73,11 +73,16 @@ class Comparing:
     4096 bytes, at most ``MOST``; ``differed``: bytes in all of them, also those that are not kept. ``first``:
     the first byte that differs. ``from_zero``, ``to_zero``: the ranges in which the source, and the disk, is
     all zeros. ``sums``: of the bytes in ``ranges``, of the source and of the disk. ``compared``: bytes of the
-    image; ``read``: bytes read from the disk, where holes are not read.
+    image; ``read``: bytes read from the disk, where holes are not read, each of which ``tell`` counts.
     """
 
     def __init__(
-        self, stored: storage.Storage, size: int, within: ranges.Ranges | None, scope: cancelling.Cancel
+        self,
+        stored: storage.Storage,
+        size: int,
+        within: ranges.Ranges | None,
+        scope: cancelling.Cancel,
+        tell: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.size = size
         self.ranges = ranges.Ranges()
@@ -91,6 +96,7 @@ class Comparing:
         self._stored = stored
         self._within = within and Parts(within)
         self._scope = scope
+        self._tell = tell
         self._lock = threading.Lock()
 
     @property
@@ -131,6 +137,7 @@ class Comparing:
     def _read(self, start: int, length: int) -> bytes:
         with self._lock:
             self.read += length
+        self._tell(length)
         return self._stored.read(start, length)
 
     def _data(self, start: int, data: memoryview) -> None:

@@ -127,7 +127,7 @@ def _compare(attempt: Attempt, disk: disks.Disk, place: Place, out: targets.Targ
     module, comparing = lazy.load(VERIFIED), attempt.comparing or Comparing()
     within = comparing.within
     kind = module.Summing if comparing.again else module.Comparing
-    found = kind(out.storage, out.size or 0, within, attempt.scope)
+    found = kind(out.storage, out.size or 0, within, attempt.scope, attempt.progress.stored)
     _begin_phase(attempt, place)
     only: disks.Missing = disks.EVERYTHING if within is None else module.Parts(within)
     size, count = _pour(disk, found, place, Meter.of(attempt.progress), only)

@@ -286,6 +286,16 @@ def test_image_larger_than_the_disk_differs(server: misbehave.Server, disk: Path
     )
 
 
+def test_progress_has_the_speeds_of_both_ends(server: misbehave.Server, disk: Path) -> None:
+    meter = cdi_worker.Meter()
+    url = server.serve("/disk", misbehave.Page(bytes(DATA)))
+    cdi_worker.verify(request(url, disk), meter)
+    numbers = meter.numbers()
+    assert numbers.disk_speed is not None
+    assert min(numbers.speed, numbers.disk_speed) > 0
+    assert any(part.startswith("source ") and ", disk " in part for part in numbers.parts())
+
+
 # -- samples
 
 

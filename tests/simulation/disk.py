@@ -122,6 +122,8 @@ class Storage:
         self.stable = self.view.copy()
         #: Changes since the last sync.
         self.pending: list[Change] = []
+        #: The number of changes.
+        self.changes = 0
 
     def write(self, offset: int, data: bytes) -> None:
         self._change((offset, data))
@@ -133,6 +135,7 @@ class Storage:
         self._change(size)
 
     def _change(self, change: Change) -> None:
+        self.changes += 1
         apply(self.view, change)
         self.pending.append(change)
 

@@ -4,12 +4,14 @@
 - At no moment does the target look usable unless every byte of it is right: neither to a reader, nor after a
   power failure.
 - No run changes a disk that another run has finished.
+- A verification says equal only of a disk that is, and different only of one that is not.
 - Every run ends (``Scheduler.run``), with success or with an error that says what failed; soon, if asked to.
 - With the faults gone, one more run succeeds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -30,6 +32,16 @@ _FOREIGN = b"\xff", b"other"
 _GRACE = 45.0
 
 
+@dataclasses.dataclass
+class _Reader:
+    """A verification: the image, the number of its version, and what became of the target meanwhile."""
+
+    served: server.Object
+    first: int
+    was_right: bool = False
+    is_changed: bool = False
+
+
 class Law:
     """Watches the runs of one world."""
 
@@ -43,6 +55,9 @@ class Law:
         #: When a run changed the target for the first time: before that it is not one of its writers.
         self._writing: dict[schedulers.Process, int] = {}
         self._wrote: dict[schedulers.Process, int] = {}
+        #: Of each reader: the image, its version when it began, whether the target was that, and was changed.
+        self._readers: dict[schedulers.Process, _Reader] = {}
+        self._failures: dict[schedulers.Process, str] = {}
         self._succeeded: set[schedulers.Process] = set()
         self._finished: tuple[schedulers.Process, int, disks.Sparse] | None = None
         #: Whether a write was on its way when its process was stopped, without a lock that keeps others out.
@@ -80,8 +95,41 @@ class Law:
         if is_stale and process.was_frozen and world.now <= process.frozen:
             self._excused = True
 
+    def reads(self, process: schedulers.Process, served: server.Object) -> None:
+        """Note that a verification begins."""
+        self._readers[process] = reader = _Reader(served, len(served.versions) - 1)
+        reader.was_right = self._is_right(reader)
+
+    def read(
+        self, process: schedulers.Process, is_equal: bool | None, error: Exception | None, *, is_clean: bool
+    ) -> None:
+        """Judge the verdict of a verification, or its failure. ``is_clean``: it met no fault."""
+        schedulers.active().note("verdict", is_equal, type(error).__name__)
+        reader = self._readers.pop(process)
+        if error is not None and not hasattr(error, "retryable"):
+            kind = schedulers.Harness if isinstance(error, _OF_CODE) else schedulers.Broken
+            raise kind(f"{process.name}: {type(error).__name__}: {error}") from error
+        self.outcomes.append({True: "equal", False: "differs", None: "no verdict"}[is_equal])
+        inode = self._inode()
+        is_device = inode is not None and inode.is_device
+        if is_equal and not (reader.was_right or (reader.is_changed and is_device)):
+            _require(reader.is_changed and self._is_right(reader), f"{process.name}: says equal, wrongly")
+        if reader.is_changed or not reader.was_right or len(reader.served.versions) > reader.first + 1:
+            return
+        if reader.served.ranges in {"right", "none"}:
+            _require(is_equal is not False, f"{process.name}: says that it differs, wrongly")
+            _require(not is_clean or is_equal, f"{process.name}: has no verdict without a fault: {error}")
+
+    def _is_right(self, reader: _Reader) -> bool:
+        """Return whether the target holds a version that has been served since the reader began."""
+        inode = self._inode()
+        versions = reader.served.versions[reader.first :]
+        return inode is not None and any(_is(inode.data.view, each.stored, inode) for each in versions)
+
     def changed(self, inode: disks.Inode) -> None:
         """Look at the target: storage, or a directory, has changed."""
+        for reader in self._readers.values():
+            reader.is_changed = True
         if self._excused:
             return
         if inode.is_device:
@@ -137,6 +185,7 @@ class Law:
             _require(took < _GRACE, f"{process.name}: ended {took:.0f} s after it was asked to")
         world.note("failure", type(error).__name__, error)
         self.outcomes.append(type(error).__name__)
+        self._failures[process] = type(error).__name__
         if not hasattr(error, "retryable"):
             # A call with arguments that the simulator does not take fails in the frame of the product.
             kind = schedulers.Harness if isinstance(error, _OF_CODE) else schedulers.Broken
@@ -158,7 +207,7 @@ class Law:
         is_there = self._inode() is not None or "disk.img.changing" in names
         is_refused = self._asked[process][0] == "refuse" and is_there
         _require(
-            process in self._succeeded or (is_refused and self.outcomes[-1] == "TargetExists"),
+            process in self._succeeded or (is_refused and self._failures.get(process) == "TargetExists"),
             f"{process.name}: failed without a fault",
         )
 

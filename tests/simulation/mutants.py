@@ -272,6 +272,13 @@ MUTANTS = (
         {"importer/execute.py": {'force=request.existing in {"replace", "update"}': "force=True"}},
         is_rare=True,
     ),
+    # Verification
+    Mutant(
+        "blind-reader",
+        "says that a disk is equal without comparing data",
+        {"images/sinks/verified.py": {"in spans.joined(compared.unlike(stored, start, data)):": "in ():"}},
+        is_rare=True,
+    ),
 )
 
 

@@ -34,6 +34,7 @@ class Run:
     ``checksum``: none, right or wrong;
     ``kill_after``, ``freeze_after``: after so many of such events (``save``: of the journal, ``head``: a
     write to the beginning of a device), and so many steps more.
+    ``reads``: it does not import, but compares the target with the image.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Run:
     cancel_at: int | None = None
     existing: str | None = None
     checksum: str = "none"
+    reads: bool = False
     serving: server.Serving = dataclasses.field(default_factory=server.Serving)
     storing: kernel.Storing = dataclasses.field(default_factory=kernel.Storing)
 
@@ -122,7 +124,27 @@ def plan(seed: int) -> Plan:
     """Return the schedule of a seed."""
     dice = Dice(f"plan {seed}")
     made = _plan(dice)
-    return _staged(dice, made) if dice.happens(0.08) else made
+    made = _staged(dice, made) if dice.happens(0.08) else made
+    _add_readers(Dice(f"readers {seed}"), made)
+    return made
+
+
+def _add_readers(dice: Dice, made: Plan) -> None:
+    """Let other processes verify the target while runs import, and after them."""
+    ability = dataclasses.replace(made.rounds[-1].runs[0].storing, fails=0.0, full=0.0)
+    if made.stages or not dice.happens(0.25):
+        return
+    for number, each in enumerate(made.rounds):
+        if dice.happens(0.6):
+            reader = Run(f"{number}r", int(dice.happens(0.2)), dice.choice((0, 1)), reads=True)
+            reader.after = dice.choice((0.0, 0.5, 5.0, 60.0)) * dice.random()
+            reader.storing = dataclasses.replace(ability, fails_read=dice.choice((0.0, 0.0, 0.01)))
+            if dice.happens(0.5):
+                # Without changes and lies: what differs is not to be the server's fault.
+                reader.serving = dataclasses.replace(_serving(dice, is_strong=False), lies=0.0)
+            each.runs.append(reader)
+    if dice.happens(0.5):
+        made.rounds.append(Round([Run("reader", made.rounds[-1].runs[0].job, reads=True, storing=ability)]))
 
 
 def _staged(dice: Dice, made: Plan) -> Plan:
@@ -375,6 +397,8 @@ MODULES = (
     "cdi_worker.importer.routes.disk",
     "cdi_worker.images.disks.following",
     "cdi_worker.images.sinks.compared",
+    "cdi_worker.images.sinks.verified",
+    "cdi_worker.importer.verification",
     "cdi_worker.sources.web.http",
     "cdi_worker.formats.vhd",
 )
@@ -417,6 +441,8 @@ class World:
         if made.gap:
             before.write(made.gap, b"\xff" * length)
         self.device = self.disk.add_device("/dev/vda", before, made.sector)
+        #: The last process that imports.
+        self._last = schedulers.Process("none", 0)
         self.law = law.Law(self.disk, made.target, self.objects, f"law {seed}")
 
     def go(self) -> int:
@@ -452,7 +478,7 @@ class World:
                     world.kill(process)
                 self.machines.calls.pop(process)
         if is_last:
-            self.law.must_have_finished(processes[-1])
+            self.law.must_have_finished(self._last)
         if each.power:
             world.note("power failure")
             self.disk.lose(world.dice)
@@ -492,19 +518,75 @@ class World:
             while run.after is None and not (before[0].was_frozen or before[0].is_dead):
                 self.scheduler.sleep(0.01)
             self.scheduler.sleep(run.after or 0.0)
-            self.law.begin(process, served, run.existing or self.plan.options["existing"], run.checksum)
-            try:
-                resumed = self._import(run, self.machines.product(slot), served, process)
-            except Exception as err:  # noqa: BLE001 (the law judges it)
-                self.law.failed(process, err)
+            loaded = self.machines.product(slot)
+            if run.reads:
+                self._read(run, loaded, served, process)
             else:
-                self.law.succeeded(process, resumed)
+                self._last = process
+                self.law.begin(process, served, run.existing or self.plan.options["existing"], run.checksum)
+                try:
+                    resumed = self._import(run, loaded, served, process)
+                except Exception as err:  # noqa: BLE001 (the law judges it)
+                    self.law.failed(process, err)
+                else:
+                    self.law.succeeded(process, resumed)
             # The process ends; its threads, if any are left, end with it.
             process.is_dead = True
             self.scheduler._dying.append(process)
 
         self.scheduler.start(process, work, "main")
         return process
+
+    def _read(
+        self, run: Run, loaded: product.Product, served: server.Object, process: schedulers.Process
+    ) -> None:
+        """Verify as ``verification.verify`` does, with the simulated session below."""
+        options, location = self.plan.options, self._location(loaded, served)
+        request, fetch = (
+            loaded.load("cdi_worker.importer.request"),
+            loaded.load("cdi_worker.images.engine.fetch"),
+        )
+        wanted = request.Request(
+            source="http",
+            location=location,
+            target=self.plan.target,
+            existing="compare",
+            fetch=fetch.Options(connections=options["connections"], chunk=options["chunk"]),
+        )
+        cancelling = loaded.load("cdi_worker.images.engine.cancelling")
+        verification = loaded.load("cdi_worker.importer.verification")
+        progress = loaded.load("cdi_worker.importer.progress").NullProgress()
+        is_clean = run.serving == server.Serving() and not run.storing.fails_read
+        self.law.reads(process, served)
+        try:
+            with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
+                start = types.SimpleNamespace(
+                    request=wanted,
+                    reads=reads,
+                    signatures=(),
+                    source=self._opener(loaded, run, served, reads),
+                )
+                found = verification.compare(start, progress)
+        except Exception as err:  # noqa: BLE001 (the law judges it)
+            self.law.read(process, None, err, is_clean=is_clean)
+        else:
+            self.law.read(process, found.is_equal, None, is_clean=is_clean)
+
+    def _opener(
+        self, loaded: product.Product, run: Run, served: server.Object, reads: Any
+    ) -> Callable[[], Any]:
+        """Return what opens the source of a run again, each time over a new session."""
+        http, pinned = (
+            loaded.load("cdi_worker.sources.web.http"),
+            loaded.load("cdi_worker.sources.web.pinned"),
+        )
+        location = self._location(loaded, served)
+
+        def source() -> Any:
+            session = server.session(served, run.serving)
+            return http.HttpSource(pinned.Resource(location.endpoint, location.access, session, cancel=reads))
+
+        return source
 
     def _import(
         self, run: Run, loaded: product.Product, served: server.Object, process: schedulers.Process
@@ -515,15 +597,10 @@ class World:
             loaded.load("cdi_worker.images.engine.cancelling"),
             loaded.load("cdi_worker.images.engine.fetch"),
         )
-        http, pinned = (
-            loaded.load("cdi_worker.sources.web.http"),
-            loaded.load("cdi_worker.sources.web.pinned"),
-        )
         options = self.plan.options
-        location = self._location(loaded, served)
         wanted = request.Request(
             source="http",
-            location=location,
+            location=self._location(loaded, served),
             target=self.plan.target,
             direct=options["direct"],
             preallocation=options["preallocation"],
@@ -542,9 +619,7 @@ class World:
                 process.cancelling = self.scheduler.start(
                     process, lambda: self._cancel(process, stop), "signal"
                 )
-            session = server.session(served, run.serving)
-            resource = pinned.Resource(location.endpoint, location.access, session, cancel=reads)
-            source = http.HttpSource(resource)
+            source = self._opener(loaded, run, served, reads)()
             if served.is_delta:
                 source = loaded.load("cdi_worker.sources.chained").Files([source])
             progress = loaded.load("cdi_worker.importer.progress").NullProgress()
