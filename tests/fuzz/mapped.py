@@ -143,8 +143,12 @@ def one_input(data: bytes, form: str) -> None:
         return
     with contextlib.suppress(errors.ImageError):
         found.add(placing.read_disk(data, form))
+    by_ranges = bool(found)
     with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
         found.add(placing.passed(data, 2 << 20, recent=2, form=form))
+    if found and not by_ranges and form == "vmdk":
+        # A stream is read to the end of the image, behind its last header, and not to its own.
+        data = data[: data.rfind(b"KDMV") + 2 * header.SECTOR]
     FORMS[form].check(found, data, form)
 
 
