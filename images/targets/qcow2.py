@@ -99,7 +99,9 @@ class Qcow2Target(file.FileTarget):
             reason = "the size of the disk is known only at its end, so a qcow2 file cannot be preallocated"
             raise errors.Unsupported(reason=reason)
         limit = min(_UNKNOWN, _ENTRIES * self._form.cluster_size**2 // 8)
-        self._created = limit if size is None else units.whole_sectors(size)
+        # QEMU's filter for compression writes whole clusters only; the size is corrected at the end.
+        unit = self._form.cluster_size if self._form.compress else units.SECTOR
+        self._created = limit if size is None else -(-size // unit) * unit
         super().__init__(held, size, options)
 
     def _prepare(self) -> None:

@@ -89,6 +89,24 @@ def test_every_format_is_written_as_qcow2(
     check(target, disks.expected(variant))
 
 
+@pytest.mark.parametrize("backing", [False, True])
+@pytest.mark.parametrize("size", [512, 65536 + 512, 3 * MIB - 512])
+def test_compressed_disk_that_ends_within_a_cluster(
+    server: misbehave.Server, target: Path, tmp_path: Path, size: int, backing: bool
+) -> None:
+    (tmp_path / "expected").write_bytes(DATA[:size])
+    url = server.serve("/odd", misbehave.Page(DATA[:size]))
+    old = ()
+    if backing:
+        # Longer, with other data behind the end of the disk.
+        (tmp_path / "old.raw").write_bytes(b"\xff" * 4 * MIB)
+        processes.run("qemu-img", "convert", "-O", "qcow2", tmp_path / "old.raw", tmp_path / "old.qcow2")
+        old = ("--backing", tmp_path / "old.qcow2")
+    done = worker.run("import", url, target, "--format=qcow2", "--compress", *old)
+    assert done.status == 0, done.errors
+    check(target, tmp_path / "expected")
+
+
 @pytest.mark.parametrize("options", [(), ("--compress",)])
 def test_stream_of_unknown_size(
     web: servers.Web, disks: disks.Disks, target: Path, options: tuple[str, ...]

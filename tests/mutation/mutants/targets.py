@@ -234,4 +234,11 @@ MUTANTS = (
         "    if False:\n",
         "tests/end_to_end/test_qcow2_targets.py::test_name_without_a_format_names_both_ways",
     ),
+    mutant(
+        "images/targets/qcow2.py",
+        "begins a compressed file whose last cluster QEMU refuses to write",
+        "        unit = self._form.cluster_size if self._form.compress else units.SECTOR\n",
+        "        unit = units.SECTOR\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_compressed_disk_that_ends_within_a_cluster",
+    ),
 )
