@@ -77,15 +77,16 @@ def whole_sectors(size: int) -> int:
     return -(-size // SECTOR) * SECTOR
 
 
-def usable_space(available: int, overhead: Fraction) -> int:
+def usable_space(available: int, overhead: Fraction | int) -> int:
     """Return the largest disk on a file system with ``available`` bytes, a multiple of 1 MiB.
 
     ``overhead``: the fraction reserved for the file system itself (contract, Sizes).
     """
-    return math.ceil(available / (1 + overhead)) // MIB * MIB
+    whole, part = overhead.denominator, overhead.numerator
+    return -(-available * whole // (whole + part)) // MIB * MIB
 
 
-def volume_size(virtual_size: int, overhead: Fraction) -> int:
+def volume_size(virtual_size: int, overhead: Fraction | int) -> int:
     """Return the smallest volume for a disk of ``virtual_size``, both in bytes, a multiple of 1 MiB."""
     size = math.ceil(math.ceil(virtual_size / MIB) * MIB * (1 + overhead))
     return math.ceil(size / MIB) * MIB

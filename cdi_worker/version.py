@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
+import contextlib
+import os
 import sys
-from importlib import metadata
 from typing import Any, Final
 
 NAME: Final = "cdi-worker"
@@ -14,11 +13,18 @@ COMPILED: Final = {"imageio": "gcc libxml2-dev python3-dev"}
 
 
 def _installed() -> str:
-    try:
-        return metadata.version(NAME)
-    except metadata.PackageNotFoundError:
-        # A checkout can be run without an installation.
-        return "unknown (not installed)"
+    """Return the version in the name of the metadata (PyPA, "Recording installed projects").
+
+    ``importlib.metadata`` says the same, and takes 8 ms for it.
+    """
+    prefix, suffix = f"{NAME.replace('-', '_')}-", ".dist-info"
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder or "."):
+                if name.startswith(prefix) and name.endswith(suffix):
+                    return name[len(prefix) : -len(suffix)]
+    # A checkout can be run without an installation.
+    return "unknown (not installed)"
 
 
 VERSION: Final = _installed()
@@ -26,6 +32,8 @@ VERSION: Final = _installed()
 
 def image() -> str | None:
     """Return the container image of this release, None for a version that was not released with one."""
+    from importlib import metadata
+
     try:
         links = metadata.metadata(NAME).get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
@@ -39,6 +47,10 @@ def install(extra: str) -> str:
 
     The name alone would ask the package index, where another project may have it.
     """
+    import json
+    import shlex
+    from importlib import metadata
+
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     # A checkout on the path may have metadata of its own, without an origin.
     found = [each.read_text("direct_url.json") for each in metadata.distributions(name=NAME)]
@@ -72,5 +84,7 @@ def install_libnbd() -> str:
         return f"{package} && {venv}, and install {NAME} there: the bindings are for {system}"
     if sys.prefix == sys.base_prefix:
         return package
+    import shlex
+
     # On an existing environment, this keeps its packages and only changes what it sees.
     return f"{package} && {system} -m venv --system-site-packages {shlex.quote(sys.prefix)}"

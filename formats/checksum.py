@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import string
+from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -12,8 +12,7 @@ from cdi_worker.formats import readers
 ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Checksum:
+class Checksum(NamedTuple):
     """A hashlib algorithm and the expected digest in lower-case hex. ``more``: others of the same bytes."""
 
     algorithm: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors
 
@@ -19,8 +18,7 @@ MIN_VIRTUAL_SIZE = 512
 MAX_TABLE = 64 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """The facts of an image that passed its checks.
 
     ``virtual_size``: bytes of the disk; None: not known yet (a raw stream of unknown length, metadata

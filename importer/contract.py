@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdi_worker import errors, units
@@ -77,8 +77,7 @@ HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value
 POD = Settings(existing="remove", permissions=FILE_MODE, wait=WAIT)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
     ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option. ``settings``:
@@ -92,7 +91,7 @@ class Paths:
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
     signature_policy: str = "/etc/containers/policy.json"
-    mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mounts: Mapping[str, str] = MappingProxyType({})
     settings: Settings = POD
 
     def mounted(self, field: fields.Field) -> str | None:
@@ -266,12 +265,12 @@ class Reading:
             self.faults.append(f"{field.env}: {err}")
         return None
 
-    def fraction(self, name: str) -> Fraction:
+    def fraction(self, name: str) -> Fraction | int:
         try:
             return parse_overhead(self.text(name))
         except errors.RequestError as err:
             self.faults.append(f"{name}: {err}")
-            return parse_overhead("0")
+            return 0
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         prefix = HEADERS.name.removesuffix("<n>")
@@ -289,10 +288,12 @@ class Reading:
         return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name, *_ in PROXIES}
 
 
-def parse_overhead(text: str) -> Fraction:
+def parse_overhead(text: str) -> Fraction | int:
     """Return the fraction of a file system to leave free, at least 0 and below 1. Raises ``RequestError``."""
     if not re.fullmatch(r"\d*\.?\d+|\d+\.", text):
         raise errors.RequestError(f"{text!r} is not a fraction such as 0.06")
+    if not text.strip("0."):
+        return 0
     from fractions import Fraction
 
     value = Fraction(text)

@@ -12,7 +12,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
@@ -113,8 +113,7 @@ def audited(request: Request, progress: Progress) -> Callable[[list[Result]], li
 # -- the way of one import
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """What all attempts share; see ``routes.attempt.Attempt``. A group holds the claim."""
 
     progress: Progress

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
@@ -17,6 +16,9 @@ from cdi_worker.importer.progress import NullProgress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 #: What only a compressed disk needs (start-up time).
 STATED: Final = "cdi_worker.formats.compressed.stated:size"
@@ -36,7 +38,7 @@ class Inspection:
     obstacle: errors.Error | None
     volume_size: int | None
     details: Mapping[str, object]
-    overhead: Fraction
+    overhead: Fraction | int
     stated_size: int | None = None
 
 
@@ -44,7 +46,7 @@ def inspect(
     source: Request | str,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
     *,
-    overhead: Fraction | None = None,
+    overhead: Fraction | int | None = None,
 ) -> Inspection:
     """Examine a source, a request or an address, and plan its import.
 
@@ -71,7 +73,7 @@ def inspect(
 
 
 def _inspected(
-    whole: base.Image, start: contact.Contact, held: targets.Claim | None, overhead: Fraction | None
+    whole: base.Image, start: contact.Contact, held: targets.Claim | None, overhead: Fraction | int | None
 ) -> Inspection:
     with package.unpacked(whole, start.request, start.reads) as (disk, request):
         facts = survey.survey(disk, request, start.reads, held=held)

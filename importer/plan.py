@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors, units
 from cdi_worker.formats import detect, facts
@@ -31,8 +31,7 @@ class Route(enum.StrEnum):
     EXTRACT = "extract"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """The abilities of the source. ``name``: its address. ``size``: bytes as served, None if unknown.
 
     ``checksum``: the server states one of the bytes as served. ``extents``: it reports data and holes of its
@@ -78,8 +77,7 @@ class Content:
     head: bytes = dataclasses.field(default=b"", repr=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """Space on the target, in bytes: ``available`` for an image, ``usable`` for growing it.
 
     ``thin``: holes need none, so that the disk may be larger. ``ordered``: it is a stream, written in order.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
 
 #: What becomes of a disk that exists: see ``request.Request``.
 Existing: TypeAlias = Literal["refuse", "replace", "remove", "update", "compare"]
-
-
-def _nothing() -> Fraction:
-    from fractions import Fraction
-
-    return Fraction(0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +33,12 @@ class Room:
 
     size: int | None = None
     limit: int | None = None
-    overhead: Fraction = dataclasses.field(default_factory=_nothing)
+    overhead: Fraction | int = 0
     mount: str | None = None
     owner: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of an import; those that have the name of a field of ``request.Request`` are that field.
 
     ``layers``: the addresses of the other files of a chain. ``size``: of the disk, in bytes. ``demand``: the
@@ -61,7 +55,7 @@ class Settings:
     direct: bool = False
     checksum: str | None = None
     disk: str = ""
-    demand: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    demand: Mapping[str, Any] = MappingProxyType({})
     have: str = ""
     existing: Existing = "refuse"
     wait: float = 0.0

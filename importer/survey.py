@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.formats import detect, facts, safety, views
@@ -18,6 +17,9 @@ from cdi_worker.importer import plan
 from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
@@ -53,7 +55,7 @@ class Survey(NamedTuple):
 
     def with_two_passes(self, reason: str) -> Survey:
         """Return these facts, and that the image must be read twice."""
-        return self._replace(offer=dataclasses.replace(self.offer, two_passes=reason))
+        return self._replace(offer=self.offer._replace(two_passes=reason))
 
 
 def _tools(chosen: plan.Plan, content: plan.Content) -> list[str]:
@@ -203,7 +205,7 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
             raise errors.Unsupported(reason=f"{reason}, layers are read by range")
         checked = safety.check(content.format, content.head, read=read, size=source.size, layer=True)
         if content.format in {"raw", "iso"}:
-            checked = dataclasses.replace(checked, virtual_size=units.whole_sectors(source.size))
+            checked = checked._replace(virtual_size=units.whole_sectors(source.size))
         files.append(chain.File(source.name, chained.base_name(source), source.size, checked))
     chain.check(files, request.stage.previous or None)
     return plan.Content("qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
@@ -238,7 +240,7 @@ def room(request: Request, held: targets.Claim | None = None, *, thin: bool = Fa
     ``thin``: the source may be larger than a file system with space for its data.
     """
     space = _room(request, held)
-    return dataclasses.replace(space, thin=(thin or space.thin) and not space.block)
+    return space._replace(thin=(thin or space.thin) and not space.block)
 
 
 def _room(request: Request, held: targets.Claim | None) -> plan.Space:
@@ -295,7 +297,7 @@ def spare(request: Request) -> int | None:
     return None if scratch is None else scratch.available
 
 
-def volume_size(content: plan.Content, overhead: Fraction) -> int | None:
+def volume_size(content: plan.Content, overhead: Fraction | int) -> int | None:
     """Return the bytes of the smallest volume for a disk with this content, None while unknown."""
     return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 

@@ -72,7 +72,7 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]
     with group.Group() as disks:
-        member = dataclasses.replace(run, group=disks)
+        member = run._replace(group=disks)
 
         def begin(found: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
             requests = _requests(request, found)

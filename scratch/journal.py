@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import hmac
 import json
@@ -14,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from cdi_worker.scratch import digests, ranges
 
@@ -46,8 +45,7 @@ Ranges = ranges.Ranges
 _Tagged: TypeAlias = tuple[list[Range], bytes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slots:
+class Slots(NamedTuple):
     """Where the two slots are stored: a file or device that exists during the transfer, and an offset.
 
     ``withheld``: number of bytes at the start of the disk that are written only by ``commit``.
@@ -138,7 +136,7 @@ class Journal:
     def store_in(self, path: str) -> None:
         """Save to ``path`` from now on, which names the open target whatever becomes of the target's name."""
         if self._slots is not None:
-            self._slots = dataclasses.replace(self._slots, path=path)
+            self._slots = self._slots._replace(path=path)
 
     @property
     def total(self) -> int:

@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import shutil
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-from cdi_worker import errors
+from cdi_worker import errors, lazy
 
 
 class ScratchFacts(NamedTuple):
@@ -84,7 +83,7 @@ def _is_ours(folder: pathlib.Path) -> bool:
 
 def _remove(folder: pathlib.Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
+        lazy.load("shutil:rmtree")(folder)
     else:
         folder.unlink(missing_ok=True)
 

@@ -8,13 +8,12 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from cdi_worker import errors
+from cdi_worker import errors, lazy
 from cdi_worker.images import kernel
 from cdi_worker.images.targets import claim, file
 
@@ -34,7 +33,7 @@ def remove_left_over(directory: str | os.PathLike[str]) -> None:
         if path.is_symlink() or path.is_file():
             path.unlink()
         elif path.exists():
-            shutil.rmtree(path)
+            lazy.load("shutil:rmtree")(path)
 
 
 def empty(volume: str | os.PathLike[str]) -> None:
@@ -54,7 +53,7 @@ def empty(volume: str | os.PathLike[str]) -> None:
         log.info("removing file of an earlier attempt path=%r", str(path))
         if path.is_dir() and not path.is_symlink():
             # Errors are ignored: files that stay reduce the available space, which is checked later.
-            shutil.rmtree(path, ignore_errors=True)
+            lazy.load("shutil:rmtree")(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from cdi_worker import errors, units
 from cdi_worker.images.engine import cancelling
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How to open and write a target.
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage

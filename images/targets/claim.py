@@ -8,7 +8,6 @@ random token, and makes a disk usable only if it finds the record unchanged.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime as dt
 import errno
 import json
@@ -67,8 +66,7 @@ class Terms(NamedTuple):
 NOW: Final = Terms()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """Who holds a claim, by its record. ``prepared``: see ``Claim.note``."""
 
     token: str
@@ -82,7 +80,7 @@ class Holder:
 
     def record(self) -> bytes:
         """Return the record: one sector of ASCII text, which is never a valid boot sector or superblock."""
-        fields = dataclasses.asdict(self)
+        fields = self._asdict()
         if not self.prepared:
             del fields["prepared"]
         text = json.dumps(fields, separators=(",", ":")).encode("ascii")
@@ -232,7 +230,7 @@ class LockFile(Claim):
         return tuple(each for each in entries if each == _entry(each.partition(" ")[0], self.path))
 
     def _write(self) -> None:
-        record = dataclasses.replace(self._holder, prepared=self._prepared).record()
+        record = self._holder._replace(prepared=self._prepared).record()
         # NFS sends what was written when the file is closed, and looks for changes when it is opened (nfs(5),
         # close-to-open cache consistency): every access opens it.
         fd = os.open(self._name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

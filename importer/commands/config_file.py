@@ -6,10 +6,10 @@ values for this command only.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.importer import contract
@@ -24,14 +24,13 @@ VARIABLES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """The content of a configuration file. ``path`` empty: there is none."""
 
     path: str = ""
     #: The file of the user's own that cannot be read; empty: none.
     skipped: str = ""
-    table: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    table: Mapping[str, Any] = MappingProxyType({})
 
     def values(self, command: str) -> dict[str, Any]:
         """Return the values for ``command``, by key."""

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +21,8 @@ from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from cdi_worker.importer.verification import Verification
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ cdi-worker verify --sample 5% s3://bucket/disk.vmdk /dev/vdb
 cdi-worker verify --map disk.bmap disk.img
 """
 #: CDI's default overhead of a file system.
-DEFAULT_OVERHEAD = Fraction("0.06")
+DEFAULT_OVERHEAD = "0.06"
 
 
 @click.command(
@@ -75,8 +76,8 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
             log.warning(options.NO_REPORT)
         if given["write_map"]:
             log.warning(options.NO_MAP)
-        volume = DEFAULT_OVERHEAD if given["overhead"] is None else given["overhead"]
-        return output.inspection(inspection.inspect(request, obj.cancel, overhead=volume), obj)
+        found = inspection.inspect(request, obj.cancel, overhead=_overhead(given))
+        return output.inspection(found, obj)
     if source == locations.STDIN and not given["kind"] and not sys.stdin.isatty():
         log.warning("standard input can be read only once: an interrupted import starts over")
     _prepare(obj, request)
@@ -84,6 +85,11 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
         result = execute.run(request, reporter, obj.cancel)
     output.result(result, request, obj)
     return 0
+
+
+def _overhead(given: Mapping[str, Any]) -> Fraction | int:
+    """Return the overhead of the volume that a report names."""
+    return contract.parse_overhead(DEFAULT_OVERHEAD) if given["overhead"] is None else given["overhead"]
 
 
 def _prepare(obj: parameters.Context, request: Request) -> None:
@@ -217,8 +223,7 @@ def map_(obj: parameters.Context, /, disk_: str, *, output_: str, style: str, **
 @click.pass_obj
 def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     """Show format, sizes and planned route of SOURCE (a URL or path), reading little of it."""
-    if given["overhead"] is None:
-        given["overhead"] = DEFAULT_OVERHEAD
+    given["overhead"] = _overhead(given)
     request = options.make_request(source, "", given, contract.environment())
     return output.inspection(inspection.inspect(request, obj.cancel), obj)
 

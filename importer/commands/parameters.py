@@ -33,7 +33,7 @@ else:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 GENERAL = "General options"
-_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
+_SETTINGS = frozenset(Settings._fields)
 #: The options that demand a signature, by the fields of ``sources.trust.Demand``.
 DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file", "map")
 
@@ -227,8 +227,7 @@ def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
     values = {name: value for name, value in given.items() if name in _SETTINGS and value is not None}
     if given.get("overhead") is not None:
         values["room"] = Room(overhead=given["overhead"])
-    return dataclasses.replace(
-        default,
+    return default._replace(
         **values,
         demand={name: given[name] for name in DEMAND if given.get(name) not in {None, ()}},
         existing="update" if given.get("update") else "replace" if given.get("force") else default.existing,

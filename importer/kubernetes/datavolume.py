@@ -105,7 +105,7 @@ class VolumeClaim:
     def storage_class(self) -> str | None:
         return self.spec.get("storageClassName")
 
-    def size_with(self, overhead: Fraction) -> int:
+    def size_with(self, overhead: Fraction | int) -> int:
         """Return the size, in bytes, of a volume that holds a disk of ``size`` bytes."""
         size = self.size or 0
         return size if self.section == "pvc" or self.block else units.volume_size(size, overhead)

@@ -77,8 +77,7 @@ class Planner:
         volume, claim = self.volume, self.volume.claim
         given = self.settings.room
         overhead = Fraction(0) if given is None or claim.block else given.overhead
-        settings = dataclasses.replace(
-            self.settings,
+        settings = self.settings._replace(
             content_type=volume.content_type,
             room=Room(size=None if claim.size is None else claim.size_with(overhead), overhead=overhead),
             preallocation=volume.preallocation,

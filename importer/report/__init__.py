@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import detect
@@ -46,8 +46,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 _DEVICE = {"device": "device_ownership_from_security_context = true in the node's container runtime"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """``message``: one line for the termination log. ``status``: the pod's exit status."""
 
     message: str

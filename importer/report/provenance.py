@@ -95,7 +95,7 @@ def _asked(request: Request) -> dict[str, object]:
 
 
 def _demanded(request: Request) -> Iterator[tuple[str, object]]:
-    for name, value in dataclasses.asdict(request.demand).items():
+    for name, value in request.demand._asdict().items():
         yield name, _safe(value) if isinstance(value, str) else value
 
 

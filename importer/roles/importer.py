@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 from collections.abc import Mapping
@@ -68,8 +67,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
     is_archive = content_type == "archive"
     is_block = Path(paths.block).exists()
     target = paths.block if is_block else paths.data if is_archive else f"{paths.data}/disk.img"
-    settings = dataclasses.replace(
-        paths.settings,
+    settings = paths.settings._replace(
         content_type=content_type,
         scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
         room=Room(

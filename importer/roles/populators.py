@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
@@ -146,7 +145,7 @@ def _request(source: str, location: base.Location, settings: Settings, given: Ma
     log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
-    settings = dataclasses.replace(settings, layers=(), room=room, scratch=given["scratch_dir"] or None)
+    settings = settings._replace(layers=(), room=room, scratch=given["scratch_dir"] or None)
     return request_module.make(source, location, target, settings)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -74,7 +73,7 @@ def run(
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
         if options.strict:
-            outcome = dataclasses.replace(outcome, status=err.status)
+            outcome = outcome._replace(status=err.status)
     except Exception as err:
         # A defect: the traceback goes to the log, one line to the controller.
         log.exception("internal error")

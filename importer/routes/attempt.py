@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
@@ -50,8 +50,7 @@ class Outcome:
     accepted: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparing:
+class Comparing(NamedTuple):
     """How a disk is compared. ``within``: these parts of it, None: all.
 
     ``again``: they are those that differed, which are read a second time.

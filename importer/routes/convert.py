@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -192,7 +191,7 @@ def _deliver(attempt: Attempt, size: int, read: Callable[[], volume.Volume], pha
         return raw.Runs(opened, attempt.scope, size=size)
 
     place = delivery.to_target(attempt, size)
-    with delivery.delivered(attempt, make, dataclasses.replace(place, phase=phase)) as (out, _):
+    with delivery.delivered(attempt, make, place._replace(phase=phase)) as (out, _):
         delivery.commit(attempt, out, size)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import logging
@@ -34,8 +33,7 @@ SELECTION: Final = "cdi_worker.sources.selection"
 Make: TypeAlias = Callable[[Attempt], disks.Disk]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a disk is delivered to.
 
     ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown);
@@ -317,7 +315,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     key = _key(attempt) if slots is not None else ""
     noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
     if noted.covered:
-        asked = dataclasses.replace(asked, mode="resume")
+        asked = asked._replace(mode="resume")
     with targets.open(place.path, size, asked) as out:
         if not out.storage.is_remote:
             noted.store_in(out.storage.readable)

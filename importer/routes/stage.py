@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from cdi_worker import errors, lazy
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
@@ -48,10 +46,9 @@ def _place(attempt: Attempt, total: int | None) -> delivery.Place:
     """Return the place of a delta."""
     if attempt.comparing is not None:
         return delivery.to_target(attempt, total)
-    options = dataclasses.replace(delivery.options(attempt), mode="delta")
-    return dataclasses.replace(
-        delivery.to_target(attempt, total), options=options, begin=lambda out: begin(attempt, out)
-    )
+    options = delivery.options(attempt)._replace(mode="delta")
+    place = delivery.to_target(attempt, total)
+    return place._replace(options=options, begin=lambda out: begin(attempt, out))
 
 
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:

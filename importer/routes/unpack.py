@@ -36,7 +36,7 @@ def unpack_archive(attempt: Attempt) -> None:
         # to be an archive.
         staging.empty(attempt.request.room.mount)
         room = survey.room(attempt.request)
-        space = dataclasses.replace(attempt.space, available=room.available)
+        space = attempt.space._replace(available=room.available)
         attempt = dataclasses.replace(attempt, space=space)
     attempt.progress.phase("transfer", attempt.facts.transferred)
     with staging.Staging(attempt.claim, replace=attempt.request.existing != "refuse") as staged:
@@ -81,13 +81,9 @@ def _write_disk(attempt: Attempt, folder: clone.Folder, path: pathlib.Path) -> i
     log.info("disk size=%d preallocated=%s", disk.size, disk.preallocated)
     preallocate = attempt.request.preallocation or disk.preallocated
     # The claim of the folder is checked for each run.
-    options = dataclasses.replace(delivery.options(attempt), claim=None, preallocate=preallocate)
-    place = dataclasses.replace(
-        delivery.to_target(attempt, None),
-        path=str(path),
-        options=options,
-        phase="",
-        shortest_zero=directio.UNIT,
+    options = delivery.options(attempt)._replace(claim=None, preallocate=preallocate)
+    place = delivery.to_target(attempt, None)._replace(
+        path=str(path), options=options, phase="", shortest_zero=directio.UNIT
     )
     runs = _counted(attempt, folder.runs())
     with delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, disk.size), place) as (out, _):
@@ -171,7 +167,7 @@ def _copy(
     attempt: Attempt, runs: Iterator[raw.Run], size: int, stack: contextlib.ExitStack
 ) -> tuple[targets.Target, int]:
     """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
-    place = dataclasses.replace(delivery.to_target(attempt, None), phase="")
+    place = delivery.to_target(attempt, None)._replace(phase="")
     whole = units.whole_sectors(size)
     return stack.enter_context(
         delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, whole), place)

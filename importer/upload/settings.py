@@ -71,8 +71,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         minimum=reading.text("TLS_MIN_VERSION"),
     )
     target = _target(reading.text("DESTINATION"), paths)
-    import_settings = dataclasses.replace(
-        paths.settings,
+    import_settings = paths.settings._replace(
         layers=(),
         scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
         room=Room(

@@ -7,10 +7,9 @@ it), and ``maps`` reads a block map. ``images`` decides on the signatures of a c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdi_worker import errors
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from cdi_worker.sources.trust import images
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(NamedTuple):
     """The signature that a disk must have; false if it demands nothing.
 
     ``signed_by``: a file of public keys, or a folder of such files; a signature by one of them is enough.
@@ -67,10 +65,9 @@ class Demand:
 
     def faults(self) -> Iterator[str]:
         """Yield a message for each empty, missing or contradictory part."""
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
+        for name, value in self._asdict().items():
             if isinstance(value, str) and not value.strip():
-                yield f"demand: {each.name} is empty; give a value or leave it out"
+                yield f"demand: {name} is empty; give a value or leave it out"
         if self.signed_by and self.is_keyless:
             yield "--signed-by and --certificate-identity exclude each other: name keys or a certificate"
         if self.is_keyless and not (self.identity and self.issuer and self.trusted_root):
@@ -87,8 +84,7 @@ class Demand:
 NOTHING = Demand()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A signature that is not verified yet: of either form, or why it could not be read.
 
     ``name`` is for messages.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import re
@@ -34,7 +33,7 @@ def test_clone_replaces_leftovers_of_a_killed_one(
 ) -> None:
     """The clone fits only if leftovers are removed before space is counted, a disk of an earlier job too."""
     with devices.filesystem("tmpfs", tmp_path, 24 * MIB) as point:
-        killed = dataclasses.replace(paths, data=str(point))
+        killed = paths._replace(data=str(point))
         (point / ".cdi-worker-unpacking").mkdir()
         devices.fill(point / ".cdi-worker-unpacking" / "disk.img", 2 * MIB)
         devices.fill(point / "disk.img.part", 10 * MIB)

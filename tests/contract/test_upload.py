@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import random
 from fractions import Fraction
@@ -174,7 +173,7 @@ def test_volume_filled_by_others_is_reported(
 ) -> None:
     """As for an image whose size is known to be too large, and as with CDI's server."""
     with devices.filesystem("tmpfs", tmp_path, 8 * MIB) as point:
-        made = dataclasses.replace(paths, data=str(point))
+        made = paths._replace(data=str(point))
         with uploads.Server(certificates, {}, made) as server:
             with server.connect() as connection:
                 server.begin(connection, PATHS[0], len(2 * DATA))
@@ -195,7 +194,7 @@ def test_too_small_scratch_is_reported(
     body = disks.image("vhdx-log").read_bytes()
     with (
         devices.filesystem("tmpfs", tmp_path, MIB) as point,
-        uploads.Server(certificates, {}, dataclasses.replace(paths, scratch=str(point))) as server,
+        uploads.Server(certificates, {}, paths._replace(scratch=str(point))) as server,
     ):
         for sent in (body, iter([body[:MIB], body[MIB:]])):
             answer = server.ask("POST", PATHS[0], sent)
@@ -252,6 +251,6 @@ def test_upload_replaces_leftovers_of_a_killed_archive(
     with devices.filesystem("tmpfs", tmp_path, 4 * MIB) as point:
         (point / ".cdi-worker-unpacking").mkdir()
         devices.fill(point / ".cdi-worker-unpacking" / "x", 3 * MIB)
-        with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
+        with uploads.Server(certificates, {}, paths._replace(data=str(point))) as server:
             assert server.ask("POST", PATHS[0], DATA).status == 200
         assert [path.name for path in point.iterdir()] == ["disk.img"]

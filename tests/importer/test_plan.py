@@ -109,14 +109,14 @@ def test_route_is_chosen_with_its_reason(
     ],
 )
 def test_target_that_is_a_stream_is_written_in_order(offer: Offer, content: Content) -> None:
-    made = plan.plan(REQUEST, offer, content, dataclasses.replace(FILE, ordered=True), 20 * GIB)
+    made = plan.plan(REQUEST, offer, content, FILE._replace(ordered=True), 20 * GIB)
     assert (made.route, made.random, made.scratch) == (Route.STREAM, False, False)
 
 
 @pytest.mark.parametrize("form", ["qcow2", "vmdk", "vhdx"])
 def test_other_formats_are_refused_for_a_target_that_is_a_stream(form: str) -> None:
     with pytest.raises(errors.Unsupported, match=f"{form} is not in the order of the disk"):
-        plan.plan(REQUEST, RANGES, disk(form), dataclasses.replace(FILE, ordered=True), 20 * GIB)
+        plan.plan(REQUEST, RANGES, disk(form), FILE._replace(ordered=True), 20 * GIB)
 
 
 TWICE = "more than 64 MiB of the image precede the tables that map them"
@@ -125,10 +125,10 @@ TWICE = "more than 64 MiB of the image precede the tables that map them"
 @pytest.mark.parametrize(
     ("offer", "scratch", "expected"),
     [
-        (dataclasses.replace(STREAM, two_passes=TWICE), 20 * GIB, Route.SPOOL),
-        (dataclasses.replace(STREAM, two_passes=TWICE), None, errors.ScratchRequired),
-        (dataclasses.replace(STREAM, two_passes=TWICE, once=True), 20 * GIB, errors.Unsupported),
-        (dataclasses.replace(RANGES, two_passes=TWICE, checksum=True), None, Route.PLACE),
+        (STREAM._replace(two_passes=TWICE), 20 * GIB, Route.SPOOL),
+        (STREAM._replace(two_passes=TWICE), None, errors.ScratchRequired),
+        (STREAM._replace(two_passes=TWICE, once=True), 20 * GIB, errors.Unsupported),
+        (RANGES._replace(two_passes=TWICE, checksum=True), None, Route.PLACE),
     ],
 )
 def test_image_that_must_be_read_twice(offer: Offer, scratch: int | None, expected: Any) -> None:
@@ -158,7 +158,7 @@ def test_scratch_is_required_only_if_needed() -> None:
 
 def test_crowded_stream_needs_scratch() -> None:
     """A disk with possibly too many parts for memory needs scratch, as a stream cannot be read twice."""
-    once = dataclasses.replace(STREAM, once=True)
+    once = STREAM._replace(once=True)
     crowded: Any = Laid("grains", crowded=True)
     content = dataclasses.replace(disk("vmdk"), layout=crowded)
     for offer, scratch, route in (
@@ -175,9 +175,9 @@ def test_huge_block_map_is_not_planned_for_qemu_img() -> None:
     """It would keep all of it in memory: our own reader tries the stream, and nothing is downloaded."""
     huge: Any = Laid("blocks", crowded=True, map_length=facts.MAX_TABLE + 1)
     content = dataclasses.replace(disk("vhdx"), layout=huge)
-    once = dataclasses.replace(STREAM, once=True)
+    once = STREAM._replace(once=True)
     assert plan.plan(REQUEST, once, content, FILE, GIB).route is Route.PLACE
-    twice = dataclasses.replace(STREAM, two_passes="too many pieces")
+    twice = STREAM._replace(two_passes="too many pieces")
     with pytest.raises(errors.Refused, match="the block map has"):
         plan.plan(REQUEST, twice, content, FILE, GIB)
     largest: Any = huge._replace(map_length=facts.MAX_TABLE)
@@ -252,7 +252,7 @@ def test_obstacle_of_a_source_ends_the_plan() -> None:
     """It can be examined, as the disks of an OVA of which one is to be chosen."""
     obstacle = errors.Unsupported(reason="it has two disks")
     with pytest.raises(errors.Unsupported, match="it has two disks"):
-        plan.plan(REQUEST, dataclasses.replace(RANGES, obstacle=obstacle), disk("raw"), FILE, None)
+        plan.plan(REQUEST, RANGES._replace(obstacle=obstacle), disk("raw"), FILE, None)
 
 
 def test_archive_is_unpacked() -> None:
@@ -273,7 +273,7 @@ def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
     assert plan.plan(clone, RUNS, tar, BLOCK, None).route is Route.EXTRACT
 
 
-@pytest.mark.parametrize("offer", [RANGES, STREAM, dataclasses.replace(EXTENTS, ranges=False)])
+@pytest.mark.parametrize("offer", [RANGES, STREAM, EXTENTS._replace(ranges=False)])
 @pytest.mark.parametrize("form", ["raw", "vmdk"])
 def test_delta_is_never_imported_as_a_disk(offer: Offer, form: str) -> None:
     with pytest.raises(errors.Unsupported, match="does not support checkpoints"):

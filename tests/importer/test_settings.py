@@ -60,8 +60,8 @@ def by_manifest(tmp_path: Path) -> request.Request:
 @pytest.fixture
 def by_environment(paths: contract.Paths) -> request.Request:
     demand = {"checksum_file": f"{URL}.sums"}
-    settings = dataclasses.replace(paths.settings, demand=demand, stall=7.0)
-    return importer.read(ENV, dataclasses.replace(paths, settings=settings))
+    settings = paths.settings._replace(demand=demand, stall=7.0)
+    return importer.read(ENV, paths._replace(settings=settings))
 
 
 def test_front_ends_make_the_same_request(

@@ -79,10 +79,19 @@ def test_any_text_is_a_quantity_or_refused(text: str) -> None:
         ((1 << 30) + 1, "0", 1 << 30),
         ((1 << 20) - 1, "0", 0),
         (1 << 30, "0.5", 682 << 20),
+        # 1 MiB is 1111490.56 with this overhead: CDI rounds the quotient up.
+        (1_111_490, "0.06", 1 << 20),
+        (1_111_489, "0.06", 0),
     ],
 )
 def test_usable_space_subtracts_the_overhead(available: int, overhead: str, usable: int) -> None:
     assert units.usable_space(available, Fraction(overhead)) == usable
+
+
+@given(st.integers(0, 1 << 62))
+def test_no_overhead_is_a_number_too(available: int) -> None:
+    assert units.usable_space(available, 0) == units.usable_space(available, Fraction(0))
+    assert units.volume_size(available, 0) == units.volume_size(available, Fraction(0))
 
 
 @given(st.integers(1, 1 << 50), st.fractions(0, Fraction(99, 100), max_denominator=1000))

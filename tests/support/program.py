@@ -5,7 +5,6 @@ Arguments: the volume and the folder of secret headers. The environment is that 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 import traceback
@@ -19,7 +18,7 @@ def main(data: str, headers: str) -> None:
     """Import as a pod would, log everything, and print the exception."""
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    settings = dataclasses.replace(contract.POD, stall=1)
+    settings = contract.POD._replace(stall=1)
     paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, settings=settings)
     try:
         wanted = importer.read(contract.environment(), paths)

@@ -198,7 +198,7 @@ def server(certificates: Certificates, paths: contract.Paths) -> Iterator[Server
 @pytest.fixture
 def with_scratch(paths: contract.Paths, scratch: Path) -> contract.Paths:
     """Add scratch to the paths of a pod; a test module uses it with ``paths = uploads.with_scratch``."""
-    return dataclasses.replace(paths, scratch=str(scratch))
+    return paths._replace(scratch=str(scratch))
 
 
 class MinimalServer(http.server.BaseHTTPRequestHandler):

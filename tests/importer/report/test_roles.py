@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -20,8 +19,8 @@ MIB = 1 << 20
 
 
 def reporting(paths: contract.Paths, report: Path, *, read_back: bool = False) -> contract.Paths:
-    settings = dataclasses.replace(paths.settings, report=str(report), read_back=read_back)
-    return dataclasses.replace(paths, settings=settings)
+    settings = paths.settings._replace(report=str(report), read_back=read_back)
+    return paths._replace(settings=settings)
 
 
 @pytest.mark.parametrize("way", ["checksum", "read back", "neither"])

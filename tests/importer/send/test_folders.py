@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import random
@@ -547,7 +546,7 @@ def test_thin_disk_is_cloned_with_other_files(
     clones.write_disk(source / "disk.img", 300 * MIB)
     (source / "note").write_bytes(random.Random(4).randbytes(MIB))
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        there = dataclasses.replace(paths, data=str(point))
+        there = paths._replace(data=str(point))
         assert run_both(certificates, {}, there, source) == "Clone Complete"
         clones.same_tree(source, point)
         assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
     headers |= clones.OURS if ours else {}
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         body = clones.body(volume.parent, mode, ours=ours)
-        with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
+        with uploads.Server(certificates, env, paths._replace(data=str(point))) as server:
             answer = server.ask("POST", clones.SYNC, body, headers)
             assert answer.status == 200, answer.text
             assert "Clone Complete" in server.result().message
@@ -61,7 +60,7 @@ def test_data_that_does_not_fit_is_an_error(
         for _ in range(64):
             stream.write(b"data" * (MIB // 4))
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        with uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server:
+        with uploads.Server(certificates, {}, paths._replace(data=str(point))) as server:
             kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
             body = clones.body(volume.parent, mode, ours=ours)
             headers = {"x-cdi-content-type": kind} | (clones.OURS if ours else {})
@@ -77,7 +76,7 @@ def test_preallocated_clone_needs_the_whole_size(
 ) -> None:
     env = {"PREALLOCATION": "true"}
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        with uploads.Server(certificates, env, dataclasses.replace(paths, data=str(point))) as server:
+        with uploads.Server(certificates, env, paths._replace(data=str(point))) as server:
             body = clones.body(volume.parent, "block", ours=True)
             headers = {"x-cdi-content-type": "blockdevice-clone", **clones.OURS}
             answer = server.ask("POST", clones.SYNC, body, headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import time
@@ -108,7 +107,7 @@ def test_too_small_volume_is_refused(
 ) -> None:
     with devices.filesystem("tmpfs", tmp_path, MIB) as point:
         with (
-            uploads.Server(certificates, {}, dataclasses.replace(paths, data=str(point))) as server,
+            uploads.Server(certificates, {}, paths._replace(data=str(point))) as server,
             pytest.raises(errors.Error, match=r"400|reset|broken") as caught,
         ):
             clones.run(clones.environment(server, "block", original))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import random
 import signal
@@ -106,7 +105,7 @@ def test_clone_to_a_folder_completes_after_a_kill(
         data = stack.enter_context(devices.mounted("ext4", device, tmp_path / "mounted"))
         processes.run("mount", "-o", "remount,sync", data)
         staged = data / ".cdi-worker-unpacking" / "disk.img.part"
-        there = dataclasses.replace(paths, data=str(data))
+        there = paths._replace(data=str(data))
         server = uploads.Server(certificates, {}, there)
         env = clones.environment(server, "filesystem", volume)
 

@@ -150,7 +150,7 @@ def test_image_that_must_be_read_twice_is_refused(
     image = bytearray(vmdk_stream.streamed(NOISE[:MIB]))
     image[-512:] = (0).to_bytes(8, "little") + bytes(4) + (9).to_bytes(4, "little") + bytes(496)
     (tmp_path / "scratch").mkdir()
-    with_scratch = dataclasses.replace(paths, scratch=str(tmp_path / "scratch"))
+    with_scratch = paths._replace(scratch=str(tmp_path / "scratch"))
     for where, status, phrase in (
         (with_scratch, 400, "convert it first: qemu-img convert"),
         (paths, 500, "scratch space"),

@@ -75,4 +75,18 @@ MUTANTS = (
         "        pass\n",
         "tests/importer/test_words.py::test_missing_setting",
     ),
+    mutant(
+        "cdi_worker/version.py",
+        "does not find its version",
+        "                if name.startswith(prefix) and name.endswith(suffix):\n",
+        "                if False:\n",
+        "tests/importer/test_cli.py::test_version_is_printed",
+    ),
+    mutant(
+        "cdi_worker/units.py",
+        "rounds the usable space down",
+        "    return -(-available * whole // (whole + part)) // MIB * MIB\n",
+        "    return available * whole // (whole + part) // MIB * MIB\n",
+        "tests/importer/test_units.py",
+    ),
 )
