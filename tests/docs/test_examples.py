@@ -158,7 +158,8 @@ def place(
     (tmp_path / "vm.ova").write_bytes(ovas.ova(ovas.Disk(bytes(512)), second))
     for path in (web.root / "increments").iterdir():
         shutil.copy(path, tmp_path)
-    shutil.copy(web.root / "disk.bmap", tmp_path / "old.bmap")
+    for name in ("old.bmap", "disk.bmap"):
+        shutil.copy(web.root / "disk.bmap", tmp_path / name)
     (tmp_path / "secret").write_text(PASSWORD)
     SIGNER.write(tmp_path / "team.pem")
     (tmp_path / "release.pub").write_bytes((web.root / "mini.pub").read_bytes())
@@ -223,9 +224,9 @@ def test_example_runs(
         emulator.put("images/disk.qcow2", disks.image("qcow2").read_bytes())
         env["STORAGE_EMULATOR_HOST"] = emulator.host
         line = line.replace("gs://bucket/", f"gs://{objectservers.BUCKET}/")
-    if " verify " in line and "manifest" not in line:
+    if re.search(" (?:verify|map) ", line) and "manifest" not in line:
         for name in ("disk.img", "vdb.img"):
-            shutil.copy(disks.image("raw"), place / name)
+            shutil.copy(disks.raw() if "--map" in line else disks.image("raw"), place / name)
     if "--force" in line:
         (place / "disk.img").write_bytes(b"old")
     if "--have" in line:

@@ -121,6 +121,7 @@ _PHRASES: dict[type[errors.Error], tuple[str, str]] = {
     errors.Corrupt: (_PROCESS, _PROCESS),
     errors.Truncated: (_PROCESS, _PROCESS),
     errors.TrailingGarbage: (_PROCESS, _PROCESS),
+    errors.MapMismatch: (_PROCESS, _PROCESS),
     errors.Untrusted: (_PROCESS, _PROCESS),
     errors.Differs: (_PROCESS, _PROCESS),
     errors.TargetError: (_PROCESS, _PROCESS),
