@@ -92,6 +92,7 @@ _FACTS: dict[str, object] = {
     "calculated": "C", "wanted": "A", "found": "F", "format": "qcow2", "rule": "X", "fault": "missing",
     "virtual_size": 2, "available": 1, "size": 3, "path": "P", "tool": "T", "exit_status": 1, "package": "K",
     "source": "S", "exception": "Y", "extra": "Z", "seconds": 5.0, "kept": "M", "algorithm": "md5",
+    "map": "V",
 }  # fmt: skip
 
 #: What CDI v1.6x's importer begins the message with after each failure, for every source; ``registry`` where
