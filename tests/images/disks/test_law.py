@@ -6,6 +6,7 @@ Each kind of disk has a maker in ``MAKERS``; a class of ``images.disks`` without
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -18,11 +19,11 @@ from typing import NamedTuple
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import safety
+from cdi_worker.formats import bmap, safety
 from cdi_worker.formats.qcow2 import chain as qcow2_chain
 from cdi_worker.images import disks as package
 from cdi_worker.images import extents, targets
-from cdi_worker.images.disks import base, chained, following, raw, tables
+from cdi_worker.images.disks import base, chained, following, mapped, raw, tables
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import checks, compared, journaled
 from cdi_worker.scratch import journal
@@ -139,6 +140,35 @@ def follows(files: Files, scope: cancelling.Cancel) -> Made:
     return Made(placing.following_of(files.qcow2, scope=scope), files.raw, whole(files.raw))
 
 
+def mapping(data: bytes, *, old: bool = False) -> bmap.Map:
+    """Return the block map of a disk, or of an ``old`` one with other data in each second range."""
+    found = []
+    for number, each in enumerate(part for part in listed(data) if not part.zero):
+        start, end = each.offset, each.offset + each.length
+        changed = b"x" if old and number % 2 else b""
+        found.append((start, end, hashlib.sha256(changed or data[start:end]).digest()))
+    return bmap.Map(len(data), bmap.BLOCK, tuple(found))
+
+
+def by_map(files: Files, scope: cancelling.Cancel) -> Made:
+    selection = mapped.Selection(mapping(files.raw))
+    disk = mapped.ByRanges(ranges(files.raw, scope), selection, scope, ("disk", "map"))
+    return Made(disk, files.raw, whole(files.raw))
+
+
+def changes_of_a_map(files: Files, scope: cancelling.Cancel) -> Made:
+    selection = mapped.Selection(mapping(files.raw), mapping(files.raw, old=True))
+    disk = mapped.ByRanges(ranges(files.raw, scope), selection, scope, ("disk", "map"))
+    return Made(disk, files.raw, [(start, end) for start, end, _ in mapping(files.raw).ranges[1::2]])
+
+
+def stream_by_map(files: Files, scope: cancelling.Cancel) -> Made:
+    opened = contextlib.nullcontext(placing.Ordered(files.raw))
+    selection = mapped.Selection(mapping(files.raw))
+    disk = mapped.Passing(lambda _: opened, selection, scope, ("disk", "map"), footer=True)
+    return Made(disk, files.raw, whole(files.raw))
+
+
 def member(name: str, data: bytes) -> qcow2_chain.File:
     def read(offset: int, length: int) -> bytes:
         return data[offset : offset + length]
@@ -173,12 +203,15 @@ MAKERS: dict[str, tuple[type[base.Disk], Callable[[Files, cancelling.Cancel], Ma
     "following": (following.Following, follows),
     "chain": (chained.Chain, chain),
     "chain of changes": (chained.Chain, chain_of_changes),
+    "ranges of a map": (mapped.ByRanges, by_map),
+    "changes of a map": (mapped.ByRanges, changes_of_a_map),
+    "stream by a map": (mapped.Passing, stream_by_map),
 }
 
 
 #: Disks of changes only, and those that are delivered once.
-CHANGES = {"changed extents", "chain of changes"}
-ONCE = {"stream", "runs", "following"}
+CHANGES = {"changed extents", "chain of changes", "changes of a map"}
+ONCE = {"stream", "runs", "following", "stream by a map"}
 every = pytest.mark.parametrize("kind", MAKERS)
 every_whole = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in CHANGES])
 every_again = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in ONCE])
