@@ -105,7 +105,7 @@ def test_progress_of_a_sparse_image_follows_the_data(
     assert middle["cdi_worker_speed_bytes_per_second"] > RATE / 2
     # There is none before arrivals of two seconds, and none while nothing arrives.
     name = "cdi_worker_remaining_seconds"
-    left = [each[name] for each in moving if name in each]
+    left = [each[name] for each in moving if name in each.values]
     assert 0 <= left[-1] < left[0] < 5 * DATA / RATE
 
 
