@@ -102,7 +102,7 @@ def failure(error: errors.Error, source: str) -> Report:
     if isinstance(error, errors.ScratchRequired):
         fields = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
         return Report(_as_json(fields), 0)
-    if isinstance(error, errors.ChecksumMismatch):
+    if isinstance(error, errors.ChecksumMismatch | errors.MapMismatch):
         return Report(_as_json({"message": f"Unable to process data: {text}"}), 0)
     if isinstance(error, errors.Unreachable) and source not in PULLED:
         return Report(_one_line(f"Unable to connect to {source} data source: {text}"), 1)

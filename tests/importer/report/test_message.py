@@ -44,6 +44,11 @@ def test_message_has_labels_and_vddk_info() -> None:
             0,
         ),
         (
+            errors.MapMismatch(url="U", map="M", reason="R"),
+            '{"message":"Unable to process data: checksum mismatch: U: not the disk of the map M: R"}',
+            0,
+        ),
+        (
             errors.ChecksumMismatch(algorithm="md5", expected="aa", calculated="bb"),
             '{"message":"Unable to process data: checksum mismatch: expected md5:aa, calculated md5:bb"}',
             0,
@@ -122,7 +127,6 @@ _PHRASES: dict[type[errors.Error], tuple[str, str]] = {
     errors.Corrupt: (_PROCESS, _PROCESS),
     errors.Truncated: (_PROCESS, _PROCESS),
     errors.TrailingGarbage: (_PROCESS, _PROCESS),
-    errors.MapMismatch: (_PROCESS, _PROCESS),
     errors.Untrusted: (_PROCESS, _PROCESS),
     errors.Differs: (_PROCESS, _PROCESS),
     errors.TargetError: (_PROCESS, _PROCESS),
@@ -157,7 +161,7 @@ def _made(kind: type[errors.Error]) -> errors.Error:
 
 @pytest.mark.parametrize("source", _SOURCES)
 def test_every_failure_of_every_source_has_the_phrase_of_cdi(source: str) -> None:
-    json_reported = {errors.ScratchRequired, errors.ChecksumMismatch}
+    json_reported = {errors.ScratchRequired, errors.ChecksumMismatch, errors.MapMismatch}
     assert _classes(errors.Error) == set(_PHRASES) | json_reported
     for kind, (usual, registry) in _PHRASES.items():
         beginning = (registry if source == "registry" else usual).replace("SOURCE", source)

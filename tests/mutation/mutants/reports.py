@@ -113,7 +113,7 @@ MUTANTS = (
     mutant(
         "importer/report/__init__.py",
         "lets the kubelet start an import again whose checksum does not match",
-        "    if isinstance(error, errors.ChecksumMismatch):\n",
+        "    if isinstance(error, errors.ChecksumMismatch | errors.MapMismatch):\n",
         "    if False:\n",
         "tests/importer/report/test_message.py::test_failure_has_message_and_status",
     ),
