@@ -42,20 +42,21 @@ format: setup ## format the code, and fix what ruff can fix
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-docs: ## build the documentation site: build/docs/index.html
+docs: ## build the documentation site: build/docs/index.html; REPOSITORY=https://github.com/... adds links that change a page
 	@tools/setup docs
-	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/docs
+	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/docs \
+		$(if $(REPOSITORY),-D html_theme_options.source_repository=$(REPOSITORY))
 	@echo "build/docs/index.html"
 
 share: setup ## write shell completions and man pages from the commands: share/
 	@.venv/bin/pip install -qq --group share
 	@.venv/bin/python tools/share
 
-bench: ## measure against curl, dd and qemu-img; writes docs/about/benchmarks.md
+bench: ## measure against curl, dd and qemu-img, with our aims; writes docs/about/benchmarks-rows.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
 
-bench-public: ## compare with the commands that people use, as hyperfine does: BENCH_ARGS="--report FILE"
+bench-public: ## compare with the commands that people use, as hyperfine does; writes docs/about/benchmarks.md
 	@tools/setup bench
 	@.venv/bin/python -m tests.bench.public $(BENCH_ARGS)
 

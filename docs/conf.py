@@ -19,7 +19,9 @@ author = "the cdi-worker authors"
 project_copyright = author
 release = version = metadata.version("cdi-worker")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "tables"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "recording", "tables"]
+# A copied block has its commands, without prompts and output.
+copybutton_prompt_text = "$ "
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_static"]
 
@@ -41,7 +43,8 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 # Nothing is fetched from the network: furo brings its own scripts and styles, and uses the reader's fonts.
-html_theme_options = {"top_of_page_buttons": []}
+# With a repository, which `make docs REPOSITORY=...` names, each page has a link to change it.
+html_theme_options = {"source_branch": "main", "source_directory": "docs/"}
 # Two builds of one commit are the same.
 html_last_updated_fmt = None
 

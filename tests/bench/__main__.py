@@ -1,8 +1,8 @@
 """Measure the worker against the commands a user would type: ``python -m tests.bench``.
 
 Each row alternates with its rival; medians. Compare ratios: machines differ and are noisy. The result is
-``docs/about/benchmarks.md`` with its plots and figures. What is measured is kept in the directory, so that a
-run can be made in pieces: ``--only`` and ``--resume``, then ``--write``.
+``docs/about/benchmarks-rows.md`` with its plots and figures. What is measured is kept in the directory, so
+that a run can be made in pieces: ``--only`` and ``--resume``, then ``--write``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--extents", type=int, default=benches.Scale.extents, help="of the rows with many extents"
     )
-    parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks.md"))
+    parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks-rows.md"))
     parser.add_argument("--unshared", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -1,7 +1,7 @@
 """Compare the worker with the tools that people use: ``python -m tests.bench.public``.
 
 Every row alternates with its rivals, one warm-up first. The means, deviations and extremes are printed as
-hyperfine does; ``--report`` writes a page of them. ``CDI_GO_WORKER`` adds CDI's importer (``go``).
+hyperfine does, and ``docs/about/benchmarks.md`` is written. ``CDI_GO_WORKER`` adds CDI's importer (``go``).
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ ROWS: Final = {
     "raw, block": "curl | dd",
     "qcow2, block": "curl; qemu-img convert -m 16 -W",
     "vddk, file": "nbdkit and nbdcopy, as virt-v2v",
+    "raw to qcow2, file": "curl; qemu-img convert -O qcow2 -m 16 -W",
+    "qcow2 to qcow2, file": "curl; qemu-img convert -O qcow2 -m 16 -W",
+    "qcow2 to compressed qcow2 (zstd), file": "curl; qemu-img convert -O qcow2 -c -m 16 -W",
     "oVirt, 5 ms, client library, file": "download of ovirt_imageio.client",
     "archive of small files of /usr, 96 MiB, file": "curl | tar -x",
 }
@@ -154,7 +157,7 @@ def page(found: Sequence[Comparison], rounds: int, minutes: float) -> str:
 
 
 PAGE = """\
-# Next to the commands that people use
+# Benchmarks
 
 - On this machine, cdi-worker is **{mean:.1f} times as fast** as the commands that people use instead: the
   geometric mean of {count} rows, from {least:.2f} to {most:.2f}.
@@ -172,6 +175,9 @@ time by that of the command; *memory* is our peak of anonymous memory. The disk 
 2 GiB with 400 MiB of files from /usr, served by nginx on loopback. Every command ends with a sync.
 
 Measured on {date}: {machine}. {versions}.
+
+[Every row that we measure](benchmarks-rows.md), in pods and over slow networks too, and [why some are not
+faster](benchmarks-profile.md), are for those who change the code.
 """
 
 
@@ -179,8 +185,8 @@ def main() -> None:
     """Measure the rows, print them, and write the page if all could be measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", action="append", help="only rows whose name contains this")
-    parser.add_argument("--report", type=Path, help="write a page with the figures (Markdown)")
+    parser.add_argument("--only", action="append", help="only rows whose name contains this; write no page")
+    parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks.md"))
     parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="for the disks (10 GiB)")
     given = parser.parse_args()
     # Devices and mounts must not be left behind.
@@ -203,7 +209,7 @@ def main() -> None:
                 found.append(compared)
     if failures:
         sys.exit("not every row has figures")
-    if given.report:
+    if not given.only:
         given.report.write_text(page(found, given.rounds, (time.monotonic() - began) / 60))
 
 

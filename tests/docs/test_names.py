@@ -19,6 +19,7 @@ from tests.support import repository
 LEFT_OUT = {
     "comparison.md",
     "benchmarks.md",
+    "benchmarks-rows.md",
     "benchmarks-profile.md",
     "proofs.md",
     "changelog.md",
