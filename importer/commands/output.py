@@ -153,7 +153,9 @@ def verification(found: Verification, obj: parameters.Context) -> None:
     if obj.quiet:
         return
     seconds = max(found.seconds, 1e-3)
-    speeds = (f"{units.format_size(each / seconds)}/s" for each in (found.read, found.disk_read))
+    # A map is not a source that is read, nor is a hole of the disk.
+    ends = {"source": found.read, "disk": found.disk_read}
+    speeds = [f", {end} {units.format_size(each / seconds)}/s" for end, each in ends.items() if each]
     rest = {
         "compared": "the rest of the file compared with zeros",
         "ignored": "the rest of the device not compared",
@@ -172,7 +174,7 @@ def verification(found: Verification, obj: parameters.Context) -> None:
             else "yes"
             if found.confirmed
             else "no, the source is a stream",
-            "time": "{:.2f} s, source {}, disk {}".format(found.seconds, *speeds),
+            "time": f"{found.seconds:.2f} s{''.join(speeds)}",
             "route": f"{found.plan.route}: {found.plan.reason}",
         }
     )
