@@ -222,7 +222,13 @@ MUTANTS = (
     Mutant(
         "failed-write",
         "goes on after a failed write",
-        {"images/targets/storage.py": {"            raise self._failure from err": "            pass"}},
+        {
+            "images/targets/storage.py": {
+                "            raise self._failure from err": (
+                    "            if doing == 'read back':\n                raise self._failure from err"
+                )
+            }
+        },
         is_rare=True,
     ),
     Mutant(
