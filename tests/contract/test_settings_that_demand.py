@@ -194,7 +194,7 @@ def test_empty_value_in_the_configuration_file_is_refused(
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"{setting.name} = {value}\n")
-    terminal.refuses(f"--config={path}", said=f"invalid value for '--{setting.name}'")
+    terminal.refuses(f"--config={path}", said=f"invalid value for '--{setting.name}': empty")
 
 
 @EVERY
