@@ -206,7 +206,7 @@ class ByMap(Comparing):
     def _hashed(self, start: int, end: int, digest: bytes, algorithm: str) -> None:
         self._count(end - start)
         found, is_zero = self._digest(start, end, algorithm)
-        if found == digest and end <= self.size:
+        if found == digest:
             return
         if self._digest(start, end, algorithm) != (found, is_zero):
             raise storage.changed(self._stored.path)

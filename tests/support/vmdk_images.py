@@ -115,7 +115,7 @@ def words(data: bytes) -> list[int]:
     for at in range(128 * 512, len(data) - 512, 512):
         if data[at + 12 : at + 14] == b"\x78\x01":
             found += [at, at + 8]
-    return [at for at in found if at + 4 <= len(data)]
+    return [at for at in found if 0 <= at <= len(data) - 4]
 
 
 def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
