@@ -334,6 +334,21 @@ def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, fi
         assert (tmp_path / "shared").read_bytes().startswith(b"2" * (size or SIZE))
 
 
+def test_stale_run_on_another_machine_writes_no_longer_than_an_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write finds it by itself: a run may write for long before it flushes."""
+    monkeypatch.setattr(claim, "INTERVAL", 0.0)
+    with two_machines(tmp_path) as (one, other):
+        stale = targets.open(one, SIZE)
+        write(stale, b"1")
+        with targets.open(other, SIZE) as disk:
+            write(disk, b"2")
+            with pytest.raises(errors.TargetLost, match="taken over"):
+                write(stale, b"1")
+        stale.close()
+
+
 def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:
     """Its last write may have been before the other run began, and its next is that of the head."""
     with two_machines(tmp_path) as (one, other):

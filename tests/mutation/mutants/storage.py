@@ -16,8 +16,9 @@ MUTANTS = (
     mutant(
         "images/targets/storage.py",
         "forgets a failed write: a later commit succeeds",
-        "            self._failure = errors.target_error(self.path, err, doing)\n            raise self._failure from err",
-        "            raise errors.target_error(self.path, err, doing) from err",
+        "            self._failure = errors.target_error(self.path, err, doing)\n            raise self._failure from err\n"
+        "        except errors.TargetError as err:\n            self._failure = err\n            raise\n",
+        "            raise errors.target_error(self.path, err, doing) from err\n",
         "tests/images/targets",
     ),
     mutant(
@@ -102,7 +103,7 @@ MUTANTS = (
         "writes on after another run has taken the target over",
         ("        self.claim.guard()\n        try:\n            yield\n"),
         ("        try:\n            yield\n"),
-        "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_stops",
+        "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_writes_no_longer_than_an_interval",
     ),
     mutant(
         "images/targets/file.py",
