@@ -53,6 +53,9 @@ def create(
                 made.read(disk.storage, *span, progress.advance)
 
             verified.each(_spans(made, disk, size, progress.skip), one, scope)
+            # Pieces longer than a span, whose parts came in too different an order to wait for each other.
+            for start, end in made.missing(size, size):
+                made.read(disk.storage, start, end, lambda _: None)
             found = made.map(size)
     progress.done()
     log.info("map size=%d ranges=%d bytes=%d", size, len(found.ranges), found.mapped)

@@ -20,7 +20,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.sinks import verified
+from cdi_worker.images.sinks import mapping, verified
 from cdi_worker.sources import trust
 from tests.support import (
     bmaps,
@@ -480,3 +480,17 @@ def test_import_by_a_map_writes_its_own(
     done = worker.run("import", url, path, "--map", given, "--write-map", tmp_path / "new.bmap", *force)
     assert done.status == 0, done.errors
     check(tmp_path / "new.bmap")
+
+
+def test_pieces_longer_than_what_threads_read_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind 4 TiB: what comes too early is not kept, and is read again."""
+    monkeypatch.setattr(bmap, "longest", lambda _: 64 << 20)
+    monkeypatch.setattr(mapping, "_MOST", 0)
+    disk = tmp_path / "disk.img"
+    data = random.Random(3).randbytes(40 << 20)
+    disk.write_bytes(data)
+    location = cdi_worker.Location("")
+    found = cdi_worker.create_map(cdi_worker.Request(source="none", location=location, target=str(disk)))
+    assert found.ranges == ((0, len(data), sha256(data).digest()),)
