@@ -16,6 +16,8 @@ _FOOTER: Final = struct.Struct("<IIH2s")
 #: Bytes of an index that is read, and streams of a file that are looked at: xz makes one of each file.
 _LARGEST: Final = 1 << 20
 _STREAMS: Final = 16
+#: Bytes at the end of a stream that are read for its padding.
+_TAIL: Final = 4 << 10
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
@@ -25,7 +27,10 @@ def size(kind: str, head: bytes, read: views.Read | None, length: int | None) ->
     ``head``: the first bytes of the file, ``length``: its bytes. Without ``read`` only these are looked at.
     """
     if kind == "zst":
-        return _frame(head)
+        found = _frame(head)
+        # One frame is hardly larger than its content: a file that is has more of them.
+        is_one = found is not None and length is not None and length <= found + found // 128 + 512
+        return found if is_one else None
     if kind != "xz" or read is None or length is None:
         return None
     total = 0
@@ -55,9 +60,10 @@ def _frame(head: bytes) -> int | None:
 
 def _stream(read: views.Read, end: int) -> tuple[int, int] | None:
     """Return the content of the stream that ends at ``end``, and where it begins."""
-    while end >= 24 and not any(padding := read(end - 4, 4)):
-        end -= len(padding)
-    if end < 24:
+    # Padding is zeros, four at a time. More of it than is read here is not worth the requests.
+    tail = read(max(0, end - _TAIL), min(end, _TAIL))
+    end -= (len(tail) - len(tail.rstrip(b"\0"))) // 4 * 4
+    if end < 24 or not any(tail):
         return None
     crc, backward, flags, magic = _FOOTER.unpack(footer := read(end - 12, 12))
     index = (backward + 1) * 4

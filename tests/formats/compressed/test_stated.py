@@ -58,3 +58,24 @@ def test_damage_is_no_size_or_the_same_one(tmp_path: Path) -> None:
         for _ in range(dice.randrange(4)):
             changed[dice.randrange(max(0, len(changed) - 80), len(changed))] = dice.randrange(256)
         assert size("xz", bytes(changed)) in {None, 70_000}
+
+
+def test_padding_without_end_is_not_read(tmp_path: Path) -> None:
+    data = compressed(tmp_path / "plain", 300, ("xz",)) + bytes(MIB)
+    reads = []
+
+    def read(at: int, length: int) -> bytes:
+        reads.append(length)
+        return data[at : at + length]
+
+    assert stated.size("xz", data[:4096], read, len(data)) is None
+    assert sum(reads) < 64 << 10
+    assert len(reads) < 4
+
+
+def test_first_of_many_frames_is_not_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "plain"
+    path.write_bytes(random.Random(1).randbytes(70_000))
+    one = subprocess.run(["zstd", "-c", path], check=True, capture_output=True).stdout
+    assert size("zst", one) == 70_000
+    assert size("zst", one * 2) is None
