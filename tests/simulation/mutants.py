@@ -275,7 +275,14 @@ MUTANTS = (
     Mutant(
         "refused-disk-replaced",
         "replaces a disk that it was to refuse",
-        {"importer/execute.py": {'force=request.existing in {"replace", "update"}': "force=True"}},
+        {
+            "importer/execute.py": {'force=request.existing in {"replace", "update"}': "force=True"},
+            "importer/routes/delivery.py": {
+                'existing=asked.existing if asked.existing in ("refuse", "remove") else "replace",': (
+                    'existing="remove" if asked.existing == "remove" else "replace",'
+                )
+            },
+        },
         is_rare=True,
     ),
     # Verification
