@@ -19,6 +19,8 @@ from cdi_worker.images.tools import qemu_img
 from tests.support import disks, processes, qcow2_images, vhd_images, vhdx_images
 
 MiB = 1 << 20
+#: Entries of a table that are changed: a damaged count would make it as long as the file.
+_ENTRIES = 256
 
 #: By qemu-img's name of the format: the options of the images.
 OPTIONS = {
@@ -101,14 +103,14 @@ def _vdi_words(data: bytes) -> Iterator[tuple[int, str]]:
     yield from ((at, "<I") for at in fields)
     (table,) = struct.unpack_from("<I", data, 340)
     (count,) = struct.unpack_from("<I", data, 384)
-    yield from ((at, "<I") for at in range(table, min(len(data) - 3, table + 4 * count), 4))
+    yield from ((at, "<I") for at in range(table, min(len(data) - 3, table + 4 * min(count, _ENTRIES)), 4))
 
 
 def _vpc_words(data: bytes) -> Iterator[tuple[int, str]]:
     fields = (20, 28, 48, 52, 56, 512 + 20, 512 + 28, 512 + 32)
     yield from ((at, ">I") for at in fields)
     (count,) = struct.unpack_from(">I", data, 512 + 28)
-    yield from ((at, ">I") for at in range(1536, min(len(data) - 3, 1536 + 4 * count), 4))
+    yield from ((at, ">I") for at in range(1536, min(len(data) - 3, 1536 + 4 * min(count, _ENTRIES)), 4))
 
 
 def _vhdx_words(data: bytes) -> Iterator[tuple[int, str]]:

@@ -15,6 +15,12 @@ REGIONS = 192 << 10
 LOG = 48  # the GUID in a header
 
 
+def is_intact(data: bytes) -> bool:
+    """Return whether a header or table has the checksum that is in its second word."""
+    (stored,) = struct.unpack_from("<I", data, 4)
+    return bool(google_crc32c.value(data[:4] + bytes(4) + data[8:]) == stored)
+
+
 def with_sums(data: bytes) -> bytes:
     """Return an image whose headers and first region table have correct checksums."""
     changed = bytearray(data)
