@@ -302,11 +302,24 @@ def _source_faults(made: Request) -> Iterator[str]:
         yield "--checksum-file: a checksum is of a whole disk, not of changes since a checkpoint"
     if made.demand.checksum_file and not location.file_name:
         yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
-    for each in (location, *map(kind.accept, made.layers)):
-        if made.target and any(map(each.reads, targets.used(made.target))):
-            yield "source and target are the same file"
+    read = (location, *map(kind.accept, made.layers))
+    if made.target and any(each.reads(path) for each in read for path in targets.used(made.target)):
+        yield "source and target are the same disk"
+    yield from _written_faults(made, read)
     if made.layers:
         yield from _layer_faults(made, location)
+
+
+def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[str]:
+    """Yield a fault for each file beside the disk that would replace one that is read, or the other."""
+    others = (made.backing, made.demand.map, made.demand.checksum_file, made.have)
+    kept = {os.path.realpath(each) for each in others if each}
+    for option, path in (("--report", made.report), ("--write-map", made.write_map)):
+        if path in {"", targets.STDOUT}:
+            continue
+        if any(each.reads(path) for each in read) or os.path.realpath(path) in kept:
+            yield f"{option} {path}: would replace a file that is read; name another file"
+        kept.add(os.path.realpath(path))
 
 
 def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:

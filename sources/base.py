@@ -161,7 +161,7 @@ class Location:
         return self
 
     def reads(self, path: str) -> bool:
-        """Return whether the disk is the local file ``path``."""
+        """Return whether the disk is the local file or the NBD export ``path``."""
         return False
 
 

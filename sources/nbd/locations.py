@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import urllib.parse
 from collections.abc import Iterator
 
@@ -24,6 +25,11 @@ class Address:
     socket: str = ""
     export: str = ""
     tls: bool = False
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """What is the same for two addresses of one server, with and without TLS."""
+        return (os.path.realpath(self.socket), 0) if self.socket else (self.host, self.port)
 
     @property
     def name(self) -> str:
@@ -86,6 +92,13 @@ class Nbd(staged.Staged):
             return
         if self.certificate and not found.tls:
             yield f"{found.name}: a client certificate is only sent over TLS; use nbds://"
+
+    def reads(self, path: str) -> bool:
+        try:
+            ours, other = parse(self.endpoint), parse(path)
+        except errors.RequestError:
+            return False
+        return ours.export == other.export and ours.server == other.server
 
 
 def parse(url: str) -> Address:

@@ -57,7 +57,7 @@ def test_link_is_followed(url: str, tmp_path: Path, exists: bool) -> None:
     assert (tmp_path / "images/disk.img").read_bytes() == DATA
 
 
-SAME = "source and target are the same file"
+SAME = "source and target are the same disk"
 
 
 @pytest.mark.parametrize("suffix", ["part", "changing"])
@@ -77,6 +77,24 @@ def test_device_is_not_copied_to_itself(tmp_path: Path) -> None:
             done = worker.run("import", source, device, "--force")
             assert (done.status, SAME in done.errors) == (2, True), source
         assert device.read_bytes() == devices.DIRT * 2 * MIB
+
+
+@pytest.mark.parametrize("option", ["--report", "--write-map"])
+@pytest.mark.parametrize("what", ["source", "link", "backing", "map", "each other"])
+def test_file_that_is_read_is_not_replaced(tmp_path: Path, option: str, what: str) -> None:
+    source, other = tmp_path / "disk.raw", tmp_path / "other"
+    source.write_bytes(DATA)
+    other.write_bytes(DATA)
+    (tmp_path / "link").hardlink_to(source)
+    written = {"source": source, "link": tmp_path / "link"}.get(what, other)
+    more: dict[str, list[str | Path]] = {
+        "backing": ["--format=qcow2", "--backing", other],
+        "map": ["--map", other],
+        "each other": ["--report" if option == "--write-map" else "--write-map", other],
+    }
+    done = worker.run("import", source, tmp_path / "disk.img", option, written, *more.get(what, []))
+    assert (done.status, "would replace a file that is read" in done.errors) == (2, True), done.errors
+    assert source.read_bytes() == other.read_bytes() == DATA
 
 
 def test_link_to_itself_is_an_error(url: str, tmp_path: Path) -> None:

@@ -251,6 +251,30 @@ def test_what_does_not_fit_together(arguments: tuple[str, ...], reason: str) -> 
     assert reason in done.errors
 
 
+def test_export_is_not_copied_to_itself(served: nbd_targets.Served, tmp_path: Path) -> None:
+    served.fill(EXPORT)
+    address, _, socket = served.url.partition("socket=")
+    (tmp_path / "again").symlink_to(socket)
+    for source in (served.url, f"{address}socket={tmp_path}/again"):
+        done = worker.run("import", source, served.url)
+        assert (done.status, "source and target are the same disk" in done.errors) == (2, True), done.errors
+    assert served.path.read_bytes() == devices.DIRT * EXPORT
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_same"),
+    [
+        ("nbd://HOST/a", "nbds://host:10809/a", True),
+        ("nbd://host/a", "nbd://host/b", False),
+        ("nbd://host/a", "nbd://host:1/a", False),
+        ("nbd://host/a", "nbd+unix:///a?socket=host", False),
+        ("nbd://host/a", "/disk.img", False),
+    ],
+)
+def test_addresses_of_one_export(source: str, target: str, is_same: bool) -> None:  # noqa: FBT001
+    assert locations.Nbd(source).reads(target) == is_same
+
+
 def test_state_is_for_exports(tmp_path: Path) -> None:
     done = worker.run("import", "x", str(tmp_path / "disk.img"), "--state", str(tmp_path))
     assert done.status == 2

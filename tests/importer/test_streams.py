@@ -91,7 +91,7 @@ def test_unusable_standard_input_is_refused(tmp_path: Path, fault: str) -> None:
     done = subprocess.run(
         argv, env=worker.ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60
     )
-    words = {"closed": "standard input", "target": "source and target are the same file"}[fault]
+    words = {"closed": "standard input", "target": "source and target are the same disk"}[fault]
     assert (done.returncode in {2, 3}, words in done.stderr) == (True, True), done.stderr
     assert target.read_bytes() == bytes(MIB)
 

@@ -15,9 +15,23 @@ MUTANTS = (
     mutant(
         "importer/request.py",
         "compares a source with what an empty target would be",
-        "        if made.target and any(",
-        "        if any(",
+        "    if made.target and any(",
+        "    if any(",
         "tests/importer/test_library.py::test_inspect_without_target_looks_at_no_file_of_the_working_directory",
+    ),
+    mutant(
+        "importer/request.py",
+        "writes a report over a file that is read",
+        "        if any(each.reads(path) for each in read) or os.path.realpath(path) in kept:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_existing.py::test_file_that_is_read_is_not_replaced",
+    ),
+    mutant(
+        "sources/nbd/locations.py",
+        "copies an export to itself",
+        "        return ours.export == other.export and ours.server == other.server\n",
+        "        return False\n",
+        "tests/end_to_end/test_nbd_targets.py::test_export_is_not_copied_to_itself",
     ),
     mutant(
         "importer/plan.py",
