@@ -98,8 +98,9 @@ class Plan:
 
     ``random``: the source is read by ranges, in parallel and out of order; else in order.
     ``compared``: with what the target holds, and only what differs is written.
-    ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller file is
-    grown to; 0 for a delta. ``spill``: scratch may hold data whose offset is not known yet.
+    ``virtual_size``: of the image in bytes, None while unknown. ``grow_to``: bytes that a smaller disk is
+    grown to; 0 for a delta, and for the device of a pod. ``spill``: scratch may hold data whose offset is not
+    known yet.
     """
 
     route: Route
@@ -151,7 +152,9 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
         chosen = _compared(request, chosen)
     if chosen.scratch:
         _check_scratch(chosen, offer, scratch)
-    grow_to = 0 if space.block or request.is_delta else min(asked, space.usable)
+    # On the command line a size is that of the disk. In a pod it is that of the volume, a device.
+    is_kept = request.is_delta or (space.block and not request.is_exact)
+    grow_to = 0 if is_kept else min(asked, space.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
@@ -322,7 +325,8 @@ def _blank(request: Request, space: Space) -> Plan:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
     # A pod creates the largest disk that fits.
     size = asked if space.block and asked is not None else space.usable
-    how = "every byte written" if request.preallocation else "nothing to write" if space.block else "sparse"
+    kept = "every byte zeroed" if request.is_exact else "nothing to write"
+    how = "every byte written" if request.preallocation else kept if space.block else "sparse"
     return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
 
 

@@ -119,6 +119,9 @@ class Target:
         if self.size is not None and self.size > start:
             self.zero(start, self.size - start)
 
+    def extend(self, end: int, size: int) -> None:
+        """Zero a device from ``end``, that of the image, to ``size``; a file is extended by ``commit``."""
+
     def flush(self) -> None:
         """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
         with self.storage.guarded("sync"):

@@ -149,7 +149,7 @@ class BlockTarget(base.Target):
     """A block device, opened exclusively by its claim: a mounted device is refused.
 
     Until the head is stored, its first sector holds the claim's record. The device may contain any data.
-    Bytes after the end of the image are not changed, with one exception: for an image of unknown size the
+    Bytes after the end of the disk are not changed, with one exception: for an image of unknown size the
     whole head is zeroed first, also if the image is shorter. A delta changes the head in place, too.
     """
 
@@ -181,6 +181,11 @@ class BlockTarget(base.Target):
     def zero_rest(self, start: int) -> None:
         """Zero the device after the end of the disk: nothing says how large an earlier stage was."""
         self.storage.zero_rest(start)
+
+    def extend(self, end: int, size: int) -> None:
+        if self.has_begun or any(self.storage.nonzero(end, size)):
+            self._limit = size
+            self.zero(end, size - end)
 
     def settle(self, size: int = 0) -> None:
         # Behind the end of a short disk, the rest of the head is zeroed, as for a new one.

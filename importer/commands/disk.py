@@ -265,7 +265,7 @@ def digest(obj: parameters.Context, /, source: str, **given: Any) -> int:
 @options.blank_options
 @click.pass_obj
 def blank(obj: parameters.Context, /, target: str, size: int, **given: Any) -> int:
-    """Create a blank disk of SIZE (such as 10Gi) at TARGET, or zero a device with --preallocate.
+    """Create a blank disk of SIZE (such as 10Gi) at TARGET. On a device, SIZE bytes are zeroed.
 
     SIZE is rounded up to whole sectors of 512 bytes.
     """

@@ -413,6 +413,8 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
         attempt.outcome.receiving.end(size)
     grow_to = attempt.plan.grow_to
     attempt.outcome.size = max(size, grow_to)
+    if grow_to > size:
+        out.extend(size, grow_to)
     if attempt.request.write_map:
         _map(attempt, out, size)
     attempt.progress.phase("sync", None)

@@ -38,7 +38,8 @@ MAPPED: Final = "cdi_worker.images.disks.mapped"
 def deliver(attempt: Attempt) -> None:
     """Deliver the disk that was planned, and make it usable."""
     request, plan = attempt.request, attempt.plan
-    is_kept = plan.route is Route.BLANK and not (request.preallocation or attempt.comparing)
+    is_exact = request.preallocation or request.is_exact or attempt.comparing
+    is_kept = plan.route is Route.BLANK and not is_exact
     if is_kept and targets.facts(request.target, attempt.claim).kind == "block":
         attempt.outcome.size = plan.virtual_size or 0
         return

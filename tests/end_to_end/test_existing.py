@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker.formats import bmap
 from tests.support import devices, misbehave, processes, worker
 
 MIB = 1 << 20
@@ -151,3 +152,30 @@ def test_mounted_device_is_never_written(url: str, tmp_path: Path, force: tuple[
         done = worker.run("import", url, device, *force)
     assert done.status == BUSY
     assert "busy: it is mounted" in done.error_message
+
+
+# -- a device that is larger than the image ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["new", "update", "unchanged", "map", "blank"])
+def test_size_is_that_of_the_disk_on_a_device(tmp_path: Path, how: str) -> None:
+    """What somebody else has left between the end of the image and the size is not part of the disk."""
+    source, size = tmp_path / "disk.raw", 20 * MIB
+    source.write_bytes(DATA)
+    image = b"" if how == "blank" else DATA
+    with devices.target("block", tmp_path, 24 * MIB) as device:
+        more: list[str | Path] = []
+        if how in {"update", "unchanged"}:
+            more = ["--update"]
+            with device.open("r+b") as disk:
+                disk.write(DATA if how == "unchanged" else b"")
+        if how == "map":
+            more = ["--verify", f"--write-map={tmp_path}/map"]
+        argv: list[str | Path] = ["import", source, device, "--size=20Mi"]
+        done = worker.run(*(["blank", device, "20Mi"] if how == "blank" else argv), *more)
+        assert done.status == 0, done.errors
+        found = device.read_bytes()
+    assert found[:size] == image.ljust(size, b"\0")
+    assert found[size:] == devices.DIRT * 4 * MIB
+    if how == "map":
+        assert bmap.parse((tmp_path / "map").read_bytes()).size == size

@@ -118,10 +118,6 @@ def test_stream_of_unknown_size(
 def test_preallocation_makes_no_holes(served: nbd_targets.Served) -> None:
     blank = worker.run("blank", served.url, "24Mi")
     assert blank.status == 0, blank.errors
-    assert served.path.stat().st_blocks * 512 > 20 * MIB  # nothing is written
-    (served.path.with_name("zeros")).write_bytes(bytes(24 * MIB))
-    done = worker.run("import", str(served.path.with_name("zeros")), served.url)
-    assert done.status == 0, done.errors
     assert served.path.stat().st_blocks * 512 < 5 * MIB
     done = worker.run("blank", served.url, "24Mi", "--preallocate")
     assert done.status == 0, done.errors
@@ -271,7 +267,7 @@ def test_export_is_not_copied_to_itself(served: nbd_targets.Served, tmp_path: Pa
         ("nbd://host/a", "/disk.img", False),
     ],
 )
-def test_addresses_of_one_export(source: str, target: str, is_same: bool) -> None:  # noqa: FBT001
+def test_addresses_of_one_export(source: str, target: str, is_same: bool) -> None:
     assert locations.Nbd(source).reads(target) == is_same
 
 

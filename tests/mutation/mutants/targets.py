@@ -6,6 +6,20 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "importer/routes/delivery.py",
+        "leaves what a device has between the end of the image and the size of the disk",
+        "    if grow_to > size:\n        out.extend(size, grow_to)\n",
+        "",
+        "tests/end_to_end/test_existing.py::test_size_is_that_of_the_disk_on_a_device",
+    ),
+    mutant(
+        "importer/routes/disk.py",
+        "leaves an old disk on a device that is to be blank",
+        "request.preallocation or request.is_exact or attempt.comparing",
+        "request.preallocation or attempt.comparing",
+        "tests/end_to_end/test_existing.py::test_size_is_that_of_the_disk_on_a_device",
+    ),
+    mutant(
         "images/targets/base.py",
         "writes beyond the end of the device",
         "        if self._limit is not None and end > self._limit:\n",
