@@ -125,6 +125,9 @@ def plan(seed: int) -> Plan:
     dice = Dice(f"plan {seed}")
     made = _plan(dice)
     made = _staged(dice, made) if dice.happens(0.08) else made
+    if made.shared and Dice(f"other {seed}").happens(0.5):
+        # What was left of the one disk is there when the other is asked for at its address.
+        made.rounds[-1].runs[0].job = 1
     _add_readers(Dice(f"readers {seed}"), made)
     return made
 
@@ -609,7 +612,10 @@ class World:
             checksum=served.checksum(run.checksum),
             wait=run.wait,
             journal_interval=options["interval"],
-            room=loaded.load("cdi_worker.importer.settings").Room(owner=f"uid-{run.job}"),
+            # At a terminal nothing but the address says which of the two disks is asked for.
+            room=loaded.load("cdi_worker.importer.settings").Room(
+                owner="" if self.plan.shared else f"uid-{run.job}"
+            ),
             fetch=fetch.Options(
                 connections=options["connections"], chunk=options["chunk"], window=options["connections"] + 2
             ),
