@@ -7,11 +7,13 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cdi_worker.importer.commands import bar
 from tests.support import misbehave, terminals
 
 MiB = 1 << 20
@@ -85,7 +87,9 @@ def test_stopped_import_gives_the_terminal_back(wide: terminals.Terminal, server
     # In the background nothing is drawn over what is typed.
     wide.type("echo typed")
     wide.until(lambda: "typed" in wide.screen())
-    assert not bars(wide.screen())
+    end = time.monotonic() + 4 * bar.INTERVAL
+    while time.monotonic() < end:
+        assert not bars(wide.screen())
     wide.type("fg")
     wide.until(lambda: any("imported" in line for line in wide.screen()))
 
