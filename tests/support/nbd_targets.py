@@ -20,6 +20,7 @@ KINDS = (
     "nbdkit nozero",
     "qemu-nbd raw",
     "qemu-nbd qcow2",
+    "qemu-nbd iscsi",
     "storage daemon raw",
     "storage daemon luks",
     "nbd-server",
@@ -46,7 +47,7 @@ class Served:
         processes.run("nbdcopy", dirt, self.url)
 
 
-def qemu_nbd(path: Path, form: str, socket: Path, *options: str) -> list[str | Path]:
+def qemu_nbd(path: str | Path, form: str, socket: Path, *options: str) -> list[str | Path]:
     """Return the command of a server that stays, for one connection unless ``options`` say otherwise."""
     return ["qemu-nbd", "--persistent", f"--format={form}", f"--socket={socket}", *options, path]
 
@@ -98,12 +99,37 @@ def _storage_daemon(driver: str, path: Path, size: int, socket: Path) -> list[st
 @contextlib.contextmanager
 def running(kind: str, folder: Path, size: int, *, dirty: bool = True) -> Iterator[Served]:
     """Serve a disk of ``size`` bytes until the end of the block."""
-    argv = _command(kind, folder / "served", size, folder / "socket")
-    processes.need(str(argv[0]), "nbdcopy")
-    with serving(argv, folder) as served:
+    with contextlib.ExitStack() as stack:
+        if kind == "qemu-nbd iscsi":
+            unit = stack.enter_context(_iscsi_unit(folder / "served", size))
+            argv = qemu_nbd(unit, "raw", folder / "socket")
+        else:
+            argv = _command(kind, folder / "served", size, folder / "socket")
+        processes.need(str(argv[0]), "nbdcopy")
+        served = stack.enter_context(serving(argv, folder))
         if dirty:
             served.fill(size)
         yield served
+
+
+@contextlib.contextmanager
+def _iscsi_unit(path: Path, size: int) -> Iterator[str]:
+    """Serve a new file as a logical unit over iSCSI until the end of the block; yield its address."""
+    processes.need("tgtd")
+    path.write_bytes(bytes(size))
+    port, name, control = processes.free_port(), "iqn.2026-01.org.example:disk", path.with_name("tgtd")
+    env = {**os.environ, "TGT_IPC_SOCKET": str(control)}
+    argv = ["tgtd", "--foreground", "--iscsi", f"portal=127.0.0.1:{port}"]
+    ready = functools.partial(processes.is_listening, control.with_name("tgtd.0"))
+    with processes.running(argv, log=path.with_name("tgtd.log"), ready=ready, env=env) as process:
+        admin = functools.partial(processes.run, "tgtadm", "--lld=iscsi", "--tid=1", env=env)
+        admin("--op=new", "--mode=target", f"--targetname={name}")
+        admin("--op=new", "--mode=logicalunit", "--lun=1", f"--backing-store={path}")
+        admin("--op=bind", "--mode=target", "--initiator-address=ALL")
+        try:
+            yield f"iscsi://127.0.0.1:{port}/{name}/1"
+        finally:
+            process.kill()  # with a target it goes on after SIGTERM
 
 
 @contextlib.contextmanager
