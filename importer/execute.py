@@ -162,7 +162,9 @@ def attempts(
     while True:
         plan = None
         try:
-            with package.unpacked(whole.anew(), request, run.reads) as (disk, asked):
+            with package.unpacked(whole.anew(), request, run.reads) as (disk, part):
+                # Each time: what an attempt has written may be wrong, and is not what the map says.
+                asked = _having(part, claim)
                 facts = survey.survey(disk, asked, run.reads, two_passes, claim)
                 plan = facts.plan(asked)
                 attempt = Attempt(
@@ -222,20 +224,24 @@ def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Itera
             targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
             if request.existing in {"refuse", "update"} and targets.is_foreign(claim):
                 _check_signatures(claim)
-        if request.had is not None:
-            _check_had(claim, request.had.map.size)
         yield claim
 
 
-def _check_had(claim: targets.Claim, size: int) -> None:
-    """Raise ``errors.TargetError`` for a target that cannot hold a disk of ``size`` bytes as its map says."""
-    present, size = targets.facts(claim.path, claim), units.whole_sectors(size)
+def _having(request: Request, claim: targets.Claim) -> Request:
+    """Return the request, without the map of a disk that an interrupted run has changed since.
+
+    Raises ``errors.TargetError`` for a target that cannot hold the disk of that map.
+    """
+    if request.had is None:
+        return request
     if targets.is_half_changed(claim):
-        reason = "was changed by an interrupted run, and is not what its map says (--have); update it without"
-        raise errors.TargetError(path=claim.path, reason=reason)
+        log.warning("all of the disk is compared, not its map: an interrupted run has changed it")
+        return dataclasses.replace(request, had=None)
+    present, size = targets.facts(claim.path, claim), units.whole_sectors(request.had.map.size)
     if present.size < size or (present.kind == "file" and present.size > size):
         reason = f"has {present.size} bytes, and the disk of its map {size} (--have); make a map of this disk"
         raise errors.TargetError(path=claim.path, reason=reason)
+    return request
 
 
 def _check_signatures(claim: targets.Claim) -> None:

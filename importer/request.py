@@ -275,10 +275,10 @@ def _map_faults(made: Request) -> Iterator[str]:
         yield "--map: a range may be written twice, and compressed clusters are written once; omit --compress"
     if made.have and made.existing != "update":
         yield "--have is the map of the disk that is updated; add --update"
-    if made.have and not made.demand.map:
-        yield "--have is compared with the map of the new disk; add its --map"
-    if made.have and (made.is_delta or made.read_back):
-        yield "--have: what it says is not read; use it neither with --verify nor with a previous checkpoint"
+    if made.have and made.is_delta:
+        yield "--have is the map of a whole disk; use it without a previous checkpoint"
+    if made.have and made.demand.map and made.read_back:
+        yield "--have with --map: what is the same in both is not received, and --verify compares what is"
 
 
 def _export_faults(made: Request) -> Iterator[str]:

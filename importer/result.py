@@ -114,7 +114,7 @@ def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request,
             **facts.verified,
             **served.verified,
             **stated(_checksums(attempt, whole, request)),
-            **_mapped(request),
+            **_mapped(attempt.request),
         },
         signatures=served.signatures,
         sha256=_sha256(attempt, whole, request),
@@ -149,7 +149,7 @@ def _sha256(attempt: Attempt, whole: base.Image, request: Request) -> str:
         and attempt.image.source is whole.source
         and request.checksum is not None
         and not (attempt.content.compressions or attempt.outcome.resumed)
-        and not (request.is_archive or request.is_delta)
+        and not (request.is_archive or request.is_delta or attempt.request.had)
         and attempt.outcome.size == whole.facts.size
     )
     digests = stated(_checksums(attempt, whole, request)).get("file", "") if is_same else ""

@@ -78,6 +78,11 @@ class Updating:
         for start, end in self._counted(length, list(self._to.storage.nonzero(offset, offset + length))):
             self._to.zero(start, end - start)
 
+    def same(self, offset: int, length: int) -> None:
+        """Count a range that is known to be the same, and is not read."""
+        self._to.reach(offset + length)
+        self._counted(length, [])
+
     def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
         written = list(spans.joined(runs, _GAP))
         with self._lock:

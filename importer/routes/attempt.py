@@ -19,7 +19,7 @@ from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.formats import bmap
-    from cdi_worker.images.sinks import compared, journaled, mapping, verified
+    from cdi_worker.images.sinks import compared, journaled, mapping, oldmap, verified
     from cdi_worker.images.targets import group
 
 
@@ -30,9 +30,9 @@ class Outcome:
     ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found. ``comparison``: what a verification found. ``receiving``: has the digests of what was
-    delivered, to read it back. ``mapping`` makes its ``map``. ``verified``: the checksum of the bytes as
-    served was verified.
+    place found; ``old_map`` compares without reading. ``comparison``: what a verification found.
+    ``receiving``: has the digests of what was delivered, to read it back. ``mapping`` makes its ``map``.
+    ``verified``: the checksum of the bytes as served was verified.
     """
 
     read: int = 0
@@ -42,6 +42,7 @@ class Outcome:
     refetched: int = 0
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None
+    old_map: oldmap.OldMap | None = None
     comparison: verified.Comparing | None = None
     receiving: journaled.Receiving | None = None
     mapping: mapping.Mapping | None = None

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 COMPARED: Final = "cdi_worker.images.sinks.compared"
 VERIFIED: Final = "cdi_worker.images.sinks.verified"
 MAPPING: Final = "cdi_worker.images.sinks.mapping:Mapping"
+OLD_MAP: Final = "cdi_worker.images.sinks.oldmap"
 READBACK: Final = "cdi_worker.images.readback"
 CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
 SELECTION: Final = "cdi_worker.sources.selection"
@@ -169,6 +170,12 @@ def _last(attempt: Attempt, place: Place, out: targets.Target) -> sinks.Sink:
         updating = lazy.load(COMPARED).Updating(out)
         attempt.outcome.changes = updating.changes
         found = updating
+        if (had := attempt.request.had) is not None:
+            module = lazy.load(OLD_MAP)
+            module.check(out.storage, had.map)
+            if attempt.request.blocks is None:
+                # By two maps, only what differs is delivered.
+                attempt.outcome.old_map = found = module.OldMap(updating, had.map)
     if attempt.request.read_back and place.path == attempt.request.target:
         attempt.outcome.receiving = journaled.Receiving(found, out.size or place.limit)
         found = attempt.outcome.receiving
@@ -409,6 +416,8 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     if attempt.comparing is not None:
         attempt.outcome.size = size
         return
+    if attempt.outcome.old_map is not None:
+        attempt.outcome.old_map.end()
     if attempt.outcome.receiving is not None:
         attempt.outcome.receiving.end(size)
     grow_to = attempt.plan.grow_to

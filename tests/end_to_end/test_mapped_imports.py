@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import dataclasses
-import gzip
 import hashlib
 import json
-import lzma
 import random
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images.disks import mapped
-from cdi_worker.images.engine import fetch
 from cdi_worker.sources import trust
 from tests.support import (
     bmaptool,
@@ -39,73 +34,28 @@ from tests.support import (
     signers,
     worker,
 )
+from tests.support.mapped_disks import (
+    DATA,
+    KIB,
+    MAPPED,
+    MIB,
+    PACKED,
+    SIZE,
+    Made,
+    asked,
+    flipped,
+    make,
+    same,
+    serve,
+)
 from tests.support.pages import Page
 
-KIB, MIB = 1 << 10, 1 << 20
-SIZE = 24 * MIB
-#: Where the disk has data, with far holes between, and its length.
-DATA = ((0, 300 * KIB), (2 * MIB, 5 * MIB), (12 * MIB + 4096, 8192), (20 * MIB, 3 * MIB + 100))
-MAPPED = sum(-(-length // 4096) * 4096 for _, length in DATA)
-
 target = devices.targets("file", "block512", "block4096", size=32 * MIB)
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """A sparse disk, and its map by bmaptool."""
-
-    disk: Path
-    map: bytes
-
-    @property
-    def data(self) -> bytes:
-        return self.disk.read_bytes()
-
-    @property
-    def ranges(self) -> tuple[bmap.Range, ...]:
-        return bmap.parse(self.map).ranges
-
-
-def make(disk: Path, pieces: tuple[tuple[int, int], ...] = DATA, size: int = SIZE, seed: int = 1) -> Made:
-    noise = random.Random(seed)
-    with disk.open("wb") as stream:
-        stream.truncate(size)
-        for offset, length in pieces:
-            stream.seek(offset)
-            stream.write(noise.randbytes(length))
-    return Made(disk, bmaptool.create(disk))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("made") / "disk.raw")
-
-
-def asked(url: str, map_: str, target: Path, **more: Any) -> cdi_worker.Request:
-    demand = trust.Demand(map=map_, **more.pop("demand", {}))
-    return cdi_worker.Request(
-        source="http",
-        location=cdi_worker.Location(url),
-        target=str(target),
-        existing=more.pop("existing", "replace"),
-        demand=demand,
-        journal_interval=0.05,
-        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=20),
-        **more,
-    )
-
-
-def serve(server: misbehave.Server, made: Made, *turns: Any) -> tuple[str, str]:
-    """Serve a disk and its map; return their URLs."""
-    disk = server.serve("/disk", *(turns or (Page(made.data),)))
-    return disk, server.serve("/disk.bmap", Page(made.map))
-
-
-def same(target: Path, made: Made) -> None:
-    oracle.same(target, made.disk, beyond=devices.beyond(target))
-    if not target.is_block_device():
-        assert target.stat().st_size == made.disk.stat().st_size
-        assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
 
 
 # -- what is fetched
@@ -130,17 +80,6 @@ def tmp_path_factory_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "nginx"
     folder.mkdir()
     return folder
-
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "plain": bytes,
-    "gz": lambda data: gzip.compress(data, 1),
-    "xz": lambda data: lzma.compress(data, preset=0),
-    "bz2": lambda data: bz2.compress(data, 1),
-    "zst": lambda data: (
-        subprocess.run(["zstd", "-q", "-c"], input=data, capture_output=True, check=True).stdout
-    ),
-}
 
 
 @pytest.mark.parametrize("form", list(PACKED))
@@ -186,13 +125,6 @@ def test_random_disks(server: misbehave.Server, tmp_path: Path, seed: int) -> No
 
 
 # -- what is wrong
-
-
-def flipped(data: bytes, *places: int) -> bytes:
-    wrong = bytearray(data)
-    for place in places:
-        wrong[place] ^= 1
-    return bytes(wrong)
 
 
 @pytest.mark.parametrize("number", range(1, 7))
@@ -483,117 +415,11 @@ def test_map_without_the_demanded_signature_is_refused(
     assert not target.exists()
 
 
-# -- updates by two maps
-
-
-def updated(made: Made, tmp_path: Path) -> Made:
-    """Return the disk as it is later: data over data, over a hole and at the end, and zeros over data."""
-    path = tmp_path / "later.raw"
-    path.write_bytes(made.data)
-    noise = random.Random(9)
-    with path.open("r+b") as stream:
-        for offset, length in ((3 * MIB, 8192), (10 * MIB, 70_000), (SIZE - 512, 512)):
-            stream.seek(offset)
-            stream.write(noise.randbytes(length))
-        stream.seek(5 * MIB)
-        stream.write(bytes(MIB))
-    subprocess.run(["fallocate", "--dig-holes", path], check=True)
-    return Made(path, bmaptool.create(path))
-
-
-def split(made: Made) -> Made:
-    """Return the disk with a map of ranges of at most 256 KiB."""
-    data, ranges = made.data, []
-    for start, end, _ in made.ranges:
-        for at in range(start, end, 256 * KIB):
-            part = data[at : min(end, at + 256 * KIB)]
-            ranges.append((at, at + len(part), hashlib.sha256(part).digest()))
-    return Made(made.disk, bmap.write(dataclasses.replace(bmap.parse(made.map), ranges=tuple(ranges))))
-
-
-@pytest.mark.parametrize("form", ["ranges", "gz"])
-def test_update_moves_only_ranges_that_differ(
-    server: misbehave.Server, made: Made, target: Path, tmp_path: Path, form: str
-) -> None:
-    cdi_worker.run(asked(*serve(server, made), target))
-    old, new = split(made), split(updated(made, tmp_path))
-    have = server.serve("/old.bmap", Page(old.map))
-    page = Page(new.data if form == "ranges" else PACKED["gz"](new.data))
-    server.requests.clear()
-    url, map_ = serve(server, new, page)
-    result = cdi_worker.run(asked(url, map_, target, existing="update", have=have))
-    same(target, new)
-    differing = [each for each in new.ranges if each not in old.ranges]
-    moved = sum(end - start for start, end, _ in differing)
-    assert 70_000 < moved < 2 * MIB
-    assert result.changes is not None
-    # Zeros over data are compared, too.
-    assert moved <= result.changes.compared <= moved + 2 * MIB
-    assert form == "gz" or result.read == moved
-    # Nothing says that the disk has what was not read.
-    assert "map" not in result.verified
-
-
-def test_update_without_a_difference_moves_nothing(
-    server: misbehave.Server, made: Made, target: Path
-) -> None:
-    cdi_worker.run(asked(*serve(server, made), target))
-    url, map_ = serve(server, made)
-    before = target.stat()
-    server.requests.clear()
-    result = cdi_worker.run(asked(url, map_, target, existing="update", have=map_))
-    same(target, made)
-    assert (result.read, result.changes and result.changes.compared) == (0, 0)
-    assert target.is_block_device() or target.stat().st_mtime_ns == before.st_mtime_ns
-
-
-@pytest.mark.parametrize("size", [SIZE - 3 * MIB, SIZE + 3 * MIB])
-def test_update_to_another_size(
-    server: misbehave.Server, made: Made, target: Path, tmp_path: Path, size: int
-) -> None:
-    cdi_worker.run(asked(*serve(server, made), target))
-    new = make(tmp_path / "new.raw", tuple(each for each in DATA if sum(each) <= size), size)
-    have = server.serve("/old.bmap", Page(made.map))
-    cdi_worker.run(asked(*serve(server, new), target, existing="update", have=have))
-    oracle.same(target, new.disk, beyond=None)
-    assert target.is_block_device() or target.stat().st_size == size
-
-
-def test_target_that_cannot_be_what_its_map_says_is_refused(
-    server: misbehave.Server, made: Made, target: Path, tmp_path: Path
-) -> None:
-    new = updated(made, tmp_path)
-    have = server.serve("/old.bmap", Page(made.map))
-    request = asked(*serve(server, new), target, existing="update", have=have)
-    if not target.is_block_device():
-        for size in (None, SIZE - 512, SIZE + 512):
-            if size is not None:
-                devices.fill(target, size)
-            with pytest.raises(errors.TargetError, match=r"the disk of its map 25165824"):
-                cdi_worker.run(request)
-        assert target.read_bytes() == devices.DIRT * (SIZE + 512)
-    # An update that was interrupted has left neither the old nor the new disk.
-    cdi_worker.run(asked(*serve(server, made), target))
-    url, map_ = serve(server, new, Page(new.data, stall_at=20 * MIB + 4096))
-    broken = dataclasses.replace(
-        asked(url, map_, target, existing="update"),
-        location=cdi_worker.Location(url, access=cdi_worker.Access(patience=1.5)),
-        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=1.5),
-    )
-    with pytest.raises(errors.TransferFailed):
-        cdi_worker.run(broken)
-    serve(server, new)
-    with pytest.raises(errors.TargetError, match="was changed by an interrupted run"):
-        cdi_worker.run(request)
-    cdi_worker.run(asked(url, map_, target, existing="update"))
-    same(target, new)
-
-
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
         ({"have": "old.bmap"}, "add --update"),
-        ({"have": "old.bmap", "existing": "update", "read_back": True}, "neither with --verify"),
+        ({"have": "old.bmap", "existing": "update", "read_back": True}, "--have with --map"),
         ({"content_type": "archive"}, "one raw disk"),
         ({"layers": (cdi_worker.Location("http://h/l"),)}, "one raw disk"),
         ({"format": "qcow2", "compress": True}, "omit --compress"),

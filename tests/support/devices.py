@@ -49,6 +49,14 @@ def fill(path: Path, size: int, byte: bytes = DIRT) -> Path:
     return path
 
 
+def restore(target: Path, data: bytes) -> None:
+    """Make a target the disk with these bytes, as an earlier import has left it; a device is larger."""
+    with target.open("r+b" if target.is_block_device() else "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def loop(directory: Path, size: int, *, sector: int = 512, dirt: bytes = DIRT) -> Iterator[Path]:
     """Make a block device of ``size`` bytes with direct I/O to a file that is filled with ``dirt``."""

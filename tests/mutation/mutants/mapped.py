@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant, mutant
 _DISK = "images/disks/mapped.py"
 _UNIT = "tests/images/disks/test_mapped.py::"
 _IMPORTS = "tests/end_to_end/test_mapped_imports.py::"
+_UPDATES = "tests/end_to_end/test_updates_by_map.py::"
 
 
 def _disk(what: str, old: str, new: str, *tests: str) -> Mutant:
@@ -100,15 +101,63 @@ MUTANTS = (
         "updates a disk that is not the one of its map",
         "    if present.size < size or (",
         "    if False and (",
-        f"{_IMPORTS}test_target_that_cannot_be_what_its_map_says_is_refused[file]",
+        f"{_UPDATES}test_target_that_cannot_be_what_its_map_says_is_refused[file]",
     ),
     mutant(
         "importer/execute.py",
         "updates a disk that an interrupted run has changed by its map",
         "    if targets.is_half_changed(claim):\n",
         "    if False:\n",
-        f"{_IMPORTS}test_target_that_cannot_be_what_its_map_says_is_refused[file]",
-        f"{_IMPORTS}test_target_that_cannot_be_what_its_map_says_is_refused[block512]",
+        f"{_UPDATES}test_killed_update_continues_without_the_old_map[block4096-one map]",
+    ),
+    mutant(
+        "importer/execute.py",
+        "trusts the map of the old disk after this run has written wrong ranges",
+        "                asked = _having(part, claim)\n",
+        "                asked = part if two_passes or whole.engine.given_up else _having(part, claim)\n",
+        f"{_UPDATES}test_old_map_is_not_trusted_after_wrong_ranges[file-one map]",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
+        "does not sample the disk that a map is said to be of",
+        "            module.check(out.storage, had.map)\n",
+        "",
+        f"{_UPDATES}test_map_of_another_disk_is_refused[file-one map]",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
+        "leaves what waits for the rest of a range of the old map",
+        "        attempt.outcome.old_map.end()\n",
+        "        pass\n",
+        f"{_UPDATES}test_disk_of_another_size[file-ranges-22020096]",
+    ),
+    mutant(
+        "images/sinks/oldmap.py",
+        "takes what has arrived for what the old map has",
+        "        if at == end and hashed.digest() == digest:\n",
+        "        if at == end:\n",
+        "tests/images/sinks/test_oldmap.py::test_only_ranges_that_differ_are_read",
+    ),
+    mutant(
+        "images/sinks/oldmap.py",
+        "takes what is behind the end of the old map for zeros",
+        "            elif start < self._blocks.size:\n",
+        "            elif True:\n",
+        f"{_UPDATES}test_disk_of_another_size[block4096-ranges-28311552]",
+    ),
+    mutant(
+        "images/sinks/oldmap.py",
+        "compares a part of a range with the checksum of all of it",
+        "                if sum(map(_length, waiting)) >= end - start:\n",
+        "                if True:\n",
+        "tests/images/sinks/test_oldmap.py::test_updated_disk_is_the_new_one",
+    ),
+    mutant(
+        "importer/result.py",
+        "states the SHA-256 of a disk of which a part was not read",
+        " or attempt.request.had)\n",
+        ")\n",
+        f"{_UPDATES}test_sha256_of_the_source_is_not_that_of_the_disk",
     ),
     mutant(
         "importer/plan.py",
@@ -136,6 +185,6 @@ MUTANTS = (
         "calls a disk verified of which a part was not read",
         "if request.blocks and not request.had else {}",
         "if request.blocks else {}",
-        f"{_IMPORTS}test_update_moves_only_ranges_that_differ[file-ranges]",
+        f"{_UPDATES}test_update_moves_only_ranges_that_differ[file-ranges]",
     ),
 )
