@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -96,6 +97,8 @@ def _requests(request: Request, disks: tuple[descriptor.Disk, ...]) -> list[Requ
     for path in paths:
         if paths.count(path) > 1:
             raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+        if request.report and os.path.realpath(request.report) in map(os.path.realpath, targets.used(path)):
+            raise errors.RequestError(f"--report {request.report}: is one of the disks; name another file")
     # Nothing is demanded of a disk: what they are in was verified when it was opened.
     part = dataclasses.replace(request, checksum=None, disk="", demand=trust.NOTHING)
     return [dataclasses.replace(part, target=path) for path in paths]

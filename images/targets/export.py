@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,13 @@ class Export(claim.Marked):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as err:
             raise errors.target_error(path, err, "open the journal") from err
-        self._fd, self.journal = fd, path
+        self._fd = fd
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            # In a folder like /tmp it may say that another disk on the export is the one that was written.
+            reason = "others can write to it; remove it, or use another --state"
+            raise errors.TargetError(path=path, reason=reason)
+        self.journal = path
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:

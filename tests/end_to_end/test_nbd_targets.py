@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -21,6 +23,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.images.targets import export
 from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.sources.nbd import locations, writer
@@ -275,6 +278,26 @@ def test_state_is_for_exports(tmp_path: Path) -> None:
     done = worker.run("import", "x", str(tmp_path / "disk.img"), "--state", str(tmp_path))
     assert done.status == 2
     assert "--state is for the journal of an NBD export" in done.errors
+
+
+@pytest.mark.parametrize("how", ["another user's", "for all", "not a file"])
+def test_journal_that_others_can_write_is_not_believed(
+    served: nbd_targets.Served, state: Path, how: str
+) -> None:
+    """In a folder such as /var/tmp anybody can make it before the first run."""
+    connect = destination.connect(request("http://127.0.0.1:1/", served.url), cancelling.NEVER)
+    with contextlib.closing(export.Export(served.url, connect, str(state))) as held:
+        path = Path(held.journal)
+    if how == "not a file":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        path.chmod(0o666 if how == "for all" else 0o600)
+    if how == "another user's":
+        os.chown(path, 1234, -1)
+    with pytest.raises(errors.TargetError, match="others can write to it"):
+        export.Export(served.url, connect, str(state))
+    assert path.exists()
 
 
 # -- interruptions

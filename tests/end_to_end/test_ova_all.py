@@ -122,6 +122,14 @@ def test_options_of_one_disk_are_refused(
     assert (done.status, done.error_message) == (2, message)
 
 
+def test_report_is_not_one_of_the_disks(disks: disks_module.Disks, folder: Path) -> None:
+    path = folder.parent / "vm.ova"
+    path.write_bytes(packed(disks))
+    done = worker.run("import", "--all", path, folder, "--report", folder / f"{VARIANTS[0]}.img")
+    assert (done.status, "is one of the disks" in done.error_message) == (2, True), done.errors
+    assert not list(folder.iterdir())
+
+
 def test_twenty_disks_pass(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
     image = disks.image("vmdk-stream").read_bytes()
     each = [Disk(image, f"{number}.vmdk") for number in range(20)]

@@ -6,6 +6,20 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "images/targets/export.py",
+        "believes a journal that others can write",
+        "        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_nbd_targets.py::test_journal_that_others_can_write_is_not_believed",
+    ),
+    mutant(
+        "importer/together.py",
+        "replaces a disk by its report",
+        "        if request.report and os.path.realpath",
+        "        if False and os.path.realpath",
+        "tests/end_to_end/test_ova_all.py::test_report_is_not_one_of_the_disks",
+    ),
+    mutant(
         "importer/routes/delivery.py",
         "leaves what a device has between the end of the image and the size of the disk",
         "    if grow_to > size:\n        out.extend(size, grow_to)\n",
