@@ -140,6 +140,7 @@ def plan(request: Request, offer: Offer, content: Content, space: Space, scratch
     asked = 0 if request.is_delta else request.disk_size or 0
     if request.is_exact and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
+    _check_form(request, max(size or 0, asked))
     choose = _delta if request.is_delta else _in_order if space.ordered else _choose
     chosen = choose(request, offer, content, scratch)
     layout = content.layout
@@ -312,6 +313,15 @@ def _why_forward(request: Request, offer: Offer, content: Content) -> str:
     return ""
 
 
+def _check_form(request: Request, size: int) -> None:
+    """Raise ``errors.Unsupported`` if the format of the target's file has no room for a disk of this size."""
+    form = request.form
+    if form is not None and size > form.most:
+        most = units.format_size(form.most)
+        clusters = f"clusters of {form.cluster_size} bytes hold at most {most}"
+        raise errors.Unsupported(reason=f"qcow2: {clusters}; use a larger cluster_size")
+
+
 def check_room(size: int, content: Content, request: Request, space: Space) -> None:
     """Raise ``errors.TooLarge`` if the target has no room for a disk of ``size`` bytes."""
     if size - content.footer > space.available and not space.thin:
@@ -323,6 +333,7 @@ def _blank(request: Request, space: Space) -> Plan:
     asked = request.disk_size
     if asked is not None and (space.block or request.is_exact) and asked > space.usable:
         raise errors.TooLarge(virtual_size=asked, available=space.usable)
+    _check_form(request, asked or 0)
     # A pod creates the largest disk that fits.
     size = asked if space.block and asked is not None else space.usable
     kept = "every byte zeroed" if request.is_exact else "nothing to write"

@@ -49,7 +49,8 @@ class Export(claim.Marked):
             raise errors.target_error(path, err, "open the journal") from err
         self._fd = fd
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        is_file = stat.S_ISREG(found.st_mode)
+        if not is_file or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             # In a folder like /tmp it may say that another disk on the export is the one that was written.
             reason = "others can write to it; remove it, or use another --state"
             raise errors.TargetError(path=path, reason=reason)

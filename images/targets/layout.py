@@ -14,6 +14,8 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "preallocation": ("off", "metadata", "falloc", "full"),
 }
 _SMALLEST, _LARGEST = 512, 2 << 20
+#: Entries of the first table, each for a table of one cluster (QCOW_MAX_L1_SIZE in block/qcow2.h).
+_MOST_ENTRIES: Final = (32 << 20) // 8
 #: A cluster is compressed in one request, whose unit may be at most so long (NBD's largest block).
 _LARGEST_COMPRESSED: Final = 64 << 10
 
@@ -32,9 +34,19 @@ class Qcow2:
     backing: str = ""
 
     @property
+    def preallocation(self) -> str:
+        """How clusters are allocated when the file is created; ``off``: they are not."""
+        return dict(each.split("=", 1) for each in self.options).get("preallocation", "off")
+
+    @property
     def is_preallocated(self) -> bool:
         """Whether clusters are allocated when the file is created."""
-        return any(each.startswith("preallocation=") and each != "preallocation=off" for each in self.options)
+        return self.preallocation != "off"
+
+    @property
+    def most(self) -> int:
+        """Bytes of the largest disk."""
+        return _MOST_ENTRIES * self.cluster_size * (self.cluster_size // 8)
 
 
 def parse(text: str, *, compress: bool = False, backing: str = "") -> Qcow2 | None:
@@ -65,7 +77,10 @@ def parse(text: str, *, compress: bool = False, backing: str = "") -> Qcow2 | No
 
 def _cluster_size(value: str) -> int:
     # As qemu-img writes sizes: 64k, 2M.
-    size = units.parse_quantity(value.upper().replace("K", "Ki").replace("M", "Mi"))
+    try:
+        size = units.parse_quantity(value.upper().replace("K", "Ki").replace("M", "Mi"))
+    except errors.RequestError:
+        size = 0
     if not _SMALLEST <= size <= _LARGEST or size & (size - 1):
         raise errors.RequestError(f"cluster_size={value}: not a power of two from 512 to 2M")
     return size

@@ -152,7 +152,7 @@ class Qcow2Target(file.FileTarget):
             # Nothing was written behind it; to shrink it, qemu-img would make a table for each 512 MiB.
             storage.write_all(fd, _SIZE_FIELD, memoryview(size.to_bytes(8, "big")))
         elif size > self._created:
-            qemu_img.grow(self.path, fd, size, preallocate=self._form.is_preallocated)
+            qemu_img.grow(self.path, fd, size, preallocation=self._form.preallocation)
         qemu_img.repair(self.path, fd)
         os.fsync(fd)
         self.storage.close()
@@ -264,6 +264,11 @@ def check(path: str, backing: str) -> None:
             _checked(read, os.lseek(fd, 0, os.SEEK_END), backing)
     except OSError as err:
         raise errors.target_error(path, err, "open") from err
+    except errors.Refused as err:
+        if backing or err.fields["rule"] != "backing_file":
+            raise
+        reason = f"{path} is an overlay; name its backing file with --backing"
+        raise errors.Refused(format="qcow2", rule="backing_file", reason=reason) from err
     if backing:
         _backing_format(backing)
 

@@ -160,10 +160,9 @@ def create(
     _change(path, fd, ["create", "-q", "-fqcow2", *given], str(size))
 
 
-def grow(path: str, fd: int, size: int, *, preallocate: bool = False) -> None:
-    """Enlarge a qcow2 file to a virtual ``size``."""
-    options = ["--preallocation=metadata"] if preallocate else []
-    _change(path, fd, ["resize", "-q", "-fqcow2", *options], str(size))
+def grow(path: str, fd: int, size: int, *, preallocation: str = "off") -> None:
+    """Enlarge a qcow2 file to a virtual ``size``. ``preallocation``: of what is added, as for ``create``."""
+    _change(path, fd, ["resize", "-q", "-fqcow2", f"--preallocation={preallocation}"], str(size))
 
 
 def repair(path: str, fd: int) -> None:

@@ -195,7 +195,9 @@ def test_verify_of_an_overlay_needs_its_base(target: Path, tmp_path: Path, expec
     base.write_bytes(DATA[: 20 * MIB])
     options = ("-O", "qcow2", "--backing", str(base))
     assert worker.run("import", str(expected), target, *options).status == 0
-    assert worker.run("verify", str(expected), target).status == 4
+    for argv in (("verify", str(expected), target), ("map", target)):
+        done = worker.run(*argv)
+        assert (done.status, "name its backing file with --backing" in done.errors) == (4, True), done.errors
     done = worker.run("verify", str(expected), target, "--backing", str(base))
     assert done.status == 0, done.errors
     (tmp_path / "other").mkdir()
@@ -224,6 +226,7 @@ def test_name_without_a_format_names_both_ways(server: misbehave.Server, target:
         (("-O", "qcow"), "did you mean 'qcow2'"),
         (("-O", "qcow2,size=3"), "qcow2 has no option 'size'"),
         (("-O", "qcow2,cluster_size=3k"), "not a power of two"),
+        (("-O", "qcow2,cluster_size="), "cluster_size=: not a power of two"),
         (("-O", "qcow2,compression_type=lzma"), "supported: zlib, zstd"),
         (("-O", "qcow2,preallocation=full", "--compress"), "preallocation excludes --compress"),
         (("-O", "qcow2,cluster_size=1M", "--compress"), "at most 64k"),
@@ -245,6 +248,27 @@ def test_only_a_file_is_qcow2(where: str) -> None:
     done = worker.run("import", "http://127.0.0.1:1/", where, "-O", "qcow2")
     assert done.status == 2
     assert "--format qcow2 writes a file" in done.errors
+
+
+@pytest.mark.parametrize("command", ["import", "blank"])
+def test_disk_larger_than_the_format_is_refused_at_once(
+    server: misbehave.Server, target: Path, command: str
+) -> None:
+    url = server.serve("/disk", misbehave.Page(DATA))
+    argv = ("blank", target, "200Gi") if command == "blank" else ("import", url, target, "--size=200Gi")
+    done = worker.run(*argv, "-O", "qcow2,cluster_size=512")
+    assert (done.status, "hold at most 128.0 GiB" in done.errors) == (4, True), done.errors
+    assert server.sent("/disk") < MIB
+    done = worker.run(*argv, "-O", "qcow2,cluster_size=1k")
+    assert done.status == 0, done.errors
+
+
+def test_what_is_added_is_preallocated_as_the_rest(target: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(MIB))
+    done = worker.run("import", str(source), target, "-O", "qcow2,preallocation=falloc", "--size=8Mi")
+    assert done.status == 0, done.errors
+    assert target.stat().st_blocks * 512 >= 8 * MIB
 
 
 def test_dry_run_says_the_format(server: misbehave.Server, target: Path) -> None:

@@ -8,7 +8,7 @@ MUTANTS = (
     mutant(
         "images/targets/export.py",
         "believes a journal that others can write",
-        "        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:\n",
+        "        if not is_file or found.st_uid != os.geteuid() or found.st_mode & 0o022:\n",
         "        if False:\n",
         "tests/end_to_end/test_nbd_targets.py::test_journal_that_others_can_write_is_not_believed",
     ),
