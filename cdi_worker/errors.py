@@ -367,6 +367,10 @@ class MapMismatch(ImageError):
     status = 5
 
 
+class WrongHead(MapMismatch):
+    """A wrong range of a map has bytes that were read to examine the image; they may be fetched again."""
+
+
 class Untrusted(Error):
     """A demanded signature is missing or not valid. ``fault``: a stable name (``formats.signature``)."""
 

@@ -40,6 +40,10 @@ class Remembered:
             at = after
         return min(at, end) - offset
 
+    def has(self, start: int, end: int) -> bool:
+        """Return whether a byte from ``start`` to ``end`` is remembered."""
+        return any(offset < end and start < offset + len(data) for offset, data in self._pieces)
+
     def agrees(self, offset: int, data: memoryview) -> bool:
         """Return whether bytes read again from ``offset`` are the remembered ones."""
         for start, piece in self._pieces:

@@ -150,6 +150,8 @@ class Engine:
         #: Why ranges are not used any more; empty: they are.
         self.given_up = ""
         self.used = False
+        #: Whether the first bytes were wrong, and have been fetched again.
+        self.renewed = False
 
     def do_without_ranges(self, failure: errors.NoRanges) -> None:
         """Read in order from now on. Raises ``failure`` if ranges were not used."""
@@ -178,6 +180,12 @@ class Image:
         """Return the same image, with nothing known of it but its head."""
         files = tuple(file.anew() for file in self.facts.files)
         return Image(self.source, dataclasses.replace(self.facts, files=files), self.engine)
+
+    def renewed(self, cancel: cancelling.Cancel) -> Image:
+        """Return the same image with other first bytes: fetched again, by ranges."""
+        without = Image(self.source, dataclasses.replace(self.facts, head=b""), self.engine)
+        head = without.fetcher(cancel).read(0, len(self.facts.head))
+        return Image(self.source, dataclasses.replace(self.facts, head=head), self.engine)
 
     @property
     def files(self) -> tuple[Image, ...]:

@@ -155,13 +155,16 @@ def attempts(
 
     Returns the attempt that succeeded, and what its source has stated until the end.
 
-    What an attempt has shown is a fact for the next one: that byte ranges are not served, or that the image
-    must be read twice. Everything is examined again, as what was read before may be wrong too.
+    What an attempt has shown is a fact for the next one: that byte ranges are not served, that the first
+    bytes were wrong, or that the image must be read twice. Everything is examined again, as what was read
+    before may be wrong too.
     """
-    two_passes = ""
+    two_passes, is_wrong = "", False
     while True:
         plan = None
         try:
+            if is_wrong:
+                whole, is_wrong = whole.renewed(run.reads), False
             with package.unpacked(whole.anew(), request, run.reads) as (disk, part):
                 # Each time: what an attempt has written may be wrong, and is not what the map says.
                 asked = _having(part, claim)
@@ -188,6 +191,10 @@ def attempts(
                 # Changes are not a stream.
                 raise
             contact.fall_back(whole.engine, err, run.progress)
+        except errors.WrongHead as err:
+            log.warning("the first bytes are fetched again, and the image is examined again: %s", err)
+            run.progress.retry(err)
+            whole.engine.renewed = is_wrong = True
 
 
 def _follow(attempt: Attempt, facts: survey.Survey) -> str:

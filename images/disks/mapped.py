@@ -104,21 +104,35 @@ class _Mapped(base.Disk):
         """Take the last buffer back, which is not delivered."""
         self._is_spare = True
 
-    def _wrong(self, start: int, end: int, what: str) -> errors.MapMismatch:
+    def _wrong(
+        self, start: int, end: int, what: str, kind: type[errors.MapMismatch] = errors.MapMismatch
+    ) -> errors.MapMismatch:
         image, blocks = self._names
-        return errors.MapMismatch(url=image, map=blocks, reason=f"bytes {start} to {end - 1} {what}")
+        return kind(url=image, map=blocks, reason=f"bytes {start} to {end - 1} {what}")
 
 
 class ByRanges(_Mapped):
-    """A mapped disk that is read by ranges: nothing else is requested, and a wrong range is fetched again."""
+    """A mapped disk that is read by ranges: nothing else is requested, and a wrong range is fetched again.
+
+    ``known``: returns whether some of a range is not fetched, because it was read before to examine the
+    image. If that is wrong, ``errors.WrongHead`` is raised at once: the image must be examined again. None:
+    that has been done.
+    """
 
     repeats = True
 
     def __init__(
-        self, ranges: raw.Ranges, selection: Selection, scope: cancelling.Cancel, names: tuple[str, str]
+        self,
+        ranges: raw.Ranges,
+        selection: Selection,
+        scope: cancelling.Cancel,
+        names: tuple[str, str],
+        *,
+        known: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__(selection, scope, names)
         self._ranges = ranges
+        self._known = known
 
     def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
         """See ``base.Disk``."""
@@ -168,6 +182,8 @@ class ByRanges(_Mapped):
         for _ in range(AGAIN):
             if is_right:
                 return
+            if self._known is not None and self._known(start, end):
+                raise self._wrong(start, end, "have another checksum", errors.WrongHead)
             fetcher.pause(start, f"bytes {start} to {end - 1} do not have the checksum of the map")
             meter.skip(start - end)
             yield start, (start, end)

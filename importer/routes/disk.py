@@ -116,7 +116,9 @@ def _mapped(attempt: Attempt, blocks: maps.Blocks) -> base.Disk:
     selection = _selection(attempt, blocks)
     disk: base.Disk
     if attempt.plan.random:
-        disk = module.ByRanges(reading.ranges(attempt), selection, attempt.scope, names)
+        image = attempt.image
+        known = None if image.engine.renewed else image.known.has
+        disk = module.ByRanges(reading.ranges(attempt), selection, attempt.scope, names, known=known)
     else:
         opened = functools.partial(reading.plain, attempt)
         disk = module.Passing(opened, selection, attempt.scope, names, footer=not attempt.facts.format)

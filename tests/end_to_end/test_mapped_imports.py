@@ -29,6 +29,7 @@ from tests.support import (
     meters,
     misbehave,
     oracle,
+    ovas,
     processes,
     servers,
     signers,
@@ -450,3 +451,65 @@ def test_command_shows_the_map(server: misbehave.Server, made: Made, tmp_path: P
     done = worker.run("import", "--force", url, tmp_path / "disk.img", f"--map={path}")
     assert (done.status, "checksum mismatch: " in done.errors) == (5, True), done.errors
     oracle.same(tmp_path / "disk.img", made.disk)
+
+
+# -- the bytes that have shown the format
+
+
+@pytest.mark.parametrize("place", [0, 100 * KIB, SIZE - 300], ids=["first", "head", "footer"])
+@pytest.mark.parametrize("etag", ['"one"', None])
+def test_wrong_first_response_is_fetched_again(
+    server: misbehave.Server, target: Path, tmp_path: Path, place: int, etag: str | None
+) -> None:
+    """They were read once, to examine the image, and are examined again."""
+    made = make(tmp_path / "full", ((0, 3 * MIB), (20 * MIB, 4 * MIB)))
+    good = Page(made.data, etag=etag)
+    bad = dataclasses.replace(good, body=flipped(made.data, place))
+    url, map_ = serve(server, made, *([(bad, 1)] if place < MIB else [(good, 2), (bad, 2)]), good)
+    result = cdi_worker.run(asked(url, map_, target))
+    same(target, made)
+    assert result.verified["map"]
+    # The footer is read with others again, which shows the difference: then all is read as one stream.
+    assert (result.plan.route is cdi_worker.Route.EXTENTS) == (place < MIB)
+
+
+def test_first_response_that_stays_wrong_is_an_error(
+    server: misbehave.Server, made: Made, target: Path
+) -> None:
+    url, map_ = serve(server, made, Page(flipped(made.data, 100 * KIB)))
+    with pytest.raises(errors.MapMismatch, match="bytes 0 to 307199 have another checksum, 4 times"):
+        cdi_worker.run(asked(url, map_, target))
+    oracle.unusable(target)
+
+
+@pytest.mark.parametrize("form", ["qcow2", "vmdk"])
+def test_format_that_the_first_response_has_hidden_is_refused(
+    server: misbehave.Server, disks: disks.Disks, target: Path, tmp_path: Path, form: str
+) -> None:
+    """The map is that of an image file, which is examined by the bytes that are right."""
+    path = tmp_path / "image"
+    path.write_bytes(disks.image(form).read_bytes())
+    other = Made(path, bmaptool.create(path))
+    url, map_ = serve(server, other, (Page(bytes(4096) + other.data[4096:]), 1), Page(other.data))
+    with pytest.raises(errors.ImageError, match="--map is for a raw disk"):
+        cdi_worker.run(asked(url, map_, target))
+    oracle.unusable(target)
+
+
+@pytest.mark.parametrize("times", [1, None], ids=["once", "always"])
+def test_disk_in_a_package_is_fetched_again(
+    server: misbehave.Server, made: Made, tmp_path: Path, times: int | None
+) -> None:
+    """Its first bytes are those of the package, or are fetched from there."""
+    target = tmp_path / "disk.img"
+    package = ovas.ova(ovas.Disk(made.data, "disk.raw", capacity=SIZE >> 20), listed="not")
+    place = package.index(made.data[:4096]) + 50 * KIB
+    bad, good = Page(flipped(package, place)), Page(package)
+    url, map_ = serve(server, made, *([(bad, times), good] if times else [bad]))
+    if times:
+        cdi_worker.run(asked(url, map_, target))
+        same(target, made)
+    else:
+        with pytest.raises(errors.MapMismatch, match="bytes 0 to 307199 have another checksum"):
+            cdi_worker.run(asked(url, map_, target))
+        assert not target.exists()

@@ -160,6 +160,27 @@ MUTANTS = (
         f"{_UPDATES}test_sha256_of_the_source_is_not_that_of_the_disk",
     ),
     mutant(
+        "importer/execute.py",
+        "keeps the wrong bytes of the first response",
+        "            whole.engine.renewed = is_wrong = True\n",
+        "            raise\n",
+        f"{_IMPORTS}test_wrong_first_response_is_fetched_again",
+    ),
+    mutant(
+        "importer/execute.py",
+        "fetches the first response again without an end",
+        "            whole.engine.renewed = is_wrong = True\n",
+        "            is_wrong = True\n",
+        f"{_IMPORTS}test_disk_in_a_package_is_fetched_again[always]",
+    ),
+    mutant(
+        "importer/execute.py",
+        "examines an image again by the bytes that were wrong",
+        "                whole, is_wrong = whole.renewed(run.reads), False\n",
+        "                is_wrong = False\n",
+        f"{_IMPORTS}test_wrong_first_response_is_fetched_again",
+    ),
+    mutant(
         "importer/plan.py",
         "imports an image of another size than its map",
         "    if size not in {None, blocks.map.size}:\n",
