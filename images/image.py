@@ -6,6 +6,7 @@ compared with each other, the bytes that are known already, and the way back fro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -182,9 +183,14 @@ class Image:
         return Image(self.source, dataclasses.replace(self.facts, files=files), self.engine)
 
     def renewed(self, cancel: cancelling.Cancel) -> Image:
-        """Return the same image with other first bytes: fetched again, by ranges."""
-        without = Image(self.source, dataclasses.replace(self.facts, head=b""), self.engine)
-        head = without.fetcher(cancel).read(0, len(self.facts.head))
+        """Return the same image with first bytes that are fetched again."""
+        without, length = dataclasses.replace(self.facts, head=b""), len(self.facts.head)
+        image = Image(self.source, without, self.engine)
+        if (read := image.at_random(cancel)) is not None:
+            head = read(0, length)
+        else:
+            with contextlib.closing(image.ordered(cancel)) as reader:
+                head = readers.Peek(reader, length).head
         return Image(self.source, dataclasses.replace(self.facts, head=head), self.engine)
 
     @property

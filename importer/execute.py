@@ -191,6 +191,8 @@ def attempts(
                 # Changes are not a stream.
                 raise
             contact.fall_back(whole.engine, err, run.progress)
+            # The first bytes may be those that were wrong.
+            is_wrong = isinstance(err, errors.WrongRanges)
         except errors.WrongHead as err:
             log.warning("the first bytes are fetched again, and the image is examined again: %s", err)
             run.progress.retry(err)

@@ -185,6 +185,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if span and page.lie is not None:
             start = page.lie(first, number) % len(page.body)
             data = memoryview((page.body + page.body)[start : start + last + 1 - first])
+        data = memoryview(page.damage(first, bytes(data))) if page.damage else data
         data = memoryview(bytes(data) + b"+" * page.extra) if page.extra else data
         stall = page.stall
         if page.stall_at is not None and first <= page.stall_at <= last:

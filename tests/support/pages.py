@@ -32,6 +32,8 @@ class Page:
     content_range: str = "bytes {first}-{last}/{total}"
     #: Returns where the bytes of a 206 begin, for the first byte requested and the number of the request.
     lie: Callable[[int, int], int] | None = None
+    #: Returns other bytes for those of a response from an offset.
+    damage: Callable[[int, bytes], bytes] | None = None
     #: Ranges behind byte 0: reset after this many bytes / shorter than requested, as their header says.
     cut_range: int | None = None
     short_range: int | None = None

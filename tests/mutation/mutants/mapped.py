@@ -168,6 +168,13 @@ MUTANTS = (
     ),
     mutant(
         "importer/execute.py",
+        "keeps the first response when ranges were wrong",
+        "            is_wrong = isinstance(err, errors.WrongRanges)\n",
+        "",
+        "tests/end_to_end/test_map_pairs.py::test_import_by_a_map_from_a_server_that_damages_a_range[5-once]",
+    ),
+    mutant(
+        "importer/execute.py",
         "fetches the first response again without an end",
         "            whole.engine.renewed = is_wrong = True\n",
         "            is_wrong = True\n",
