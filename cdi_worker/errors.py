@@ -361,14 +361,14 @@ class ChecksumMismatch(ImageError):
 
 
 class MapMismatch(ImageError):
-    """The image is not the one of its map."""
+    """The image is not the one of its map.
 
+    ``is_head``: the wrong range has bytes that were read to examine the image, and may be fetched again.
+    """
+
+    is_head = False
     template = "checksum mismatch: {url}: not the disk of the map {map}: {reason}"
     status = 5
-
-
-class WrongHead(MapMismatch):
-    """A wrong range of a map has bytes that were read to examine the image; they may be fetched again."""
 
 
 class Untrusted(Error):

@@ -193,7 +193,9 @@ def attempts(
             contact.fall_back(whole.engine, err, run.progress)
             # The first bytes may be those that were wrong.
             is_wrong = isinstance(err, errors.WrongRanges)
-        except errors.WrongHead as err:
+        except errors.MapMismatch as err:
+            if not err.is_head:
+                raise
             log.warning("the first bytes are fetched again, and the image is examined again: %s", err)
             run.progress.retry(err)
             whole.engine.renewed = is_wrong = True

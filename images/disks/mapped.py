@@ -104,19 +104,17 @@ class _Mapped(base.Disk):
         """Take the last buffer back, which is not delivered."""
         self._is_spare = True
 
-    def _wrong(
-        self, start: int, end: int, what: str, kind: type[errors.MapMismatch] = errors.MapMismatch
-    ) -> errors.MapMismatch:
+    def _wrong(self, start: int, end: int, what: str) -> errors.MapMismatch:
         image, blocks = self._names
-        return kind(url=image, map=blocks, reason=f"bytes {start} to {end - 1} {what}")
+        return errors.MapMismatch(url=image, map=blocks, reason=f"bytes {start} to {end - 1} {what}")
 
 
 class ByRanges(_Mapped):
     """A mapped disk that is read by ranges: nothing else is requested, and a wrong range is fetched again.
 
     ``known``: returns whether some of a range is not fetched, because it was read before to examine the
-    image. If that is wrong, ``errors.WrongHead`` is raised at once: the image must be examined again. None:
-    that has been done.
+    image. If that is wrong, it is an error at once: the image must be examined again. None: that has been
+    done.
     """
 
     repeats = True
@@ -183,7 +181,9 @@ class ByRanges(_Mapped):
             if is_right:
                 return
             if self._known is not None and self._known(start, end):
-                raise self._wrong(start, end, "have another checksum", errors.WrongHead)
+                failure = self._wrong(start, end, "have another checksum")
+                failure.is_head = True
+                raise failure
             fetcher.pause(start, f"bytes {start} to {end - 1} do not have the checksum of the map")
             meter.skip(start - end)
             yield start, (start, end)
