@@ -154,7 +154,6 @@ def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
 #: The first matching row counts.
 _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"NameResolutionError", "gaierror"}, "", "unknown host", True),
-    ({"ProxyError"}, "", "the proxy is unreachable or refuses the request; check the proxy", True),
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError", "Slow"}, "timed out", "timed out", False),
@@ -180,10 +179,20 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
             return "the proxy does not speak TLS: write http:// in its URL", True, None
         reason, remedy = handshake(url, err) or ("TLS handshake failed; is this an https server?", None)
         return reason, True, remedy
+    reason, final = _known(kinds, text) or (f"connection failed ({type(err).__name__})", False)
+    if "ProxyError" in kinds:
+        # requests' words for the proxy's answer to CONNECT.
+        refused = re.search(r"Tunnel connection failed: (\d{3}[\w -]*)", text)
+        reason = f"the proxy answers {printable(refused[1].strip())}" if refused else f"the proxy: {reason}"
+        return f"{reason}; check the proxy and its URL", True, None
+    return reason, final, None
+
+
+def _known(kinds: set[str], text: str) -> tuple[str, bool] | None:
     for names, pattern, sentence, final in _CAUSES:
         if kinds & names or (pattern and re.search(pattern, text)):
-            return sentence, final, None
-    return f"connection failed ({type(err).__name__})", False, None
+            return sentence, final
+    return None
 
 
 def handshake(url: str, err: BaseException) -> handshakes.Cause | None:

@@ -56,12 +56,14 @@ class File:
         return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, data: bytes, doing: str) -> None:
-        """Write the file and make it durable. Raises ``errors.TargetError``; ``doing``: see there."""
+        """Write the file and make it durable. Raises ``errors.TargetError``; ``doing``: see there.
+
+        Raises ``errors.Error`` if standard output is closed or full.
+        """
+        if self._path == targets.STDOUT:
+            _print(data.decode(), doing)
+            return
         try:
-            if self._path == targets.STDOUT:
-                sys.stdout.write(data.decode())
-                sys.stdout.flush()
-                return
             beside, fd = self._create()
             try:
                 with open(fd, "wb") as stream:
@@ -74,6 +76,16 @@ class File:
                 beside.unlink(missing_ok=True)
         except OSError as err:
             raise errors.target_error(self._path, err, doing) from err
+
+
+def _print(text: str, doing: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # its reader has seen enough
+    except OSError as err:
+        raise errors.Error(reason=f"standard output: {doing}: {errors.words(err)}") from err
 
 
 def _sync(folder: Path) -> None:

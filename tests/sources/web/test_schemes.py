@@ -110,6 +110,20 @@ def test_proxy_without_tls_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:1", "the proxy: connection refused"),
+        ("nowhere.invalid:3128", "the proxy: unknown host"),
+        ("", "the proxy answers 501"),
+    ],
+)
+def test_failure_of_a_proxy_has_its_cause(server: misbehave.Server, address: str, reason: str) -> None:
+    access = base.Access(https_proxy=f"http://{address or f'127.0.0.1:{server.port}'}")
+    with pytest.raises(errors.Unreachable, match=f"{reason}.*; check the proxy and its URL"):
+        http_disk.refused("https://disks.example/disk", access)
+
+
+@pytest.mark.parametrize(
     "reason", ["WRONG_VERSION_NUMBER] wrong", "RECORD_LAYER_FAILURE] record", "] record"]
 )
 def test_each_openssl_is_understood(reason: str) -> None:
