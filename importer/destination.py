@@ -85,7 +85,7 @@ def reading(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Cla
     path = request.target
     with contextlib.ExitStack() as stack:
         device, url = None, path
-        if request.format == "qcow2" or (path.endswith(".qcow2") and not request.format):
+        if request.is_qcow2:
             backing = os.path.realpath(request.backing) if request.backing else ""
             lazy.load(QCOW2)(path, backing)
             url = stack.enter_context(lazy.load(SERVING)(path))

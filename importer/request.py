@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from cdi_worker import errors, lazy, sources, units
 from cdi_worker.formats import checksum
@@ -103,6 +103,12 @@ class Request:
         return made
 
     @property
+    def is_qcow2(self) -> bool:
+        """Whether the finished disk at ``target``, which is only read, is in a qcow2 file."""
+        name = self.format.partition(",")[0]
+        return name == "qcow2" or (not name and self.target.endswith(".qcow2"))
+
+    @property
     def is_archive(self) -> bool:
         """Whether the bytes must be a tar archive."""
         return self.content_type in {"archive", CLONE}
@@ -194,6 +200,11 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
     if made.content_type not in CONTENT_TYPES:
         hint = errors.supported(made.content_type, CONTENT_TYPES)
         faults.append(f"unknown content type {made.content_type!r}; {hint}")
+    if made.existing not in get_args(Existing):
+        hint = errors.supported(made.existing, get_args(Existing))
+        faults.append(f"unknown value of existing {made.existing!r}; {hint}")
+    if made.image_size is not None and made.image_size < 1:
+        faults.append(f"a disk of {made.image_size} bytes; give its size, or leave it out")
     faults += made.demand.faults()
     if made.demand.checksum_file and made.checksum is not None:
         faults.append("--checksum and --checksum-file exclude each other")
@@ -216,7 +227,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "an archive cannot be written to standard output; name a folder"
     if made.target == targets.STDOUT and made.stage.current:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
-    yield from _format_faults(made)
+    yield from (_finished_faults if made.existing == "compare" else _format_faults)(made)
     if made.write_map:
         yield from _written_map_faults(made)
     yield from _map_faults(made)
@@ -241,9 +252,16 @@ def _written_map_faults(made: Request) -> Iterator[str]:
         yield "--write-map and --report: standard output gets one of them; name a file for the other"
 
 
+def _finished_faults(made: Request) -> Iterator[str]:
+    """Yield the faults of the format of a finished disk, which is only read."""
+    try:
+        if made.format or made.backing:
+            lazy.load(LAYOUT)(made.format or ("qcow2" if made.is_qcow2 else ""), backing=made.backing)
+    except errors.RequestError as err:
+        yield from err.faults
+
+
 def _format_faults(made: Request) -> Iterator[str]:
-    if made.existing == "compare":
-        return
     if not made.format and made.target.endswith(".qcow2"):
         yield (
             f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "

@@ -15,6 +15,7 @@ pytest.importorskip("nbd")
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.formats import bmap
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.targets import layout
 from tests.support import devices, disks, forked, misbehave, oracle, pairs, processes, servers, worker
@@ -187,6 +188,28 @@ def test_verify_compares_with_the_guest(
     assert "1048576" in done.output
     done = worker.run("verify", url, target, "--format", "raw", "--scratch", str(target.parent))
     assert done.status == errors.Differs.status, done.errors
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "reason"),
+    [
+        (("--format=qcow2,cluster_size=4k",), 0, ""),
+        (("--format=qcow",), 2, "did you mean 'qcow2'"),
+        (("--backing=/etc/passwd",), 2, "need --format qcow2"),
+        (("--format=raw", "--backing=/etc/passwd"), 2, "need --format qcow2"),
+    ],
+)
+def test_finished_disk_is_read_in_the_format_that_is_named(
+    tmp_path: Path, expected: Path, options: tuple[str, ...], status: int, reason: str
+) -> None:
+    """The options of its import may be repeated. Another format is not compared as a raw disk."""
+    target = tmp_path / "vm.img"
+    assert worker.run("import", str(expected), target, "-O", "qcow2,cluster_size=4k").status == 0
+    for argv in (("verify", str(expected), target), ("map", target, "-o", str(tmp_path / "map"))):
+        done = worker.run(*argv, *options)
+        assert (done.status, reason in done.errors) == (status, True), done.errors
+    if not status:
+        assert bmap.parse((tmp_path / "map").read_bytes()).size == expected.stat().st_size
 
 
 def test_verify_of_an_overlay_needs_its_base(target: Path, tmp_path: Path, expected: Path) -> None:

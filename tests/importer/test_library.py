@@ -15,6 +15,7 @@ import threading
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,21 @@ def test_missing_target_is_reported_with_all_other_faults() -> None:
             "unknown content type 'disc'; supported: kubevirt, archive",
             "no endpoint (IMPORTER_ENDPOINT) given",
         )
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"existing": "replaced"}, "unknown value of existing 'replaced'; did you mean 'replace'?"),
+        ({"image_size": -1}, "a disk of -1 bytes; give its size, or leave it out"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(tmp_path: Path, more: dict[str, Any], fault: str) -> None:
+    location = cdi_worker.Location(str(tmp_path / "image"))
+    wanted = cdi_worker.Request(source="local", location=location, target=str(tmp_path / "disk.img"), **more)
+    with pytest.raises(errors.RequestError) as caught:
+        cdi_worker.run(wanted)
+    assert caught.value.faults == (fault,)
 
 
 def test_inspect_without_target_looks_at_no_file_of_the_working_directory(
