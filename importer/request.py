@@ -221,6 +221,9 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
 def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     if needs_target and not made.target:
         yield "no target given: name a file, a directory or a device"
+    scheme, separator, _ = made.target.partition("://")
+    if separator and not (targets.is_export(made.target) or targets.is_folder(f"{scheme}:")):
+        yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
     if made.is_archive and targets.is_block(made.target):
         yield "an archive needs a volume with a file system, not a block device"
     if made.target == targets.STDOUT and made.is_archive:

@@ -35,8 +35,8 @@ ssh host cat disk.qcow2 | cdi-worker import - disk.img
 cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 """
 UPLOAD_EXAMPLES = """\
-cdi-worker upload disk.qcow2 https://cdi-uploadproxy.example.org --token-file token
-cdi-worker upload disk.qcow2 https://host:8443 --cert client.crt --key client.key --ca-file ca.pem
+cdi-worker upload disk.qcow2 https://proxy.example.org --token-file token
+cdi-worker upload disk.raw https://host:8443 --cert my.pem --ca-file ca.pem
 """
 VERIFY_EXAMPLES = """\
 cdi-worker verify https://example.org/disk.qcow2 disk.img
@@ -58,7 +58,7 @@ DEFAULT_OVERHEAD = "0.06"
 @options.import_options
 @click.pass_obj
 def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) -> int:
-    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory or block device).
+    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory, block device or NBD export).
 
     A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
     else.
@@ -140,7 +140,7 @@ def verify(
     seed: int | None,
     **given: Any,
 ) -> int:
-    """Compare DISK (a file, a directory with disk.img, or a block device) with the disk at SOURCE.
+    """Compare DISK (a file, directory, block device or NBD export) with the disk at SOURCE.
 
     SOURCE is one of import, in any format. Without it, DISK is compared with the checksums of --map. DISK is
     only read. The exit status is 0 if it is equal, 9 if it differs, and another one if that could not be

@@ -258,10 +258,18 @@ def test_help_on_nothing_is_refused(arguments: tuple[str, ...], message: str) ->
     assert message in done.errors
 
 
+@pytest.mark.parametrize("target", ["s3://bucket/disk.img", "NBD://host/disk", "nbds+unix:///?socket=a"])
+def test_address_that_is_not_a_target_is_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "image").write_bytes(bytes(4096))
+    done = worker.run("import", tmp_path / "image", target)
+    assert (done.status, "is not a target; name a file" in done.errors) == (2, True), done.errors
+
+
 def test_help_of_every_command_is_for_people() -> None:
     for command in group.COMMANDS:
         done = worker.run(command, "--help")
         assert (done.status, "\\b" in done.output) == (0, False), done.output
+        assert not [line for line in done.output.splitlines() if len(line) > 80]
 
 
 def test_help_has_one_default_for_each_option() -> None:
