@@ -221,9 +221,6 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
 def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     if needs_target and not made.target:
         yield "no target given: name a file, a directory or a device"
-    scheme, separator, _ = made.target.partition("://")
-    if separator and not (targets.is_export(made.target) or targets.is_folder(f"{scheme}:")):
-        yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
     if made.is_archive and targets.is_block(made.target):
         yield "an archive needs a volume with a file system, not a block device"
     if made.target == targets.STDOUT and made.is_archive:
@@ -234,10 +231,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     if made.write_map:
         yield from _written_map_faults(made)
     yield from _map_faults(made)
-    if targets.is_export(made.target):
-        yield from _export_faults(made)
-    elif made.state:
-        yield "--state is for the journal of an NBD export; all other targets keep their own"
+    yield from (_export_faults if targets.is_export(made.target) else _path_faults)(made)
     if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk on a file or a device can be updated in place (--update)"
     if made.existing == "compare" and (made.is_archive or made.target == targets.STDOUT):
@@ -302,6 +296,14 @@ def _map_faults(made: Request) -> Iterator[str]:
         yield "--have with --map: what is the same in both is not received, and --verify compares what is"
 
 
+def _path_faults(made: Request) -> Iterator[str]:
+    scheme, separator, _ = made.target.partition("://")
+    if separator and not targets.is_folder(f"{scheme}:"):
+        yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
+    if made.state:
+        yield "--state is for the journal of an NBD export; all other targets keep their own"
+
+
 def _export_faults(made: Request) -> Iterator[str]:
     if made.is_archive:
         yield "an archive cannot be written to an NBD export; name a folder"
@@ -332,8 +334,11 @@ def _source_faults(made: Request) -> Iterator[str]:
 
 
 def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[str]:
-    """Yield a fault for each file beside the disk that would replace one that is read, or the other."""
-    others = (made.backing, made.demand.map, made.demand.checksum_file, made.have)
+    """Yield a fault for each file beside the disk that would replace one that is read, or the other.
+
+    The map of the disk that is updated (``have``) may be replaced by that of the new one.
+    """
+    others = (made.backing, made.demand.map, made.demand.checksum_file)
     kept = {os.path.realpath(each) for each in others if each}
     for option, path in (("--report", made.report), ("--write-map", made.write_map)):
         if path in {"", targets.STDOUT}:
