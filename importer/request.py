@@ -340,10 +340,13 @@ def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[
     """
     others = (made.backing, made.demand.map, made.demand.checksum_file)
     kept = {os.path.realpath(each) for each in others if each}
-    for option, path in (("--report", made.report), ("--write-map", made.write_map)):
+    for option, path, more in (("--report", made.report, made.have), ("--write-map", made.write_map, "")):
         if path in {"", targets.STDOUT}:
             continue
-        if any(each.reads(path) for each in read) or os.path.realpath(path) in kept:
+        if any(each.reads(path) for each in read) or os.path.realpath(path) in {
+            *kept,
+            os.path.realpath(more),
+        }:
             yield f"{option} {path}: would replace a file that is read; name another file"
         kept.add(os.path.realpath(path))
 

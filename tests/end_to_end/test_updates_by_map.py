@@ -322,3 +322,8 @@ def test_command_replaces_the_old_map_by_the_new_one(
         assert json.loads(done.output)["update"]["written"] <= 8192
         assert target.read_bytes() == new
         assert bmap.parse(kept.read_bytes()) == bmaps.expected(bytes(new))
+    before = kept.read_bytes()
+    for options in (("--report", kept), ("--report", kept, "--write-map", kept)):
+        done = worker.run("import", "--update", "--have", kept, *options, url, target)
+        assert (done.status, "would replace a file that is read" in done.errors) == (2, True), done.errors
+    assert kept.read_bytes() == before
