@@ -343,10 +343,8 @@ def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[
     for option, path, more in (("--report", made.report, made.have), ("--write-map", made.write_map, "")):
         if path in {"", targets.STDOUT}:
             continue
-        if any(each.reads(path) for each in read) or os.path.realpath(path) in {
-            *kept,
-            os.path.realpath(more),
-        }:
+        is_had = bool(more) and os.path.realpath(path) == os.path.realpath(more)
+        if is_had or any(each.reads(path) for each in read) or os.path.realpath(path) in kept:
             yield f"{option} {path}: would replace a file that is read; name another file"
         kept.add(os.path.realpath(path))
 

@@ -22,7 +22,7 @@ MUTANTS = (
     mutant(
         "importer/request.py",
         "writes a report over a file that is read",
-        "        if any(each.reads(path) for each in read) or os.path.realpath(path) in kept:\n",
+        "        if is_had or any(each.reads(path) for each in read) or os.path.realpath(path) in kept:\n",
         "        if False:\n",
         "tests/end_to_end/test_existing.py::test_file_that_is_read_is_not_replaced",
     ),
