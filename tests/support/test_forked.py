@@ -131,10 +131,10 @@ def test_missing_program_is_reported() -> None:
         forked.run(["/nonexistent/program"], env=forked.ENVIRONMENT)
 
 
-def test_prepared_modules_read_only_the_language() -> None:
+def test_prepared_modules_read_only_language_and_home() -> None:
     """What a module reads while it is imported would be of the prepared process, not of the program."""
     code = """
-import importlib, os, sys, sysconfig, zoneinfo
+import os, sysconfig, zoneinfo
 from tests.support import forked
 sysconfig.get_config_vars()  # reads the directories of the interpreter, once
 names = []
@@ -143,9 +143,8 @@ class Watched(type(os.environ)):
         names.append(name)
         return super().__getitem__(name)
 os.environ.__class__ = Watched
-for module in forked.PREPARED:
-    importlib.import_module(module)
+forked.prepare()
 print(*sorted(set(names)))
 """
     done = processes.run("env", sys.executable, "-c", code, env=forked.ENVIRONMENT)
-    assert set(done.stdout.split()) <= {"LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"}
+    assert set(done.stdout.split()) <= {"LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG", "HOME"}
