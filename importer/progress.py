@@ -412,16 +412,6 @@ def _as_json(numbers: Numbers) -> str:
     )
 
 
-class Moved(NullProgress):
-    """Passes on only what is moved: what is skipped and kept has been counted before."""
-
-    def __init__(self, to: Progress) -> None:
-        self._to = to
-
-    def advance(self, count: int) -> None:
-        self._to.advance(count)
-
-
 class Several:
     """Passes progress on to several reporters, such as a bar and the metrics."""
 

@@ -79,9 +79,9 @@ def options(attempt: Attempt) -> targets.Options:
 class Meter(NamedTuple):
     """Counts what a disk reads; see ``disks.base.Meter``."""
 
-    advance: Callable[[int], None]
-    skip: Callable[[int], None]
-    keep: Callable[[int], None]
+    advance: Callable[[int], None] = lambda _: None
+    skip: Callable[[int], None] = lambda _: None
+    keep: Callable[[int], None] = lambda _: None
     moved: Callable[[int], None] = lambda _: None
 
     @classmethod
@@ -229,7 +229,8 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     outcome.kept = max(0, outcome.kept - outcome.refetched)
     if outcome.refetched:
         log.warning("storage differs from what the last attempt wrote refetched=%d", outcome.refetched)
-        count += _pour(disk, sink, place, Meter.of(progress.Moved(counted), sink.moved), noted)[1]
+        # What is skipped and kept has been counted before.
+        count += _pour(disk, sink, place, Meter(counted.advance, moved=sink.moved), noted)[1]
     return count + outcome.resumed
 
 
@@ -250,7 +251,7 @@ def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened)
     stored = lazy.load(COMPARED).Sampled(out.storage, noted)
     try:
         with attempt.scoped() as sampling:
-            _pour(make(sampling), stored, place, Meter.of(progress.NullProgress()), noted.sample())
+            _pour(make(sampling), stored, place, Meter(), noted.sample())
     except errors.SourceChanged as err:
         if not stored.differs:
             raise
