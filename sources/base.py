@@ -224,6 +224,19 @@ class Source:
         """
         return facts
 
+    def digest(self) -> str:
+        """Open the source, return its digest, which changes whenever the bytes change, and close it.
+
+        For a source that is not open yet. Raises ``errors.SourceError`` if the server states none.
+        """
+        with opened(self) as found:
+            if not found.facts.digest:
+                reason = (
+                    f"{found.facts.name}: the server states no strong ETag, version or checksum of the disk"
+                )
+                raise errors.SourceError(reason=f"{reason}; give a file with its checksum (--checksum-file)")
+            return found.facts.digest
+
 
 @contextlib.contextmanager
 def opened(source: Source, opening: Opening | None = None) -> Iterator[Image]:
@@ -231,12 +244,3 @@ def opened(source: Source, opening: Opening | None = None) -> Iterator[Image]:
     opening = opening or Opening()
     with contextlib.closing(source):
         yield Image(source, source.open(opening), opening.engine)
-
-
-def digest(source: Source) -> str:
-    """Open ``source`` and return its digest. Raises ``errors.SourceError`` if there is none."""
-    with opened(source) as found:
-        if not found.facts.digest:
-            reason = f"{found.facts.name}: the server states no strong ETag, version or checksum of the disk"
-            raise errors.SourceError(reason=f"{reason}; give a file with its checksum (--checksum-file)")
-        return found.facts.digest

@@ -15,8 +15,7 @@ class Kind(NamedTuple):
     ``source``, ``location``: a callable ``(location, Cancel) -> Source``, such as a class, and the location's
     dataclass, or references to them (see ``lazy``), which are loaded when used. ``schemes``: its URL schemes;
     ``""`` stands for a path. ``archives``: whether it supports content type ``archive``. ``example``: a
-    command line with its options. ``digest``: reference to a callable ``(location, Cancel) -> str`` for
-    ``sources.watched``; empty: its disks have no digests.
+    command line with its options. ``digests``: whether its disks have digests (``Source.digest``).
     """
 
     name: str
@@ -25,7 +24,7 @@ class Kind(NamedTuple):
     schemes: tuple[str, ...] = ()
     archives: bool = False
     example: str = ""
-    digest: str = ""
+    digests: bool = False
 
     @property
     def location_type(self) -> type[base.Location]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.formats import checksum_file
 from cdi_worker.sources import base, kind
 from cdi_worker.sources.trust import document
@@ -19,13 +19,12 @@ def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cance
         raise errors.RequestError(*faults)
     if sums:
         return _listed(of, location, sums, cancel)
-    if not of.digest:
+    if not of.digests:
         raise errors.RequestError(
             f"source {of.name!r} states nothing that tells whether a disk has changed; "
             "give a file with its checksum (--checksum-file)"
         )
-    found: str = lazy.load(of.digest)(of.accept(location), cancel)
-    return found
+    return of.open(location, cancel).digest()
 
 
 def _listed(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:

@@ -351,7 +351,7 @@ class DigestCommand(SourceCommand):
     )
 
     def offers(self, kind: kind.Kind) -> bool:
-        return bool(kind.digest)
+        return bool(kind.digests)
 
     def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         return None if field.option in self.excluded else super().offer(field, default)

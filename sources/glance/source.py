@@ -73,16 +73,6 @@ def parse(data: bytes, name: str) -> Metadata:
     return Metadata(size, FORMATS[form], promised)
 
 
-def source(location: locations.Glance, cancel: base.Cancel) -> GlanceSource:
-    """Return the source for ``IMPORTER_SOURCE=glance``."""
-    return GlanceSource(location, cancel)
-
-
-def digest(location: locations.Glance, cancel: base.Cancel) -> str:
-    """Return the hash of an image."""
-    return base.digest(source(location, cancel))
-
-
 class GlanceSource(http.HttpSource):
     """An image in Glance: its bytes never change once it is active.
 

@@ -18,11 +18,6 @@ log = logging.getLogger(__name__)
 HEAD_SIZE = 256 * 1024
 
 
-def source(location: locations.Nbd, cancel: base.Cancel) -> NbdSource:
-    """Return the source for ``nbd://``, ``nbds://`` and ``nbd+unix://``."""
-    return NbdSource(location, cancel)
-
-
 class NbdSource(base.Source):
     """An export, which is always a raw disk: a guest can write any header to its disk.
 

@@ -38,16 +38,6 @@ class Metadata:
     crc: int | None
 
 
-def source(location: locations.Gcs, cancel: base.Cancel) -> GcsSource:
-    """Return the source for ``IMPORTER_SOURCE=gcs``."""
-    return GcsSource(location, cancel)
-
-
-def digest(location: locations.Gcs, cancel: base.Cancel) -> str:
-    """Return the generation of an object."""
-    return base.digest(source(location, cancel))
-
-
 def parse(endpoint: str) -> buckets.Name:
     """Parse ``gs://bucket/object`` or ``http(s)://host/bucket/object``."""
     found = buckets.parse(endpoint, "gs", "signed URL")

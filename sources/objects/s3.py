@@ -52,16 +52,6 @@ class Address(buckets.Name):
         return f"{server}/{urllib.parse.quote(self.bucket, safe='')}/{urllib.parse.quote(self.key, safe='/')}"
 
 
-def source(location: locations.S3, cancel: base.Cancel) -> S3Source:
-    """Return the source for ``IMPORTER_SOURCE=s3``."""
-    return S3Source(location, cancel)
-
-
-def digest(location: locations.S3, cancel: base.Cancel) -> str:
-    """Return the version of an object, or its ETag."""
-    return base.digest(source(location, cancel))
-
-
 def parse(endpoint: str) -> Address:
     """Parse ``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
     return Address(*buckets.parse(endpoint, "s3", "presigned URL"))

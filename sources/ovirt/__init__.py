@@ -7,7 +7,7 @@ from cdi_worker.sources import kind
 KINDS = (
     kind.Kind(
         "imageio",
-        source=f"{__name__}.source:source",
+        source=f"{__name__}.source:ImageioSource",
         location=f"{__name__}.locations:Imageio",
         example="cdi-worker import --source imageio --disk-id 6f3a https://HOST/ovirt-engine/api disk.img",
     ),

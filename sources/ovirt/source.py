@@ -39,11 +39,6 @@ class Patience:
     last: float = 15.0
 
 
-def source(location: locations.Imageio, cancel: base.Cancel) -> ImageioSource:
-    """Return the source for ``IMPORTER_SOURCE=imageio``."""
-    return ImageioSource(location, cancel)
-
-
 class ImageioSource(base.Source):
     """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 

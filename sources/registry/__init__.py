@@ -7,10 +7,10 @@ from cdi_worker.sources import kind
 KINDS = (
     kind.Kind(
         "registry",
-        source=f"{__name__}.source:source",
+        source=f"{__name__}.source:RegistrySource",
         location=f"{__name__}.locations:Registry",
         schemes=("docker", "oci-archive"),
         example="cdi-worker import --architecture arm64 docker://quay.io/org/disk:latest disk.img",
-        digest=f"{__name__}.source:digest",
+        digests=True,
     ),
 )

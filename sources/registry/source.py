@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
     from cdi_worker.sources.trust import images
 
 log = logging.getLogger(__name__)
-
-
-def source(location: locations.Registry, cancel: base.Cancel) -> RegistrySource:
-    """Return the source for ``IMPORTER_SOURCE=registry``."""
-    return RegistrySource(location, cancel)
-
-
-def digest(location: base.Location, cancel: base.Cancel) -> str:
-    """Return the digest of the manifest or index of the endpoint, for callers that poll a tag."""
-    store = _open(cast("locations.Registry", location), cancel, _Counting(image.Engine()).read)
-    try:
-        return store.digest()
-    finally:
-        store.close()
 
 
 class RegistrySource(base.Source):
@@ -90,8 +77,15 @@ class RegistrySource(base.Source):
             wire=base.Wire(disk.blob.size, self._ordered),
         )
 
+    def digest(self) -> str:
+        """Return the digest of the manifest or index, for callers that poll a tag: no image is read."""
+        with contextlib.closing(self._open_store(_Counting(image.Engine()).read)) as store:
+            return store.digest()
+
     def _open_store(self, read_blob: blobs.Read) -> layer.Store:
-        return _open(self._location, self._cancel, read_blob)
+        if isinstance(self._reference, oci_reference.ArchiveReference):
+            return archive.Archive(self._reference, self._cancel, read_blob)
+        return api.Registry(self._reference, self._location, self._cancel, read_blob)
 
     def _verified(
         self, store: layer.Store, judge: images.Judge, digests: tuple[str, ...]
@@ -226,13 +220,6 @@ class _Counting:
         with self._lock:
             before, self._before, self._report = self._before, 0, advance
         advance(before)
-
-
-def _open(location: locations.Registry, cancel: base.Cancel, read_blob: blobs.Read) -> layer.Store:
-    reference = oci_reference.parse(location.endpoint)
-    if isinstance(reference, oci_reference.ArchiveReference):
-        return archive.Archive(reference, cancel, read_blob)
-    return api.Registry(reference, location, cancel, read_blob)
 
 
 #: Limit for nested indexes.

@@ -33,11 +33,6 @@ TRANSPORTS = "nbdssl:nbd"
 DEBUG = {"nbdkit.backend.datapath": 0, "vddk.datapath": 0}
 
 
-def source(location: locations.Vddk, cancel: base.Cancel) -> VddkSource:
-    """Return the source for ``IMPORTER_SOURCE=vddk``."""
-    return VddkSource(location, cancel)
-
-
 class VddkSource(base.Source):
     """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 

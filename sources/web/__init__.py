@@ -11,6 +11,6 @@ KINDS = (
         location=f"{__name__}.locations:Http",
         schemes=("http", "https"),
         archives=True,
-        digest=f"{__name__}.source:digest",
+        digests=True,
     ),
 )

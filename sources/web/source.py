@@ -11,8 +11,3 @@ def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
     if location.pull_method == "node":
         return nodepull.NodePullSource(location, cancel)
     return http.HttpSource(pinned.Resource(location.endpoint, location.access, cancel=cancel))
-
-
-def digest(location: locations.Http, cancel: base.Cancel) -> str:
-    """Return the strong ETag of a disk, or its version."""
-    return base.digest(source(location, cancel))

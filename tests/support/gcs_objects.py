@@ -30,7 +30,7 @@ def source(
     location = locations.Gcs(
         endpoint=endpoint, access=access or base.Access(), credentials_file=str(credentials_file)
     )
-    return gcs.source(location, cancelling.Cancel())
+    return gcs.GcsSource(location, cancelling.Cancel())
 
 
 def opened(*arguments: Any) -> contextlib.AbstractContextManager[base.Image]:

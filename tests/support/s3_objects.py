@@ -20,7 +20,7 @@ READER = base.Access(user=objectservers.READER[0], password=objectservers.READER
 
 def source(endpoint: str, access: base.Access = ADMIN, region: str = "") -> s3.S3Source:
     """Return the source of an object."""
-    return s3.source(locations.S3(endpoint=endpoint, access=access, region=region), cancelling.Cancel())
+    return s3.S3Source(locations.S3(endpoint=endpoint, access=access, region=region), cancelling.Cancel())
 
 
 def opened(

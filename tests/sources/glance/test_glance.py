@@ -55,7 +55,7 @@ def import_(where: locations.Glance, target: Path, **changes: str) -> Result:
 
 
 def opened(where: locations.Glance) -> contextlib.AbstractContextManager[base.Image]:
-    return base.opened(source.source(where, cancelling.NEVER))
+    return base.opened(source.GlanceSource(where, cancelling.NEVER))
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_image_of_another_size_than_stated_is_refused(server: misbehave.Server, 
     server.serve("/v2/images/i", misbehave.Page(json.dumps(metadata).encode()))
     server.serve("/v2/images/i/file", misbehave.Page(bytes(1000)))
     where = locations.Glance(server.url("/v3"), image_id="i", user_id="u", user_password="p", project_id="p")
-    found = source.source(where, cancelling.NEVER)
+    found = source.GlanceSource(where, cancelling.NEVER)
     found._image._keystone.close()
     found._image._keystone = Elsewhere(server.url("").rstrip("/"), where)
     with pytest.raises(errors.SourceChanged, match=f"size.*{stated}.*1000"):

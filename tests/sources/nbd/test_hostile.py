@@ -192,7 +192,7 @@ def test_changed_areas_beyond_memory_become_coarse(tmp_path: Path) -> None:
     with nbd_servers.serve(tmp_path / "socket", disk) as socket:
         url = f"nbd+unix:///?socket={socket}"
         location = locations.Nbd(url, previous=nbd_servers.BITMAP, current="now")
-        with base.opened(source.source(location, cancelling.Cancel())) as image:
+        with base.opened(source.NbdSource(location, cancelling.Cancel())) as image:
             found = list(image.facts.extents())
     assert [extent.offset for extent in found[1:]] == [extent.offset + extent.length for extent in found[:-1]]
     assert (found[0].offset, found[-1].offset + found[-1].length) == (512, size)

@@ -73,7 +73,7 @@ def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any
 def opened(
     url: str, access: base.Access = ANYONE, **fields: Any
 ) -> contextlib.AbstractContextManager[base.Image]:
-    return base.opened(source.source(locations.Nbd(url, access, **fields), cancelling.NEVER))
+    return base.opened(source.NbdSource(locations.Nbd(url, access, **fields), cancelling.NEVER))
 
 
 # -- servers ---------------------------------------------------------------------------------------

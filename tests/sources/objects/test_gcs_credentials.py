@@ -154,7 +154,7 @@ def test_cancel_ends_waiting_for_a_silent_token_service(tmp_path: Path) -> None:
         file = service_account(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}/token")
         location = locations.Gcs("gs://b/o", credentials_file=str(file))
         with pytest.raises(errors.Cancelled):
-            gcs.source(location, cancel).open(base.Opening())
+            gcs.GcsSource(location, cancel).open(base.Opening())
         # The request is ended, not abandoned until it times out.
         connection, _ = silent.accept()
         connection.settimeout(processes.PATIENCE / 2)
@@ -210,7 +210,7 @@ from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import session
 access = base.Access(https_proxy=os.environ.get("PROXY", ""), ca_files=tuple(sys.argv[2:]))
 where = locations.Gcs(endpoint=sys.argv[1], access=access)
-facts = gcs.source(where, cancelling.Cancel()).open(base.Opening())
+facts = gcs.GcsSource(where, cancelling.Cancel()).open(base.Opening())
 print(hashlib.sha256(facts.head).hexdigest())
 """
 

@@ -18,7 +18,8 @@ from cdi_worker.sources.objects import locations, s3
 import os
 from cdi_worker.sources import base
 access = base.Access(http_proxy=os.environ.get("PROXY", ""))
-with base.opened(s3.source(locations.S3(endpoint=sys.argv[1], access=access), cancelling.Cancel())) as image:
+location = locations.S3(endpoint=sys.argv[1], access=access)
+with base.opened(s3.S3Source(location, cancelling.Cancel())) as image:
     print(hashlib.sha256(image.facts.head).hexdigest())
 """
 
@@ -95,7 +96,7 @@ cancel = cancelling.Cancel()
 threading.Timer(1, cancel.set).start()
 began = time.monotonic()
 try:
-    s3.source(locations.S3(endpoint=sys.argv[1]), cancel).open(base.Opening())
+    s3.S3Source(locations.S3(endpoint=sys.argv[1]), cancel).open(base.Opening())
 except errors.Cancelled:
     print(time.monotonic() - began, flush=True)
     import os
@@ -153,7 +154,7 @@ from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
 access = base.Access(user="AKID", password="the-secret", session_token="the-token")
 location = locations.S3(endpoint=sys.argv[1], access=access)
-with base.opened(s3.source(location, cancelling.Cancel())) as image:
+with base.opened(s3.S3Source(location, cancelling.Cancel())) as image:
     print(location, image.source, image.facts, file=sys.stderr)
 """
     done = processes.script(script, server.serve("/b/k", misbehave.Page(s3_objects.DATA)))

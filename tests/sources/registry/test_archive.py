@@ -36,7 +36,7 @@ def test_single_image_is_read(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     assert read(f"oci-archive:{path}") == DISK
     location = locations.Registry(f"oci-archive:{path}")
-    assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
+    assert registry.RegistrySource(location, cancelling.Cancel()).digest() == IMAGE.manifest.digest
 
 
 def test_pipe_is_refused_at_once(tmp_path: Path) -> None:

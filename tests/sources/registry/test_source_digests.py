@@ -23,7 +23,7 @@ def test_image_is_verified_by_its_digest(guarded: registries.Registry) -> None:
     guarded.push_manifest("digest", index, "index")
     for target, digest in ((":latest", expected), (f"@{expected}", expected), (":index", index.digest)):
         location = locations.Registry(guarded.reference("digest", target), guarded.access())
-        assert registry.digest(location, cancelling.Cancel()) == digest
+        assert registry.RegistrySource(location, cancelling.Cancel()).digest() == digest
 
 
 @pytest.mark.parametrize("part", ["disk", "after", "above", "config"])

@@ -249,7 +249,7 @@ def test_digest_is_computed_without_the_header(server: misbehave.Server) -> None
             headers = {"Docker-Content-Digest": header} if header else {}
             server.serve(MANIFEST, page(IMAGE.manifest, headers=headers))
             before = len(server.gets(MANIFEST))
-            assert registry.digest(location, cancelling.Cancel()) == digest
+            assert registry.RegistrySource(location, cancelling.Cancel()).digest() == digest
             assert len(server.gets(MANIFEST)) - before == (digest != stated)
 
 
@@ -257,10 +257,10 @@ def test_digest_works_without_head_requests(server: misbehave.Server) -> None:
     location = locations.Registry(endpoint(server), base.Access(insecure=True))
     with server:
         server.serve(MANIFEST, page(IMAGE.manifest, head=405))
-        assert registry.digest(location, cancelling.Cancel()) == IMAGE.manifest.digest
+        assert registry.RegistrySource(location, cancelling.Cancel()).digest() == IMAGE.manifest.digest
         server.serve(MANIFEST, misbehave.Page(status=403, head=405))
         with pytest.raises(errors.Unreachable, match="403"):
-            registry.digest(location, cancelling.Cancel())
+            registry.RegistrySource(location, cancelling.Cancel()).digest()
 
 
 def test_cancel_ends_waiting_for_a_retry(server: misbehave.Server) -> None:

@@ -361,7 +361,7 @@ def open_image(name: str, path: str, tag: str = "latest") -> str:
     """Open an image under a policy; return ``accepted`` or the fault."""
     with served(name) as server:
         endpoint = f"docker://127.0.0.1:{server.port}/r:{tag}"
-        source = registry.source(
+        source = registry.RegistrySource(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
         verified: list[signature.Signature] = []
@@ -418,7 +418,7 @@ def test_exact_match_needs_the_tag(tmp_path: Path, name: str, tag: str, expected
         rule["prefix"] = f"127.0.0.1:{server.port}/r"
         write(path, {**SIGNED, "signedIdentity": rule})
         endpoint = f"docker://127.0.0.1:{server.port}/r:{tag}"
-        source = registry.source(
+        source = registry.RegistrySource(
             locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
         )
         verified: list[signature.Signature] = []
@@ -517,7 +517,7 @@ def test_bundle_names_no_image_so_that_a_policy_refuses_it(tmp_path: Path) -> No
             # The API of referrers is read, and what is missing is the configuration.
             (trust.Demand(signed_by=key), errors.Unreachable),
         ):
-            source = registry.source(
+            source = registry.RegistrySource(
                 locations.Registry(endpoint, base.Access(insecure=True)), cancelling.Cancel()
             )
             verified: list[signature.Signature] = []
