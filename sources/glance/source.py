@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import threading
 import urllib.parse
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import requests
 import requests.auth
@@ -15,7 +16,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum, smalljson
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.glance import keystone, locations
-from cdi_worker.sources.web import http, pinned, session
+from cdi_worker.sources.web import http, pinned
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,12 @@ class GlanceSource(http.HttpSource):
 class _Image(pinned.Resource):
     """URL, token and errors of the image."""
 
+    reasons: ClassVar[Mapping[int, str]] = {
+        401: "the image service refuses the token",
+        403: "access denied; check the project, and that the image is not deactivated",
+        404: "no such image, or the project may not see it",
+    }
+
     def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
         super().__init__(location.endpoint, _without_login(location.access), cancel=cancel)
         self.image_id = location.image_id
@@ -116,15 +123,7 @@ class _Image(pinned.Resource):
         quoted = urllib.parse.quote(self.image_id, safe="")
         self.url = f"{self._keystone.image_service()}/v2/images/{quoted}"
         self.unpin()
-        response = self.get(None)
-        if response.status_code != 200:
-            raise self.failure(response)
-        try:
-            with session.translated(self.name, first=False):
-                data = session.body(response, LARGEST_METADATA)
-        finally:
-            self.drop(response)
-        found = parse(data, self.name)
+        found = parse(self.body(self.get(None), LARGEST_METADATA), self.name)
         self.url += "/file"
         self.unpin()
         log.info(
@@ -139,21 +138,6 @@ class _Image(pinned.Resource):
     def authorization(self) -> requests.auth.AuthBase:
         return pinned.Header("X-Auth-Token", self._token)
 
-    def failure(self, response: requests.Response) -> errors.Error:
-        """Release a failed response; return the error for it. A token that has expired is renewed."""
-        plain = super().failure(response)
-        status = response.status_code
-        if isinstance(plain, errors.Transient):
-            return plain
-        if status == 401 and self._renew(str(response.request.headers.get("X-Auth-Token"))):
-            return errors.Transient(url=self.name, reason="the token is no longer accepted")
-        reason = {
-            401: "the image service refuses the token",
-            403: "access denied; check the project, and that the image is not deactivated",
-            404: "no such image, or the project may not see it",
-        }.get(status)
-        return plain if reason is None else errors.Unreachable(url=self.name, reason=reason)
-
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, headers)
         if response.status_code < 300:
@@ -164,12 +148,12 @@ class _Image(pinned.Resource):
         super().close()
         self._keystone.close()
 
-    def _renew(self, refused: str) -> bool:
-        """Replace the token ``refused``; return whether another one is worth a try."""
+    def renew(self, refused: requests.Response) -> bool:
+        token = str(refused.request.headers.get("X-Auth-Token"))
         with self._renewing:
-            if self._token != refused:
+            if self._token != token:
                 return True
-            if self._renewals == MOST_RENEWALS or not self._keystone.renew(refused):
+            if self._renewals == MOST_RENEWALS or not self._keystone.renew(token):
                 return False
             self._renewals += 1
             self._token = self._keystone.token()

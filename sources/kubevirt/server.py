@@ -6,8 +6,9 @@ import logging
 import re
 import threading
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import requests
 import requests.auth
@@ -55,6 +56,11 @@ class Token:
 class Resource(pinned.Resource):
     """A URL of the export server. ``connection``: shared with others, and left open."""
 
+    reasons: ClassVar[Mapping[int, str]] = {
+        401: "the export refuses the token; check it, and whether its Secret was replaced",
+        404: "no such export or volume; check the URL, and whether the export or backup has expired",
+    }
+
     def __init__(
         self,
         url: str,
@@ -70,21 +76,10 @@ class Resource(pinned.Resource):
     def authorization(self) -> requests.auth.AuthBase:
         return pinned.Header(locations.TOKEN, self._token.value)
 
-    def failure(self, response: requests.Response) -> errors.Error:
-        """Release a failed response; return the error for it. A token that was replaced is tried again."""
-        plain = super().failure(response)
-        status = response.status_code
-        if isinstance(plain, errors.Transient):
-            return plain
+    def renew(self, refused: requests.Response) -> bool:
         # None was sent to the target of a redirect.
-        refused = response.request.headers.get(locations.TOKEN)
-        if status == 401 and refused and self._token.renew(str(refused)):
-            return errors.Transient(url=self.name, reason="the token is no longer accepted")
-        reason = {
-            401: "the export refuses the token; check it, and whether its Secret was replaced",
-            404: "no such export or volume; check the URL, and whether the export or backup has expired",
-        }.get(status)
-        return plain if reason is None else errors.Unreachable(url=self.name, reason=reason)
+        token = refused.request.headers.get(locations.TOKEN)
+        return bool(token) and self._token.renew(str(token))
 
 
 class Data(Resource):

@@ -148,14 +148,7 @@ class BackupSource(http.HttpSource):
         where = self._location.beside("map")
         self._pages.url = server.with_query(where, offset=offset, page_size=self._page_size)
         self._pages.unpin()
-        response = self._pages.get(None)
-        if response.status_code != 200:
-            raise self._pages.failure(response)
-        try:
-            with session.translated(self._pages.name, first=False):
-                return session.body(response, maps.LARGEST_PAGE)
-        finally:
-            self._pages.drop(response)
+        return self._pages.body(self._pages.get(None), maps.LARGEST_PAGE)
 
 
 def _at_checkpoint(facts: base.Facts, location: locations.KubeVirt) -> base.Facts:

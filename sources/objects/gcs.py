@@ -217,14 +217,7 @@ class _Transport:
         self._resource = resource
 
     def request(self, *, method: str, url: str, **_: object) -> _Answer:
-        response = self._resource.send(method, url, {})
-        if response.status_code != 200:
-            raise self._resource.failure(response)
-        try:
-            with session.translated(self._resource.name, first=False):
-                return _Answer(session.body(response, LARGEST_METADATA))
-        finally:
-            self._resource.drop(response)
+        return _Answer(self._resource.body(self._resource.send(method, url, {}), LARGEST_METADATA))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import logging
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import requests
 import requests.auth
@@ -32,6 +32,9 @@ class Resource:
     ``name``: the URL without secrets. ``connection``: a session to share, which stays open. ``cancel``
     aborts requests and reads, and refuses new ones while it is set.
     """
+
+    #: What a status means on this kind of server.
+    reasons: ClassVar[Mapping[int, str]] = {}
 
     def __init__(
         self,
@@ -141,12 +144,32 @@ class Resource:
             return requests.auth.HTTPBasicAuth(session.on_the_wire(user), session.on_the_wire(password))
         return NO_AUTH
 
-    def failure(self, response: requests.Response) -> errors.Error:
-        """Release a failed response; return the error for it."""
+    def body(self, response: requests.Response, limit: int) -> bytes:
+        """Return the body of a small response, as ``session.body``, and release it. Raises ``failure``."""
+        if response.status_code != 200:
+            raise self.failure(response)
         try:
-            return session.status_error(self.name, response)
+            with session.translated(self.name, first=False):
+                return session.body(response, limit)
         finally:
             self.drop(response)
+
+    def failure(self, response: requests.Response) -> errors.Error:
+        """Release a failed response; return the error for it. With renewed credentials it is tried again."""
+        try:
+            plain = session.status_error(self.name, response)
+        finally:
+            self.drop(response)
+        if isinstance(plain, errors.Transient):
+            return plain
+        if response.status_code == 401 and self.renew(response):
+            return errors.Transient(url=self.name, reason="the token is no longer accepted")
+        reason = self.reasons.get(response.status_code)
+        return plain if reason is None else errors.Unreachable(url=self.name, reason=reason)
+
+    def renew(self, refused: requests.Response) -> bool:
+        """Renew the credentials that were refused; return whether a request with others is worth a try."""
+        return False
 
     def unpin(self) -> None:
         """Forget the target of the redirects: the next request follows them again."""
