@@ -147,6 +147,10 @@ class Request:
         return bool(self.stage.previous)
 
 
+#: Fields that have the same name, and the same meaning, in the settings.
+_SAME = frozenset(Request.__dataclass_fields__) & set(Settings._fields) - {"layers", "room", "demand"}
+
+
 def make(source: str, location: base.Location, target: str, settings: Settings) -> Request:
     """Return the request to import the disk at ``location`` to ``target``, which ``execute`` checks."""
     return Request(
@@ -155,30 +159,13 @@ def make(source: str, location: base.Location, target: str, settings: Settings) 
         layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in settings.layers),
         target=target,
         room=settings.room or Room(),
-        content_type=settings.content_type,
-        scratch=settings.scratch,
         image_size=settings.size,
-        preallocation=settings.preallocation,
-        direct=settings.direct,
-        checksum=settings.checksum,
-        disk=settings.disk,
         demand=trust.Demand(**settings.demand),
-        have=settings.have,
         connect_patience=min(CONNECT_PATIENCE, settings.stall),
         fetch=fetch.Options(
             connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
         ),
-        existing=settings.existing,
-        wait=settings.wait,
-        permissions=settings.permissions,
-        report=settings.report,
-        read_back=settings.read_back,
-        write_map=settings.write_map,
-        state=settings.state,
-        sample=settings.sample,
-        format=settings.format,
-        compress=settings.compress,
-        backing=settings.backing,
+        **{name: getattr(settings, name) for name in _SAME},
     )
 
 
