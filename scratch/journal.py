@@ -67,6 +67,11 @@ class Journal:
     ``identity``: the source (URL and ETag) and a secret of this job. It is the key of the digests and of each
     slot: an earlier owner of the device who does not know it can neither forge a journal nor data that fits
     to ours. A slot is ASCII text, which is never a valid boot sector, partition table or superblock.
+
+    It begins as that of an earlier attempt in ``slots``; empty if that is damaged or has another identity.
+    Make it before the target is opened, because it decides whether to resume. Nothing is known about the
+    bytes on storage until they have been compared with ``records``. Call ``forget`` if the target was not
+    ``resumed``. Slots None: keep no journal.
     ``seconds``: the longest interval of ``checkpoint``, measured by ``clock``.
     """
 
@@ -99,27 +104,8 @@ class Journal:
         self._saved = clock()
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-
-    @classmethod
-    def open(
-        cls,
-        slots: Slots | None,
-        identity: str,
-        total: int,
-        *,
-        seconds: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> Self:
-        """Read the journal of an earlier attempt; empty if it is damaged or has another identity.
-
-        Call it before the target is opened, because the result decides whether to resume. Nothing is known
-        about the bytes on storage until they have been compared with ``records``. Call ``forget`` if the
-        target was not ``resumed``. Slots None: keep no journal.
-        """
-        journal = cls(slots, identity, total, seconds=seconds, clock=clock)
         if slots is not None:
-            journal._load(slots)
-        return journal
+            self._load(slots)
 
     @classmethod
     def of_what_arrives(cls, limit: int) -> Self:

@@ -321,7 +321,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
     has_journal = attempt.facts.identity and asked.mode == "new"
     slots = targets.journal_slots(place.path, size, asked.claim, asked.form) if has_journal else None
     key = _key(attempt) if slots is not None else ""
-    noted = journal.Journal.open(slots, key, size, seconds=attempt.request.journal_interval)
+    noted = journal.Journal(slots, key, size, seconds=attempt.request.journal_interval)
     if noted.covered:
         asked = asked._replace(mode="resume")
     with targets.open(place.path, size, asked) as out:
@@ -367,7 +367,7 @@ def has_begun(attempt: Attempt, path: str, size: int) -> bool:
         return False
     asked = options(attempt) if path == attempt.request.target else targets.Options()
     slots = targets.journal_slots(path, size, asked.claim, asked.form)
-    return slots is not None and journal.Journal.open(slots, _key(attempt), size).covered > 0
+    return slots is not None and journal.Journal(slots, _key(attempt), size).covered > 0
 
 
 def _key(attempt: Attempt) -> str:

@@ -47,7 +47,7 @@ def no_sync() -> None:
 
 
 def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
-    opened = journal.Journal.open(location, identity, TOTAL)
+    opened = journal.Journal(location, identity, TOTAL)
     for start, end in done:
         wrote(opened, *noise(start, end))
     opened.save(no_sync)
@@ -56,52 +56,52 @@ def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> 
 
 def test_saved_ranges_are_loaded(location: Location) -> None:
     save(location, (0, MiB), (3 * MiB, 4 * MiB))
-    again = journal.Journal.open(location, "etag", TOTAL)
+    again = journal.Journal(location, "etag", TOTAL)
     assert again.covered == 2 * MiB
     assert again.missing(0, TOTAL) == [(MiB, 3 * MiB), (4 * MiB, TOTAL)]
     save(location, (MiB, 3 * MiB))
-    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == [(4 * MiB, TOTAL)]
+    assert journal.Journal(location, "etag", TOTAL).missing(0, TOTAL) == [(4 * MiB, TOTAL)]
 
 
 @pytest.mark.parametrize(("identity", "total"), [("other", TOTAL), ("etag", TOTAL + 1), ("", TOTAL)])
 def test_another_identity_or_size_starts_over(location: Location, identity: str, total: int) -> None:
     save(location, (0, MiB))
-    assert journal.Journal.open(location, identity, total).covered == 0
+    assert journal.Journal(location, identity, total).covered == 0
 
 
 def test_new_journal_is_empty(location: Location, tmp_path: Path) -> None:
-    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
-    assert journal.Journal.open(Location(str(tmp_path / "missing")), "etag", TOTAL).covered == 0
-    assert journal.Journal.open(Location(str(tmp_path)), "etag", TOTAL).covered == 0
+    assert journal.Journal(location, "etag", TOTAL).covered == 0
+    assert journal.Journal(Location(str(tmp_path / "missing")), "etag", TOTAL).covered == 0
+    assert journal.Journal(Location(str(tmp_path)), "etag", TOTAL).covered == 0
 
 
 def test_journal_without_location_remembers_nothing() -> None:
-    opened = journal.Journal.open(None, "etag", TOTAL)
+    opened = journal.Journal(None, "etag", TOTAL)
     wrote(opened, *noise(0, MiB))
     opened.save(no_sync)
     assert opened.missing(0, 2 * MiB) == [(MiB, 2 * MiB)]
 
 
 def test_withheld_start_is_never_done(location: Location) -> None:
-    opened = journal.Journal.open(dataclasses.replace(location, withheld=MiB), "etag", TOTAL)
+    opened = journal.Journal(dataclasses.replace(location, withheld=MiB), "etag", TOTAL)
     wrote(opened, *noise(0, 2 * MiB))
     assert opened.missing(0, 2 * MiB) == [(0, MiB)]
 
 
 def test_data_is_synced_before_the_journal(location: Location) -> None:
-    opened = journal.Journal.open(location, "etag", TOTAL)
+    opened = journal.Journal(location, "etag", TOTAL)
     wrote(opened, *noise(0, MiB))
 
     def flush() -> None:
-        assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+        assert journal.Journal(location, "etag", TOTAL).covered == 0
         wrote(opened, *noise(MiB, 2 * MiB))  # by another thread, after the sync has started
 
     opened.save(flush)
-    assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
+    assert journal.Journal(location, "etag", TOTAL).covered == MiB
 
 
 def test_failed_sync_saves_nothing(location: Location) -> None:
-    opened = journal.Journal.open(location, "etag", TOTAL)
+    opened = journal.Journal(location, "etag", TOTAL)
     wrote(opened, *noise(0, MiB))
 
     def fail() -> None:
@@ -109,18 +109,18 @@ def test_failed_sync_saves_nothing(location: Location) -> None:
 
     with pytest.raises(ZeroDivisionError):
         opened.save(fail)
-    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+    assert journal.Journal(location, "etag", TOTAL).covered == 0
 
 
 def test_checkpoint_saves_after_its_interval(location: Location) -> None:
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=3600)
+    opened = journal.Journal(location, "etag", TOTAL, seconds=3600)
     wrote(opened, *noise(0, MiB))
     opened.checkpoint(no_sync)
-    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
+    assert journal.Journal(location, "etag", TOTAL).covered == 0
+    opened = journal.Journal(location, "etag", TOTAL, seconds=0)
     wrote(opened, *noise(0, MiB))
     opened.checkpoint(no_sync)
-    assert journal.Journal.open(location, "etag", TOTAL).covered == MiB
+    assert journal.Journal(location, "etag", TOTAL).covered == MiB
 
 
 class Clock:
@@ -137,7 +137,7 @@ class Clock:
 @pytest.mark.parametrize(("sync", "interval"), [(0.0, 1.0), (0.1, 2.0), (5.0, 10.0)])
 def test_interval_follows_the_cost_of_a_sync(location: Location, sync: float, interval: float) -> None:
     clock = Clock()
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10, clock=clock)
+    opened = journal.Journal(location, "etag", TOTAL, seconds=10, clock=clock)
 
     def flush() -> None:
         clock.now += sync
@@ -152,7 +152,7 @@ def test_interval_follows_the_cost_of_a_sync(location: Location, sync: float, in
 
 def test_many_bytes_are_saved_before_the_interval(location: Location) -> None:
     clock = Clock()
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=10, clock=clock)
+    opened = journal.Journal(location, "etag", TOTAL, seconds=10, clock=clock)
 
     def flush() -> None:
         clock.now += 5
@@ -180,7 +180,7 @@ def test_torn_write_keeps_the_older_state(location: Location) -> None:
     covered = []
     for torn in (*range(changed[0], changed[0] + 300), changed[-1] + 1):
         Path(location.path).write_bytes(after[:torn] + before[torn:])
-        covered.append(journal.Journal.open(location, "etag", TOTAL).covered)
+        covered.append(journal.Journal(location, "etag", TOTAL).covered)
     assert set(covered) == {MiB, 2 * MiB}
     assert covered == sorted(covered)
 
@@ -195,7 +195,7 @@ def test_flipped_bit_is_detected(location: Location) -> None:
         damaged = bytearray(content)
         damaged[at] ^= 1 << chance.randrange(8)
         Path(location.path).write_bytes(damaged)
-        found = journal.Journal.open(location, "etag", TOTAL)
+        found = journal.Journal(location, "etag", TOTAL)
         assert found.covered in (0, MiB)
         assert found.missing(MiB, TOTAL) == [(MiB, TOTAL)]
 
@@ -212,7 +212,7 @@ def covered(location: Location, body: bytes) -> int:
     Path(location.path).write_bytes(
         bytes(location.offset) + b"cdi-worker journal 3 %s %06d\n%s" % (mac, len(body), body)
     )
-    return journal.Journal.open(location, "etag", TOTAL).covered
+    return journal.Journal(location, "etag", TOTAL).covered
 
 
 @pytest.mark.parametrize(
@@ -253,25 +253,25 @@ def test_journal_of_the_first_format_is_ignored(location: Location) -> None:
     body %= (hashlib.sha256(b"etag").hexdigest().encode(), TOTAL)
     slot = b"cdi-worker journal 1 %08x %06d\n%s" % (zlib.crc32(body), len(body), body)
     Path(location.path).write_bytes(bytes(location.offset) + slot)
-    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+    assert journal.Journal(location, "etag", TOTAL).covered == 0
 
 
 def test_journal_cannot_be_forged_without_the_identity(location: Location) -> None:
     """A later user of the device can read a slot, but not change it."""
     save(location, (0, MiB))
     Path(location.path).write_bytes(Path(location.path).read_bytes().replace(b"[0,1048576]", b"[0,2097152]"))
-    assert journal.Journal.open(location, "etag", TOTAL).covered == 0
+    assert journal.Journal(location, "etag", TOTAL).covered == 0
 
 
 @pytest.mark.parametrize("size", [1 << 45, 1 << 60])
 def test_journal_of_a_huge_disk_fits(location: Location, size: int) -> None:
     """What does not fit is forgotten."""
-    many = journal.Journal.open(location, "etag", size)
+    many = journal.Journal(location, "etag", size)
     many.zeroed([(0, 1 << 40)])
     for index in range(20_000):
         wrote(many, (1 << 43) + index * (128 << 10), memoryview(b"x" * (64 << 10)))
     many.save(no_sync)
-    again = journal.Journal.open(location, "etag", size)
+    again = journal.Journal(location, "etag", size)
     assert 1 << 40 <= again.covered < many.covered
     assert again.missing(0, 1 << 40) == []
 
@@ -279,11 +279,11 @@ def test_journal_of_a_huge_disk_fits(location: Location, size: int) -> None:
 def test_range_of_partial_units_is_not_saved(location: Location) -> None:
     opened = save(location, (1000, 200_000))
     assert opened.missing(0, TOTAL) == [(0, 1000), (200_000, TOTAL)]
-    again = journal.Journal.open(location, "etag", TOTAL)
+    again = journal.Journal(location, "etag", TOTAL)
     assert again.missing(0, TOTAL) == [(0, 65536), (3 * 65536, TOTAL)]
     wrote(opened, *noise(0, 1000))
     opened.save(no_sync)
-    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == [(3 * 65536, TOTAL)]
+    assert journal.Journal(location, "etag", TOTAL).missing(0, TOTAL) == [(3 * 65536, TOTAL)]
 
 
 def test_link_is_not_followed(location: Location, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_link_is_not_followed(location: Location, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(location.path)
     planted = dataclasses.replace(location, path=str(link))
-    assert journal.Journal.open(planted, "etag", TOTAL).covered == 0
+    assert journal.Journal(planted, "etag", TOTAL).covered == 0
 
 
 def test_forgotten_range_is_missing(location: Location) -> None:
@@ -301,7 +301,7 @@ def test_forgotten_range_is_missing(location: Location) -> None:
 
 
 def test_missing_journal_file_is_ignored(location: Location) -> None:
-    opened = journal.Journal.open(location, "etag", TOTAL)
+    opened = journal.Journal(location, "etag", TOTAL)
     Path(location.path).unlink()
     wrote(opened, *noise(0, MiB))
     opened.save(no_sync)
@@ -317,7 +317,7 @@ def test_journal_does_not_look_bootable(location: Location) -> None:
 
 
 def test_several_threads_can_use_a_journal(location: Location) -> None:
-    opened = journal.Journal.open(location, "etag", TOTAL, seconds=0)
+    opened = journal.Journal(location, "etag", TOTAL, seconds=0)
 
     def work(first: int) -> None:
         for start in range(first * MiB, TOTAL, 4 * MiB):
@@ -330,7 +330,7 @@ def test_several_threads_can_use_a_journal(location: Location) -> None:
     for thread in crew:
         thread.join()
     opened.save(no_sync)
-    assert journal.Journal.open(location, "etag", TOTAL).missing(0, TOTAL) == []
+    assert journal.Journal(location, "etag", TOTAL).missing(0, TOTAL) == []
 
 
 def test_memory_is_bounded() -> None:
@@ -346,7 +346,7 @@ def test_memory_is_bounded() -> None:
 def test_scattered_units_fit(location: Location) -> None:
     """The units of granules that are not finished take the rest of a slot."""
     total = 1 << 40
-    many = journal.Journal.open(location, "etag", total)
+    many = journal.Journal(location, "etag", total)
     granule = many._digests.granule
     for start in range(0, total, 2 * granule):
         many.zeroed([(start, start + granule)])
@@ -354,17 +354,17 @@ def test_scattered_units_fit(location: Location) -> None:
     for index in range(9000):
         wrote(many, granule * (1 + 2 * (index // 1000)) + index % 1000 * (128 << 10), data)
     many.save(no_sync)
-    again = journal.Journal.open(location, "etag", total)
+    again = journal.Journal(location, "etag", total)
     assert total // 2 + 1000 * (64 << 10) <= again.covered < many.covered
 
 
 @pytest.mark.parametrize("total", [4 * digests.UNIT, 4 * digests.UNIT - 512])
 def test_discarded_range_is_missing_and_not_saved(location: Location, total: int) -> None:
     """Also at the end of a disk whose last unit is short."""
-    opened = journal.Journal.open(location, "etag", total)
+    opened = journal.Journal(location, "etag", total)
     wrote(opened, *noise(0, total))
     opened.discard(total - 4096, total)
     assert opened.missing(0, total) == [(total - 4096, total)]
     opened.save(no_sync)
-    again = journal.Journal.open(location, "etag", total)
+    again = journal.Journal(location, "etag", total)
     assert again.missing(0, total) == [(3 * digests.UNIT, total)]

@@ -24,7 +24,7 @@ from cdi_worker.scratch import journal
 
 path, content = sys.argv[1], open(sys.argv[2], "rb").read()
 notes = targets.journal_slots(path, len(content))
-kept = journal.Journal.open(notes, "etag", len(content), seconds=0)
+kept = journal.Journal(notes, "etag", len(content), seconds=0)
 mode = "resume" if kept.covered else "new"
 with targets.open(path, len(content), targets.Options(mode=mode)) as disk:
     for start, end in kept.missing(0, len(content)):

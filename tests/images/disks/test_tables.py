@@ -162,11 +162,11 @@ def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path
     location = Location(tmp_path / "journal")
     location.path.touch()
     target = placing.Dirty(len(expected))
-    notes = journal.Journal.open(location, "this", len(expected), seconds=0)
+    notes = journal.Journal(location, "this", len(expected), seconds=0)
     with pytest.raises(errors.TransferFailed):
         place(placing.fetcher(FailsAfter(data, 18)), target, notes)
     target.covered = bytearray(len(target.covered))
-    notes = journal.Journal.open(location, "this", len(expected))
+    notes = journal.Journal(location, "this", len(expected))
     before = notes.covered
     again = FailsAfter(data, 1 << 30)
     place(placing.fetcher(again), target, notes)
@@ -183,7 +183,7 @@ def test_resume_repeats_the_withheld_start(large: tuple[bytes, bytes], tmp_path:
     data, expected = large
     location = Location(tmp_path / "journal", withheld=MiB)
     location.path.touch()
-    notes = journal.Journal.open(location, "this", len(expected))
+    notes = journal.Journal(location, "this", len(expected))
     place(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
     assert notes.missing(*NOISE) == [(0, MiB)]
     target, again = placing.Dirty(len(expected)), FailsAfter(data, 1 << 30)

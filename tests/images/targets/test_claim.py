@@ -268,7 +268,7 @@ def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: s
 def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_path: Path) -> None:
     """Its own disk is smaller, so that its journal begins within the other disk."""
     path = tmp_path / "disk.img"
-    noted = journal.Journal.open(targets.journal_slots(path, SIZE), "stale", SIZE)
+    noted = journal.Journal(targets.journal_slots(path, SIZE), "stale", SIZE)
     with contextlib.ExitStack() as stack:
         stale = stack.enter_context(targets.open(path, SIZE))
         noted.store_in(stale.storage.readable)
