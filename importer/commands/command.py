@@ -304,9 +304,7 @@ class SourceCommand(Command):
             else parameters.Typed("text", field.parse)
         )
         shown = default if isinstance(default, str) and default else None
-        return parameters.SourceOption(
-            field.option, type=form, default=shown, show_default=True, help=field.help
-        )
+        return parameters.SourceOption(field.option, type=form, default=shown, help=field.help)
 
     def extend(self, names: Collection[str], args: Iterable[str] = ()) -> list[parameters.Option]:
         searches = self._searches(args)
@@ -369,7 +367,7 @@ class MountCommand(SourceCommand):
     def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
         if not field.mount or field.key:
             return None
-        return parameters.SourceOption(field.option, default=field.mount, show_default=True, help=field.help)
+        return parameters.SourceOption(field.option, default=field.mount, help=field.help)
 
 
 class PodGroup(SourceCommand, click.Group):
@@ -383,9 +381,7 @@ class PodGroup(SourceCommand, click.Group):
         if not field.mount:
             return None
         form = "FILE" if field.file else None
-        return parameters.SourceOption(
-            field.option, default=field.mount, show_default=True, metavar=form, help=field.help
-        )
+        return parameters.SourceOption(field.option, default=field.mount, metavar=form, help=field.help)
 
     def check_keys(self, found: config_file.Config) -> None:
         """Raise ``errors.RequestError`` if the configuration file has keys that no command has."""

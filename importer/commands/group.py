@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -97,6 +98,18 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _places() -> Iterator[parameters.Decorator]:
+    """Yield the options for the paths of a pod."""
+    for name, default, form, text in (
+        ("--data-dir", POD.data, "DIRECTORY", "File-system volume of the pod."),
+        ("--block-device", POD.block, "DEVICE", "Block volume of the pod."),
+        ("--scratch-dir", POD.scratch, "DIRECTORY", "Scratch volume of the pod."),
+        ("--termination-log", POD.termination_log, "FILE", "File for the termination message."),
+        ("--extra-headers-dir", POD.extra_headers, "DIRECTORY", "Folder of secret HTTP headers."),
+    ):
+        yield parameters.option(ROLE, name, default=default, metavar=form, help=text)
+
+
 @click.group(cls=_Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", epilog=EPILOG)
 @parameters.option(
     parameters.GENERAL,
@@ -110,52 +123,12 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 )
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
-@parameters.option(
-    ROLE,
-    "--data-dir",
-    default=POD.data,
-    show_default=True,
-    metavar="DIRECTORY",
-    help="File-system volume of the pod.",
-)
-@parameters.option(
-    ROLE,
-    "--block-device",
-    default=POD.block,
-    show_default=True,
-    metavar="DEVICE",
-    help="Block volume of the pod.",
-)
-@parameters.option(
-    ROLE,
-    "--scratch-dir",
-    default=POD.scratch,
-    show_default=True,
-    metavar="DIRECTORY",
-    help="Scratch volume of the pod.",
-)
-@parameters.option(
-    ROLE,
-    "--termination-log",
-    default=POD.termination_log,
-    show_default=True,
-    metavar="FILE",
-    help="File for the termination message.",
-)
-@parameters.option(
-    ROLE,
-    "--extra-headers-dir",
-    default=POD.extra_headers,
-    show_default=True,
-    metavar="DIRECTORY",
-    help="Folder of secret HTTP headers.",
-)
+@parameters.added(*_places())
 @parameters.option(
     ROLE,
     "--metrics-port",
     type=click.IntRange(0, 65535),
     default=POD.metrics_port,
-    show_default=True,
     metavar="PORT",
     help="Port of /metrics in a pod's role; 0: no metrics.",
 )

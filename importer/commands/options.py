@@ -28,11 +28,6 @@ SOURCE, ACCESS, TRANSFER = "Source", "Credentials and TLS", "Transfer"
 DISK, WRITING, OUTPUT = "Disk", "Writing", "Output"
 
 
-def stall_option(what: str) -> parameters.Decorator:
-    """Return the option for the seconds to wait without ``what``."""
-    return parameters.stall(TRANSFER, what)
-
-
 speed_option = parameters.speed(TRANSFER)
 direct_option = parameters.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
 force_option = parameters.option(
@@ -91,7 +86,6 @@ progress_option = parameters.option(
     "style",
     type=parameters.Choice(output.STYLES),
     default="auto",
-    show_default=True,
     help="How to show progress; auto: a bar on a terminal, else lines.",
 )
 
@@ -162,7 +156,6 @@ _SOURCE: tuple[parameters.Decorator, ...] = (
         "--content-type",
         type=parameters.Choice(request.CONTENT_TYPES),
         default="kubevirt",
-        show_default=True,
         help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
     ),
     parameters.option(
@@ -189,7 +182,7 @@ _SOURCE: tuple[parameters.Decorator, ...] = (
     *_SECRETS,
     *_TRUST,
     connections_option,
-    stall_option("data"),
+    parameters.stall(TRANSFER, "data"),
     speed_option,
     *signatures.options(signatures.SIGNATURE),
 )
@@ -299,7 +292,6 @@ _MAP: tuple[parameters.Decorator, ...] = (
         "-o",
         "output_",
         default=targets.STDOUT,
-        show_default=True,
         here=True,
         metavar="FILE",
         help="Where to write the map; - is standard output.",
@@ -335,7 +327,7 @@ _UPLOAD: tuple[parameters.Decorator, ...] = (
         help="Key of the client certificate (PEM), if it is not in the file of --cert.",
     ),
     *_TRUST,
-    stall_option("progress"),
+    parameters.stall(TRANSFER, "progress"),
     progress_option,
 )
 

@@ -136,7 +136,8 @@ class Option(click.Option):
     """An option. ``group``: its section in the help. ``here``: only on the command line.
 
     ``empty``: whether an empty value means something. It is an error otherwise, wherever it comes from: it is
-    what a script has whose variable is not set, and the option may be a demand.
+    what a script has whose variable is not set, and the option may be a demand. Help shows a default that is
+    not empty.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Option(click.Option):
         empty: bool = False,
         **settings: Any,
     ) -> None:
+        settings.setdefault("show_default", bool(settings.get("default")))
         super().__init__(declarations, allow_from_autoenv=not here, **settings)
         self.group = group
         self.here = here
@@ -256,7 +258,6 @@ def connections(group: str, text: str) -> Decorator:
         "--connections",
         type=click.IntRange(1, 64),
         default=DEFAULT.connections,
-        show_default=True,
         metavar="NUMBER",
         help=text,
     )
@@ -270,7 +271,6 @@ def stall(group: str, what: str) -> Decorator:
         "stall",
         type=click.FloatRange(min=1),
         default=DEFAULT.stall,
-        show_default=True,
         metavar="SECONDS",
         help=f"Fail after so long without {what}.",
     )
@@ -284,7 +284,6 @@ def speed(group: str) -> Decorator:
         "slowest",
         type=click.FloatRange(min=0),
         default=DEFAULT.slowest,
-        show_default=True,
         metavar="BYTES",
         help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
     )

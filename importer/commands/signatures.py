@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -14,50 +13,53 @@ from cdi_worker.importer.commands import parameters
 
 SIGNATURE = "Signature"
 
+
+def _option(*names: str, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    return names, settings
+
+
 #: The options but for the policy, whose default is another one in a pod: names, and settings.
-_OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]] = (
-    (
-        ("--checksum-file",),
-        {"metavar": "URL", "help": "File with the checksum of the disk, such as SHA256SUMS: URL or path."},
+_OPTIONS: Final = (
+    _option(
+        "--checksum-file",
+        metavar="URL",
+        help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
     ),
-    (
-        ("--map",),
-        {"metavar": "URL", "help": "Map of the disk with checksums, as bmaptool writes it: URL or path."},
+    _option(
+        "--map",
+        metavar="URL",
+        help="Map of the disk with checksums, as bmaptool writes it: URL or path.",
     ),
-    (
-        ("--signed-by",),
-        {
-            "metavar": "FILE",
-            "help": "Public keys, in a file or a folder: import only what one of them has signed. "
-            "PEM for images in a registry; OpenPGP or minisign for --checksum-file and --map.",
-        },
+    _option(
+        "--signed-by",
+        metavar="FILE",
+        help="Public keys, in a file or a folder: import only what one of them has signed. "
+        "PEM for images in a registry; OpenPGP or minisign for --checksum-file and --map.",
     ),
-    (
-        ("--certificate-identity", "identity"),
-        {
-            "metavar": "TEXT",
-            "help": "Signer in the certificate of a signature without a key: mail address or URL.",
-        },
+    _option(
+        "--certificate-identity",
+        "identity",
+        metavar="TEXT",
+        help="Signer in the certificate of a signature without a key: mail address or URL.",
     ),
-    (
-        ("--certificate-oidc-issuer", "issuer"),
-        {"metavar": "URL", "help": "Who has identified the signer of --certificate-identity."},
+    _option(
+        "--certificate-oidc-issuer",
+        "issuer",
+        metavar="URL",
+        help="Who has identified the signer of --certificate-identity.",
     ),
-    (
-        ("--trusted-root",),
-        {
-            "metavar": "FILE",
-            "help": "Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
-        },
+    _option(
+        "--trusted-root",
+        metavar="FILE",
+        help="Sigstore's trusted_root.json: the authorities and logs for --certificate-identity.",
     ),
-    (
-        ("--signature-annotation", "annotations"),
-        {
-            "type": parameters.TypedLines("annotation", contract.parse_annotation),
-            "multiple": True,
-            "metavar": "KEY=VALUE",
-            "help": "Annotation that must have been signed, too; may be repeated.",
-        },
+    _option(
+        "--signature-annotation",
+        "annotations",
+        type=parameters.TypedLines("annotation", contract.parse_annotation),
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Annotation that must have been signed, too; may be repeated.",
     ),
 )
 
@@ -71,7 +73,6 @@ def options(group: str, policy: str = "") -> tuple[parameters.Decorator, ...]:
             "--signature-policy",
             "policy",
             default=policy or None,
-            show_default=bool(policy),
             metavar="FILE",
             help="policy.json of the containers tools: what to accept, by registry and repository.",
         ),

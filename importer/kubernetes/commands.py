@@ -49,7 +49,6 @@ _overhead = parameters.option(
     "--overhead",
     type=options.FRACTION,
     default="0.06",
-    show_default=True,
     help="Fraction of a file system to leave free.",
 )
 _secrets = parameters.option(
@@ -199,7 +198,7 @@ def _needs_scratch(facts: inspection.Inspection) -> bool:
 @options.update_option
 @options.wait_option
 @options.connections_option
-@options.stall_option("a byte")
+@parameters.stall(options.TRANSFER, "a byte")
 @options.speed_option
 @parameters.added(*signatures.options(signatures.SIGNATURE))
 @parameters.option(
