@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -118,24 +119,25 @@ def _gauges(numbers: progress.Numbers) -> Iterator[tuple[str, str, float | None]
 
 @contextlib.contextmanager
 def exposed(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
-    """Serve metrics while the block runs, and yield the progress that feeds them; ``port`` 0: no metrics.
+    """Yield the progress of a pod: lines on standard error, and metrics on ``port``; 0: no metrics.
 
-    If they cannot be served, a warning is logged and the work continues.
+    If metrics cannot be served, a warning is logged and the work continues.
     """
-    if not port:
-        yield progress.NullProgress()
-        return
-    meter = Metrics(COUNTERS[role], owner_uid)
-    over = cancelling.Cancel()
-    serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
-    serving.start()
-    try:
-        yield meter
-    finally:
-        over.set()
-        # Joined because Python unwinds the stacks of remaining threads at exit: a thread inside a C
-        # library such as cryptography would crash the process.
-        serving.join()
+    with progress.Lines(sys.stderr) as lines:
+        if not port:
+            yield lines
+            return
+        meter = Metrics(COUNTERS[role], owner_uid)
+        over = cancelling.Cancel()
+        serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
+        serving.start()
+        try:
+            yield progress.Several(lines, meter)
+        finally:
+            over.set()
+            # Joined because Python unwinds the stacks of remaining threads at exit: a thread inside a C
+            # library such as cryptography would crash the process.
+            serving.join()
 
 
 def _serve(meter: Metrics, port: int, over: cancelling.Cancel) -> None:

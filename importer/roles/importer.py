@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
     request = read(env, paths)
-    with (
-        progress.Lines(sys.stderr) as lines,
-        metrics.exposed("importer", request.room.owner, paths.metrics_port) as meter,
-    ):
-        reporter = progress.Several(lines, meter)
+    with metrics.exposed("importer", request.room.owner, paths.metrics_port) as reporter:
         if paths.settings.verify:
             return _verified(request, reporter, cancel)
         result = execute.run(request, reporter, cancel)

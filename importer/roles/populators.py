@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_worker import errors
-from cdi_worker.importer import contract, execute, metrics, progress
+from cdi_worker.importer import contract, execute, metrics
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room, Settings
@@ -102,7 +101,8 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
                 with _access(env, user, obj.settings) as access:
                     location = locate(access, env, **{each: given[each] for each in own})
                     request = _request(source, location, obj.settings, given)
-                    _populate(name, request, obj, given["metrics_port"])
+                    with metrics.exposed(name, request.room.owner, given["metrics_port"]) as reporter:
+                        execute.run(request, reporter, obj.cancel)
             except errors.Error as err:
                 secret = given["secret_name"]
                 names = {field: f"{key} in the Secret {secret}".rstrip() for field, key in NAMES}
@@ -147,15 +147,6 @@ def _request(source: str, location: base.Location, settings: Settings, given: Ma
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
     settings = settings._replace(layers=(), room=room, scratch=given["scratch_dir"] or None)
     return request_module.make(source, location, target, settings)
-
-
-def _populate(name: str, request: Request, obj: roles.Process, port: int) -> None:
-    with (
-        progress.Lines(sys.stderr) as lines,
-        metrics.exposed(name, request.room.owner, port) as meter,
-    ):
-        reporter = progress.Several(lines, meter)
-        execute.run(request, reporter, obj.cancel)
 
 
 @contextlib.contextmanager

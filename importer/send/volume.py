@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import secrets
-import sys
 from collections.abc import Iterator, Mapping, Set
 
 from cdi_worker import errors
@@ -91,11 +90,8 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         )
     reason = "a clone has none, and one is demanded; only what is imported can be verified"
     paths.settings.refuse_demand("clone source", reason)
-    with (
-        progress.Lines(sys.stderr) as lines,
-        metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as meter,
-    ):
-        send(settings, progress.Several(lines, meter), cancel)
+    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as reporter:
+        send(settings, reporter, cancel)
     return report.cloned(preallocated=settings.preallocation)
 
 

@@ -117,7 +117,7 @@ def test_import_that_is_not_scraped_does_not_wait_for_its_page(tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_page_that_was_scraped_ends_at_once(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_page_that_was_scraped_ends_at_once(exposed_page: tuple[progress.Progress, int]) -> None:
     port = processes.free_port()
     ends = []
     for _ in range(5):
@@ -130,20 +130,18 @@ def test_page_that_was_scraped_ends_at_once(exposed_page: tuple[metrics.Metrics,
 
 
 def test_port_0_disables_the_page() -> None:
-    with metrics.exposed("importer", UID, 0) as exposed_page:
-        assert isinstance(exposed_page, progress.NullProgress)
-        assert not isinstance(exposed_page, metrics.Metrics)
+    with metrics.exposed("importer", UID, 0) as reporter:
+        assert isinstance(reporter, progress.Lines)
 
 
 # -- the page alone --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def exposed_page() -> Iterator[tuple[metrics.Metrics, int]]:
+def exposed_page() -> Iterator[tuple[progress.Progress, int]]:
     port = processes.free_port()
     with metrics.exposed("cloner", UID, port) as running:
         processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
-        assert isinstance(running, metrics.Metrics)
         yield running, port
 
 
@@ -198,7 +196,7 @@ def test_silent_client_does_not_delay_the_end() -> None:
         assert time.monotonic() - begin < metrics_server.PATIENCE / 2
 
 
-def test_100_percent_is_shown_only_when_done(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_100_percent_is_shown_only_when_done(exposed_page: tuple[progress.Progress, int]) -> None:
     running, port = exposed_page
     name = "kubevirt_cdi_clone_progress_total"
     running.phase("transfer", 1000)
@@ -214,14 +212,14 @@ def test_100_percent_is_shown_only_when_done(exposed_page: tuple[metrics.Metrics
     assert meters.samples(meters.scrape(port))[name, ""] == 100
 
 
-def test_percentage_is_written_without_exponent(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_percentage_is_written_without_exponent(exposed_page: tuple[progress.Progress, int]) -> None:
     running, port = exposed_page
     running.phase("transfer", 10**15)
     running.advance(1)
     assert f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}} 0.0\n' in meters.scrape(port)
 
 
-def test_failures_of_libraries_are_distinguished(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_failures_of_libraries_are_distinguished(exposed_page: tuple[progress.Progress, int]) -> None:
     running, port = exposed_page
     reset = errors.Transient(url="x", reason="reset")
     reset.__cause__ = ConnectionResetError()
@@ -233,7 +231,7 @@ def test_failures_of_libraries_are_distinguished(exposed_page: tuple[metrics.Met
     assert numbers["cdi_worker_retries_total", ""] == 3
 
 
-def test_key_is_generated_quickly(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_key_is_generated_quickly(exposed_page: tuple[progress.Progress, int]) -> None:
     """Generating an RSA key takes a large part of the time of a small import."""
     text = ssl.get_server_certificate(("127.0.0.1", exposed_page[1]))
     certificate = x509.load_pem_x509_certificate(text.encode())
@@ -241,19 +239,19 @@ def test_key_is_generated_quickly(exposed_page: tuple[metrics.Metrics, int]) -> 
     assert certificate.issuer == certificate.subject
 
 
-def test_other_path_is_not_found(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_other_path_is_not_found(exposed_page: tuple[progress.Progress, int]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         meters.scrape(exposed_page[1], "/")
     caught.value.close()
 
 
-def test_open_metrics_format_is_served_on_request(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_open_metrics_format_is_served_on_request(exposed_page: tuple[progress.Progress, int]) -> None:
     assert meters.scrape(exposed_page[1], accept="application/openmetrics-text;version=1.0.0").endswith(
         "# EOF\n"
     )
 
 
-def test_silent_clients_do_not_block_others(exposed_page: tuple[metrics.Metrics, int]) -> None:
+def test_silent_clients_do_not_block_others(exposed_page: tuple[progress.Progress, int]) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", exposed_page[1]))))
