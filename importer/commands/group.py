@@ -47,8 +47,6 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
 #: Those that help lists.
 VISIBLE = tuple(name for name in COMMANDS if name not in {*PROGRAMS, "help", "version"})
 
-Context = parameters.Context
-
 
 class _Group(command.PodGroup):
     """The sub-commands, each imported when it is used."""

@@ -122,8 +122,3 @@ class Attempt:
         with self._counting:
             self.outcome.read += count
         self.progress.read(count)
-
-    def arrived(self, count: int) -> None:
-        """Count bytes read from the source that are also progress of the phase."""
-        self.count(count)
-        self.progress.advance(count)

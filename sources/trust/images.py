@@ -150,7 +150,7 @@ def _of_policy(path: str | None, of: reference.Reference | reference.ArchiveRefe
         if each.kind == policy.REJECT:
             raise errors.Untrusted(url=str(of), fault=signature.REJECTED, reason=f"{where} rejects it")
         if each.kind != policy.ACCEPT:
-            if each.kind != policy.SIGSTORE or each.other or each.log or each.fulcio:
+            if each.kind != policy.SIGSTORE or each.other:
                 reason = f"{where} demands {each.describe()}, which is not supported"
                 raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
             known = keys.read(each.keys.read(), where)

@@ -52,30 +52,17 @@ class Material:
 class Requirement:
     """A requirement: ``kind``, and for signatures the keys, one of which must have signed.
 
-    ``log``: the keys of the transparency log in which the signature must be; none: it need not be there.
-    ``fulcio``: the authority of certificates, instead of keys. ``other``: what is not supported.
+    ``other``: what it demands that is not supported: a transparency log, or certificates instead of keys.
     """
 
     kind: str
     keys: Material = Material()
     rule: identity.Rule = identity.exact_or_digest
-    log: Material = Material()
-    fulcio: Fulcio | None = None
     other: str = ""
 
     def describe(self) -> str:
         """Return what it demands, for messages."""
-        more = self.other or ("fulcio" if self.fulcio else "a transparency log" if self.log else "")
-        return f"{self.kind} with {more}" if more else self.kind
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fulcio:
-    """``fulcio`` of a requirement: authorities, and the signer that they must have certified."""
-
-    authorities: Material
-    issuer: str
-    email: str
+        return f"{self.kind} with {self.other}" if self.other else self.kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,19 +200,23 @@ def _requirement(fields: Mapping[str, Any], where: str) -> Requirement:
     if len(given) != 1 or len(logs) > 1:
         signers, log = (", ".join(names) for names in ((*KEYS, "fulcio", "pki"), REKOR))
         raise errors.RequestError(f"{where}: expected one of {signers}; at most one of {log}")
-    made = Requirement(SIGSTORE, log=_keys(fields[logs[0]], logs[0], where) if logs else Material())
+    (name,), other = given, "a transparency log" if logs else ""
+    for log in logs:
+        _keys(fields[log], log, where)
+    rule: identity.Rule = identity.exact_or_digest
     if "signedIdentity" in fields:
-        made = dataclasses.replace(made, rule=identity.rule(fields["signedIdentity"], where))
-    if given[0] == "pki":
-        return dataclasses.replace(made, other="pki")
-    if given[0] == "fulcio":
+        rule = identity.rule(fields["signedIdentity"], where)
+    if name == "fulcio":
         if not logs:
             raise errors.RequestError(f"{where}: fulcio needs one of {', '.join(REKOR)}")
-        return dataclasses.replace(made, fulcio=_fulcio(fields["fulcio"], where))
-    return dataclasses.replace(made, keys=_keys(fields[given[0]], given[0], where))
+        _check_fulcio(fields[name], where)
+    if name in {"fulcio", "pki"}:
+        return Requirement(SIGSTORE, rule=rule, other=name)
+    return Requirement(SIGSTORE, _keys(fields[name], name, where), rule, other)
 
 
-def _fulcio(given: Any, where: str) -> Fulcio:
+def _check_fulcio(given: Any, where: str) -> None:
+    """Raise ``errors.RequestError`` for a malformed requirement of certificates."""
     fields = _mapping(given, where, "fulcio")
     authorities = [name for name in ("caPath", "caData") if name in fields]
     texts = {name: fields.get(name) for name in ("oidcIssuer", "subjectEmail")}
@@ -233,8 +224,7 @@ def _fulcio(given: Any, where: str) -> Fulcio:
         expected = "caPath or caData, oidcIssuer and subjectEmail"
         raise errors.RequestError(f"{where}: fulcio: expected {expected}")
     name = authorities[0]
-    data = _keys(fields[name], "keyPath" if name == "caPath" else "keyData", where)
-    return Fulcio(data, str(texts["oidcIssuer"]), str(texts["subjectEmail"]))
+    _keys(fields[name], "keyPath" if name == "caPath" else "keyData", where)
 
 
 def _keys(value: Any, name: str, where: str) -> Material:

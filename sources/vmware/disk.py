@@ -15,8 +15,6 @@ from cdi_worker.sources.nbd import locations as nbd
 
 log = logging.getLogger(__name__)
 
-#: Each connection opens the disk on the host, which has memory for 12 (``nfc``).
-CONNECTIONS = 3
 #: Reads in flight per connection, as VDDK's default for asynchronous reads.
 READS = 4
 #: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a

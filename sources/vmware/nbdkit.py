@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
@@ -27,17 +27,15 @@ class Plugin:
     """A plugin and its parameters. Paths are absolute.
 
     ``secrets``: parameters passed as ``password=+FILE``. ``files``: parameters that name a file with this
-    content. ``package``: Debian package, for the message that
-    nbdkit is missing. ``debug``: flags for ``--debug``; any flag enables verbose logging. ``library_path``:
-    search path for the libraries that the plugin loads. ``threads``: concurrent requests per connection; each
-    has a buffer for the largest request.
+    content. ``package``: Debian package, for the message that nbdkit is missing. ``debug``: flags for
+    ``--debug``; any flag enables verbose logging. ``library_path``: search path for the libraries that the
+    plugin loads. ``threads``: concurrent requests per connection; each has a buffer for the largest request.
     """
 
     name: str
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    filters: Sequence[str] = ()
     debug: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = "nbdkit"
     library_path: str = ""
@@ -49,13 +47,12 @@ class Follow:
     """Supervision of nbdkit. ``on_line`` is called with each log line, from another thread.
 
     ``on_end`` is called, from another thread, when nbdkit has ended by itself: with its error, and whether it
-    is started again. ``cancel`` and ``watch`` abort the start; later waits are aborted by the client.
+    is started again. ``cancel`` aborts the start; later waits are aborted by the client.
     """
 
     on_line: Callable[[str], None] = lambda _line: None
     on_end: Callable[[errors.Error, bool], None] = lambda _error, _again: None
     cancel: cancelling.Cancel = cancelling.NEVER
-    watch: process.Watch | None = None
 
 
 @contextlib.contextmanager
@@ -113,7 +110,7 @@ class _Server:
             with self._lock:
                 self._ending.check()
                 self._running = running = process.Process(command, on_line=self._follow.on_line)
-            _await(running, started, self._follow)
+            _await(running, started, self._follow.cancel)
 
     def keep(self) -> None:
         """Read the log, so that nbdkit never blocks on a full pipe, and start nbdkit again when it ends.
@@ -166,7 +163,6 @@ def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str
         *places,
         *(["--verbose"] if plugin.debug else []),
         *(f"--debug={flag}={value}" for flag, value in plugin.debug.items()),
-        *(f"--filter={name}" for name in plugin.filters),
         plugin.name,
         *(f"{key}={value}" for key, value in plugin.parameters.items()),
         *(f"{key}=+{_path(fd)}" for key, fd in secrets.items()),
@@ -185,11 +181,9 @@ def _path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _await(running: process.Process, started: int, follow: Follow) -> None:
-    watch = follow.watch or process.Watch("nbdkit")
-    with cancelling.woken(follow.cancel) as wake:
-        while not running.ready(started, watch.turn, wake.fd):
+def _await(running: process.Process, started: int, cancel: cancelling.Cancel) -> None:
+    with cancelling.woken(cancel) as wake:
+        while not running.ready(started, None, wake.fd):
             if running.ended:
                 raise running.failure()
             wake.check()
-            watch.check()

@@ -12,8 +12,7 @@ import yaml
 
 from cdi_worker import units
 from cdi_worker.importer.kubernetes import manifest, pod
-from cdi_worker.sources.vmware import disk as vddk_disk
-from cdi_worker.sources.vmware import nfc
+from cdi_worker.sources.vmware import locations, nfc
 from tests.support import disks as disks_module
 from tests.support import kubernetes_schemas, repository, servers, worker
 
@@ -229,7 +228,7 @@ def test_documented_arithmetic() -> None:
 
 
 def test_documented_limits_of_hosts() -> None:
-    connections = vddk_disk.CONNECTIONS
+    connections = locations.Vddk("").vddk_connections
     assert f"a worker has {connections} | at most {52 // connections} for all queues" in PAGE
     session = nfc.session_size(nfc.CONFIGURATION)
     assert f"a worker has {connections} sessions of {session} MB" in PAGE

@@ -128,7 +128,7 @@ MUTANTS = (
     mutant(
         "sources/trust/images.py",
         "imports what it cannot verify",
-        "            if each.kind != policy.SIGSTORE or each.other or each.log or each.fulcio:\n",
+        "            if each.kind != policy.SIGSTORE or each.other:\n",
         "            if False:\n",
         "tests/sources/trust/test_policy.py::test_requirement_that_is_not_supported_refuses_the_image[requirement0]",
     ),
