@@ -64,6 +64,27 @@ class Bytes:
         self._rest = memoryview(b"")
 
 
+class Consecutive:
+    """Read ranges, one after the other, from ``start`` to ``end``. Closing it closes nothing.
+
+    ``read_range``: see ``RandomReader``.
+    """
+
+    def __init__(self, read_range: Callable[[int, memoryview], int], start: int, end: int) -> None:
+        self._read_range = read_range
+        self._at = start
+        self._end = end
+
+    def readinto(self, into: memoryview, /) -> int:
+        wanted = into[: max(0, self._end - self._at)]
+        count = self._read_range(self._at, wanted) if len(wanted) else 0
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        """Leave open what the ranges are read from."""
+
+
 class Limited:
     """Read at most ``limit`` bytes, against decompression bombs.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base
@@ -110,11 +111,12 @@ class LocalSource(base.Source):
             raise errors.SourceChanged(url=self.name, what="file", before=self._identity, now=now)
 
     def stream(self, offset: int = 0) -> base.Reader:
-        if not self._seekable:
-            if offset or not self._fresh:
-                raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
-            self._fresh = False
-        return _LocalStream(self, offset, b"" if self._seekable else self._head, self._size)
+        if self._size is not None:
+            return readers.Consecutive(self.read_range, offset, self._size)
+        if offset or not self._fresh:
+            raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
+        self._fresh = False
+        return readers.Consecutive(self._read_pipe, 0, sys.maxsize)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read at ``offset``; see ``sources.base.RandomReader``."""
@@ -149,11 +151,19 @@ class LocalSource(base.Source):
     def _read_head(self) -> None:
         head = memoryview(bytearray(HEAD_SIZE))
         filled = 0
-        while filled < HEAD_SIZE and (count := self.read_next(head[filled:], filled)):
+        while filled < HEAD_SIZE and (count := self._read_next(head[filled:], filled)):
             filled += count
         self._head = bytes(head[:filled])
 
-    def read_next(self, into: memoryview, offset: int) -> int:
+    def _read_pipe(self, offset: int, into: memoryview) -> int:
+        """Read what is next in a pipe; its head again."""
+        if offset >= len(self._head):
+            return self._read_next(into, offset)
+        count = min(len(into), len(self._head) - offset)
+        into[:count] = self._head[offset : offset + count]
+        return count
+
+    def _read_next(self, into: memoryview, offset: int) -> int:
         """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
@@ -215,31 +225,6 @@ def _identity(info: os.stat_result) -> str | None:
     if not stat.S_ISREG(info.st_mode):
         return None
     return f"inode {info.st_ino} changed {info.st_mtime_ns} size {info.st_size}"
-
-
-class _LocalStream:
-    def __init__(self, source: LocalSource, offset: int, replay: bytes, size: int | None) -> None:
-        self._source = source
-        self._offset = offset
-        self._replay = replay
-        self._size = size
-
-    def readinto(self, into: memoryview, /) -> int:
-        if self._replay:
-            count = min(len(into), len(self._replay))
-            into[:count] = self._replay[:count]
-            self._replay = self._replay[count:]
-        elif self._size is None:
-            count = self._source.read_next(into, self._offset)
-        elif self._offset >= self._size:
-            return 0
-        else:
-            count = self._source.read_range(self._offset, into)
-        self._offset += count
-        return count
-
-    def close(self) -> None:
-        """Do nothing: the source closes the descriptor."""
 
 
 class _Image(LocalSource):

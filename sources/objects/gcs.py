@@ -12,7 +12,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
-from cdi_worker.formats import smalljson
+from cdi_worker.formats import readers, smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, crc32c, gcp, locations
@@ -78,7 +78,14 @@ class GcsSource(http.HttpSource):
         if not offset:
             # From here on the stream's bytes are written, not those read before.
             self._coverage = crc32c.Coverage()
-        return _Watched(reader, self._coverage, offset)
+        coverage, at = self._coverage, offset
+
+        def see(data: memoryview) -> None:
+            nonlocal at
+            coverage.add(at, data)
+            at += len(data)
+
+        return readers.Watched(reader, see)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         # A stream may start meanwhile and replace the coverage: then these bytes are not written.
@@ -229,24 +236,6 @@ class _Answer:
 
     def json(self) -> Any:
         return smalljson.parse(self.content)
-
-
-class _Watched:
-    """A reader that adds its bytes to ``coverage``."""
-
-    def __init__(self, reader: base.Reader, coverage: crc32c.Coverage, offset: int) -> None:
-        self._reader = reader
-        self._coverage = coverage
-        self._offset = offset
-
-    def readinto(self, into: memoryview, /) -> int:
-        count = self._reader.readinto(into)
-        self._coverage.add(self._offset, into[:count])
-        self._offset += count
-        return count
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def _number(stored: str | None) -> int | None:

@@ -9,6 +9,7 @@ import threading
 import time
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, filled, retry
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.ovirt import data, engine, locations
@@ -99,7 +100,7 @@ class ImageioSource(base.Source):
         self._open.close()
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return _Ordered(self, offset, self._extents.end)
+        return readers.Consecutive(self.read_range, offset, self._extents.end)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
@@ -263,23 +264,3 @@ class ImageioSource(base.Source):
     def _limit(self) -> float:
         """Return the limit in seconds for the end of a transfer. It is shorter after a cancel."""
         return self._patience.last if self._cancel.is_set() else self._patience.end
-
-
-class _Ordered:
-    """A reader of consecutive ranges."""
-
-    def __init__(self, source: ImageioSource, offset: int, size: int) -> None:
-        self._source = source
-        self._offset = offset
-        self._size = size
-
-    def readinto(self, into: memoryview, /) -> int:
-        left = self._size - self._offset
-        if left <= 0 or not len(into):
-            return 0
-        count = self._source.read_range(self._offset, into[:left])
-        self._offset += count
-        return count
-
-    def close(self) -> None:
-        """Do nothing: the source closes the connections."""

@@ -193,29 +193,11 @@ class _Part(base.Source):
         return base.Facts(name=self.name, size=self._size, head=bytes(head))
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return _Slice(self._fd, self._offset + offset, self._size - offset, self.name)
+        return readers.Consecutive(self._read_range, self._offset + offset, self._offset + self._size)
 
-
-class _Slice:
-    """Reads a part of a file, in order."""
-
-    def __init__(self, fd: int, offset: int, size: int, name: str) -> None:
-        self._fd = fd
-        self._at = offset
-        self._end = offset + size
-        self._name = name
-
-    def readinto(self, into: memoryview, /) -> int:
-        wanted = into[: self._end - self._at]
-        if not len(wanted):
-            return 0
+    def _read_range(self, offset: int, into: memoryview) -> int:
         try:
-            count = os.preadv(self._fd, [wanted], self._at)
+            return os.preadv(self._fd, [into], offset)
         except OSError as err:
             reason = errors.words(err)
-            raise errors.TransferFailed(url=self._name, offset=self._at, reason=reason) from err
-        self._at += count
-        return count
-
-    def close(self) -> None:
-        """Leave the file open."""
+            raise errors.TransferFailed(url=self.name, offset=offset, reason=reason) from err

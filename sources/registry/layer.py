@@ -43,15 +43,11 @@ class Disk:
         self.head = b""
         self._store = store
         self._reader = store.blob(blob)
-        self._done = 0
+        self._replay = readers.Bytes(b"")
         self._finished = False
 
     def readinto(self, into: memoryview, /) -> int:
-        if count := min(len(into), len(self.head) - self._done):
-            into[:count] = self.head[self._done : self._done + count]
-            self._done += count
-            return count
-        return self.read_on(into)
+        return self._replay.readinto(into) or self.read_on(into)
 
     def close(self) -> None:
         """Close the blob. Safe to call twice."""
@@ -61,6 +57,7 @@ class Disk:
         """Read the head."""
         head = bytearray(min(HEAD_SIZE, self.size))
         self.head = bytes(head[: readers.fill(self, memoryview(head))])
+        self._replay = readers.Bytes(self.head)
 
     def read_on(self, into: memoryview) -> int:
         """Read the bytes after the head."""

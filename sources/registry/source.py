@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -195,31 +194,16 @@ class _Counting:
 
     def __init__(self, engine: image.Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
-        self._blob: blobs.Piece | None = None
-        self._before = 0
-        self._report: Callable[[int], None] | None = None
+        self._arrivals = image.Arrivals()
 
     def read(self, blob: blobs.Piece, cancel: base.Cancel, start: int) -> base.Reader:
         """See ``blobs.Read``."""
-        with self._lock:
-            self._blob, self._before = blob, start
-
-        def arrived(count: int) -> None:
-            with self._lock:
-                report = self._report if blob is self._blob else None
-                if blob is self._blob and report is None:
-                    self._before += count
-            if report is not None:
-                report(count)
-
-        return image.Image(*blob, self._engine).rest(cancel, start, arrived)
+        self._arrivals = arrivals = image.Arrivals(start)
+        return image.Image(*blob, self._engine).rest(cancel, start, arrivals.add)
 
     def report(self, advance: Callable[[int], None]) -> None:
         """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""
-        with self._lock:
-            before, self._before, self._report = self._before, 0, advance
-        advance(before)
+        self._arrivals.report(advance)
 
 
 #: Limit for nested indexes.

@@ -180,7 +180,7 @@ def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
         made = file.LocalSource(str(tmp_path / "pipe"), cancelling.Cancel(), access)
         made._fd = made._open()
         part = memoryview(bytearray(1))
-        assert [made.read_next(part, at) for at in range(30)] == [1] * 30
+        assert [made._read_next(part, at) for at in range(30)] == [1] * 30
         made.close()
 
 
