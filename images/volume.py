@@ -106,15 +106,23 @@ class Volume:
 
     def _parts(self, start: int, last: int) -> Iterator[tuple[int, int] | Hole]:
         """Yield offset and length of reads, and holes."""
+        for first, end in self._extents(start, last):
+            low = max(start, first)
+            if low > start:
+                yield Hole(start, low - start)
+            while low < end:
+                length = min(_READ - low % _READ, end - low)
+                yield low, length
+                low += length
+            start = max(start, end)
+        if start < last:
+            yield Hole(start, last - start)
+
+    def _extents(self, start: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield start and end of what is read, in whole grains; it may begin before the last one ends."""
         while start < last:
-            data, end = self._extent(start, last) if self._is_file else (start, last)
-            if data > start:
-                yield Hole(start, data - start)
-            while data < end:
-                length = min(_READ - data % _READ, end - data)
-                yield data, length
-                data += length
-            start = end
+            first, start = self._extent(start, last) if self._is_file else (start, last)
+            yield first, start
 
     def _extent(self, start: int, last: int) -> tuple[int, int]:
         """Return where the next data begins and ends, in whole grains, which are also aligned for O_DIRECT.
@@ -169,19 +177,9 @@ class Remote(Volume):
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
-    def _parts(self, start: int, last: int) -> Iterator[tuple[int, int] | Hole]:
+    def _extents(self, start: int, last: int) -> Iterator[tuple[int, int]]:
         for first, after in self._stored.allocated(start, last):
-            # In whole grains: what is between two may be read, and is not read twice.
-            low, end = max(start, first - first % GRAIN), min(last, -(-after // GRAIN) * GRAIN)
-            if low > start:
-                yield Hole(start, low - start)
-            while low < end:
-                length = min(_READ - low % _READ, end - low)
-                yield low, length
-                low += length
-            start = max(start, end)
-        if start < last:
-            yield Hole(start, last - start)
+            yield first - first % GRAIN, min(last, -(-after // GRAIN) * GRAIN)
 
     def _read(self, offset: int, length: int, buffer: directio.Buffer) -> list[Part]:
         try:

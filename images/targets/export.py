@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors
-from cdi_worker.images.targets import block, claim, remote
+from cdi_worker.images.targets import block, claim, remote, storage
 from cdi_worker.scratch import journal
 
 if TYPE_CHECKING:
@@ -102,40 +102,19 @@ def image(held: Export) -> Iterator[str]:
         os.close(memory)
 
 
-class ExportStorage(block.BlockStorage):
+class ExportStorage(block.BlockStorage, storage.Remote):
     """An NBD export whose first bytes are in memory until ``store`` writes them."""
-
-    is_remote = True
-    _exported: remote.Device
 
     def _open(self, held: claim.Marked) -> tuple[int, int]:
         assert isinstance(held, Export)  # noqa: S101  (see ``targets.open``)
-        self._exported = held.device
+        self.device = held.device
         return -1, max(512, held.device.unit)
 
     def _rungs(self) -> Sequence[zeroing.Rung]:
         return (self._zero,)
 
-    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        if inside := self._inside(start, end - start):
-            yield start, start + inside
-        with self.guarded("list its extents"):
-            yield from self._exported.allocated(start + inside, end)
-
-    def fsync(self) -> None:
-        self._exported.flush()
-
-    def drop_cache(self) -> None:
-        """Do nothing: no cache of this machine is between."""
-
     def _zero(self, _fd: int, offset: int, length: int) -> None:
-        self._exported.zero(offset, length, allocate=self._is_preallocated)
-
-    def _pread(self, length: int, offset: int) -> bytes:
-        return self._exported.read(offset, length)
-
-    def _put(self, offset: int, data: memoryview) -> None:
-        self._exported.write(offset, data)
+        self.device.zero(offset, length, allocate=self._is_preallocated)
 
 
 class ExportTarget(block.BlockTarget):

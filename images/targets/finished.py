@@ -7,13 +7,12 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker import errors, units
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import base, claim, remote, storage
+from cdi_worker.images.targets import base, claim, storage
 
 #: A FIFO without a writer would be waited for.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -30,7 +29,9 @@ class Finished(base.Target):
         self.is_device = True
         if held.device is not None:
             self.is_device = not held.is_served
-            super().__init__(_Export(held, held.device, options.cancel), held.size, options)
+            shown = storage.Remote(held, -1, options.cancel)
+            shown.device = held.device
+            super().__init__(shown, held.size, options)
             return
         fd = os.open(held.path, _FLAGS)
         found = os.fstat(fd)
@@ -77,20 +78,3 @@ class _Local(storage.Storage):
             # The storage needs a larger alignment.
             return super()._pread(length, offset)
         return bytes(buffer.view[offset - start : min(count, offset + length - start)])
-
-
-class _Export(storage.Storage):
-    """An NBD export that is read."""
-
-    is_remote = True
-
-    def __init__(self, held: claim.Claim, device: remote.Device, cancel: cancelling.Cancel) -> None:
-        super().__init__(held, -1, cancel)
-        self._device = device
-
-    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        with self.guarded("list its extents"):
-            yield from self._device.allocated(start, end)
-
-    def _pread(self, length: int, offset: int) -> bytes:
-        return self._device.read(offset, length)

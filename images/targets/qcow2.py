@@ -8,7 +8,6 @@ import os
 import pathlib
 import struct
 import threading
-from collections.abc import Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING, Final
 
@@ -41,16 +40,10 @@ def journal_file(path: str) -> str:
     return file.part(f"{path}.journal")
 
 
-class Qcow2Storage(storage.Storage):
+class Qcow2Storage(storage.Remote):
     """The guest's bytes of a qcow2 file, behind a server. ``fd``: the file itself."""
 
-    is_remote = True
-    device: remote.Device
     clusters: _Clusters | None = None
-
-    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        with self.guarded("list its extents"):
-            yield from self.device.allocated(start, end)
 
     def zero(self, start: int, end: int) -> None:
         if self.clusters is None:
@@ -65,18 +58,9 @@ class Qcow2Storage(storage.Storage):
                 self.clusters.finish()
         super().sync()
 
-    def fsync(self) -> None:
-        self.device.flush()
-
-    def drop_cache(self) -> None:
-        """Do nothing: what is read comes from the server."""
-
     def clear(self, _fd: int, offset: int, length: int) -> None:
         """Zero a range; see ``zeroing.Rung``."""
         self.device.zero(offset, length, allocate=False)
-
-    def _pread(self, length: int, offset: int) -> bytes:
-        return self.device.read(offset, length)
 
     def _put(self, offset: int, data: memoryview) -> None:
         (self.clusters or self.device).write(offset, data)

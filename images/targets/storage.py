@@ -8,12 +8,15 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import claim, writeback, zeroing
+
+if TYPE_CHECKING:
+    from cdi_worker.images.targets import remote
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +191,29 @@ class Storage:
             piece = data[start : start + _PIECE]
             write_all(self.fd, offset + start, piece)
             self._window.wrote(offset + start, offset + start + len(piece))
+
+
+class Remote(Storage):
+    """The bytes behind an NBD server: ``device``, to which it is connected. ``fd`` does not name them."""
+
+    is_remote = True
+    device: remote.Device
+
+    def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        with self.guarded("list its extents"):
+            yield from self.device.allocated(start, end)
+
+    def fsync(self) -> None:
+        self.device.flush()
+
+    def drop_cache(self) -> None:
+        """Do nothing: no cache of this machine is between."""
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        return self.device.read(offset, length)
+
+    def _put(self, offset: int, data: memoryview) -> None:
+        self.device.write(offset, data)
 
 
 def _open_direct(path: str, fd: int) -> int | None:
