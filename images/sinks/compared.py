@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import spans
@@ -14,9 +14,7 @@ from cdi_worker.images.sinks import base
 from cdi_worker.images.targets.base import Target
 from cdi_worker.images.targets.storage import Storage
 from cdi_worker.scratch import journal
-
-#: Start and end, in bytes.
-Range: TypeAlias = tuple[int, int]
+from cdi_worker.scratch.ranges import Range
 
 #: Bytes that are compared and written as one: a sector of 4096 bytes is the largest.
 _BLOCK: Final = directio.UNIT

@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from cdi_worker import units
 from cdi_worker.formats import bmap, spans
@@ -16,9 +16,6 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import storage
 from cdi_worker.scratch import ranges
-
-#: Start and end, in bytes.
-Range: TypeAlias = tuple[int, int]
 
 #: The most ranges that are kept. A disk that has nothing in common with its image has one for each cluster;
 #: those beyond are counted, but not read again.
@@ -57,11 +54,11 @@ class Parts:
     def __init__(self, within: ranges.Ranges) -> None:
         self._within = within
 
-    def missing(self, start: int, end: int) -> list[Range]:
+    def missing(self, start: int, end: int) -> list[ranges.Range]:
         """See ``disks.base.Missing``."""
         return list(spans.gaps(self._within.missing(start, end), start, end))
 
-    def missing_of(self, found: Iterable[Range]) -> list[Range]:
+    def missing_of(self, found: Iterable[ranges.Range]) -> list[ranges.Range]:
         """See ``disks.base.Missing``."""
         return [part for start, end in found for part in self.missing(start, end)]
 
@@ -127,7 +124,7 @@ class Comparing:
                 # Zeros that the disk does not have.
                 self._differs(*part, b"", b"")
 
-    def _parts(self, start: int, end: int) -> list[Range]:
+    def _parts(self, start: int, end: int) -> list[ranges.Range]:
         return [(start, end)] if self._within is None else self._within.missing(start, end)
 
     def _count(self, count: int) -> None:

@@ -27,17 +27,12 @@ class Blocks:
     digest: str
     signatures: tuple[signature.Signature, ...] = ()
 
-    @property
-    def data(self) -> int:
-        """Bytes of all mapped ranges."""
-        return sum(end - start for start, end, _ in self.map.ranges)
-
     def details(self) -> dict[str, object]:
         """Return what ``inspect`` shows."""
         return {
             "map": self.name,
             "mapSize": self.map.size,
-            "mapped": self.data,
+            "mapped": self.map.mapped,
             "mapRanges": len(self.map.ranges),
         }
 

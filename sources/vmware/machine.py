@@ -44,7 +44,7 @@ class Machine:
     def __init__(self, opened: session.Session, uuid: str) -> None:
         self._session = opened
         self._machine = machine = opened.find(uuid)
-        self.reference: str = machine._moId  # noqa: SLF001  (pyvmomi has no public name for it)
+        self.reference = _reference(machine)
         #: The reference of the ESXi host that it runs on; empty if it is hidden from this user.
         self.host: str
         self.name, power, self.host = opened.call(
@@ -147,10 +147,10 @@ class Machine:
 
     def _at(self, wanted: str, disk: VirtualDisk) -> VirtualDisk:
         found = list(self._snapshots())
-        matching = [each for _, each in found if each._moId == wanted]  # noqa: SLF001  (pyvmomi has no public name for it)
+        matching = [each for _, each in found if _reference(each) == wanted]
         matching = matching or [each for name, each in found if name == wanted]
         if len(matching) != 1:
-            there = ", ".join(f"{each._moId} ({name})" for name, each in found) or "none"  # noqa: SLF001  (pyvmomi has no public name for it)
+            there = ", ".join(f"{_reference(each)} ({name})" for name, each in found) or "none"
             what = "no" if not matching else "more than one"
             raise errors.Unreachable(
                 url=self._session.name,
@@ -160,7 +160,7 @@ class Machine:
         for each in _disks(snapshot.config):
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
-                return dataclasses.replace(_described(each), snapshot=snapshot._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
+                return dataclasses.replace(_described(each), snapshot=_reference(snapshot))
         raise errors.Unreachable(
             url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
@@ -170,7 +170,7 @@ class Machine:
             for each in map(_described, _disks(snapshot.config)):
                 # The id of a disk is part of its change ids.
                 if each.change_id == change_id and each.object_id == disk.object_id:
-                    return dataclasses.replace(each, snapshot=snapshot._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
+                    return dataclasses.replace(each, snapshot=_reference(snapshot))
         return None
 
     def _snapshots(self) -> Iterator[tuple[str, Any]]:
@@ -208,7 +208,11 @@ def _disks(config: Any) -> list[Any]:
 
 
 def _host(machine: Any) -> str:
-    return str(machine.runtime.host._moId) if machine.runtime.host else ""  # noqa: SLF001  (pyvmomi has no public name for it)
+    return _reference(machine.runtime.host) if machine.runtime.host else ""
+
+
+def _reference(managed: Any) -> str:
+    return str(managed._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
 
 
 def _parents(backing: Any) -> Iterator[str]:
