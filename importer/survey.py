@@ -269,14 +269,11 @@ def _file_room(request: Request, target: targets.TargetFacts) -> plan.Space:
     available, size = target.available, request.disk_size
     if request.room.limit is not None:
         available = min(available, request.room.limit)
-    if request.is_exact and size is not None:
-        usable = units.usable_space(available, request.room.overhead)
-        return plan.Space(
-            block=False, available=min(available, size), usable=min(usable, size), present=bool(target.size)
-        )
-    if size is not None:
+    if size is not None and not request.is_exact:
         available = min(available, size)
     usable = units.usable_space(available, request.room.overhead)
+    if size is not None and request.is_exact:
+        available, usable = min(available, size), min(usable, size)
     return plan.Space(block=False, available=available, usable=usable, present=bool(target.size))
 
 
