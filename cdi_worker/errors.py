@@ -68,7 +68,7 @@ class Error(Exception):
         return self.worded(lambda _: "")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.fields)
+        return functools.partial(type(self), **self.fields), ()
 
     def as_fields(self) -> dict[str, object]:
         """Return the error for JSON: its class as ``kind``, its message, and its fields."""
@@ -113,10 +113,6 @@ def supported(given: str, known: Iterable[str]) -> str:
     """Return what to write instead of ``given``: the name that is like it, else all of ``known``."""
     names = list(known)
     return did_you_mean(given, names) or f"supported: {', '.join(names)}"
-
-
-def _rebuild(kind: type[Error], fields: dict[str, object]) -> Error:
-    return kind(**fields)
 
 
 #: Exit statuses after which another attempt cannot help without a change (docs/reference/exit-status.md).
@@ -254,15 +250,11 @@ class Transient(SourceError):
         super().__init__(url=url, reason=reason, **more)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_transient, (self.fields, self.retry_after)
+        return functools.partial(type(self), **self.fields, retry_after=self.retry_after), ()
 
 
 class CutShort(Transient):
     """A range response ended before its first byte, although its header had arrived."""
-
-
-def _rebuild_transient(fields: dict[str, object], retry_after: float | None) -> Transient:
-    return Transient(url=fields["url"], reason=fields["reason"], retry_after=retry_after)
 
 
 class TransferFailed(SourceError):
