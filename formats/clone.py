@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.formats import readers, zstd
+from cdi_worker.formats import readers
+from cdi_worker.formats.zstd import zstd
 
 if TYPE_CHECKING:
     import xxhash

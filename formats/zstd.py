@@ -3,29 +3,8 @@
 import sys
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import (
-        CompressionParameter,
-        DecompressionParameter,
-        ZstdCompressor,
-        ZstdDecompressor,
-        ZstdError,
-        compress,
-    )
+    from compression import zstd
 else:
-    from backports.zstd import (
-        CompressionParameter,
-        DecompressionParameter,
-        ZstdCompressor,
-        ZstdDecompressor,
-        ZstdError,
-        compress,
-    )
+    from backports import zstd
 
-__all__ = [
-    "CompressionParameter",
-    "DecompressionParameter",
-    "ZstdCompressor",
-    "ZstdDecompressor",
-    "ZstdError",
-    "compress",
-]
+__all__ = ["zstd"]

@@ -17,7 +17,8 @@ from typing import Protocol, cast
 from isal import igzip_lib
 
 from cdi_worker import errors
-from cdi_worker.formats import readers, zstd
+from cdi_worker.formats import readers
+from cdi_worker.formats.zstd import zstd
 
 #: Bytes read at once, passed to the decompressor at once, and returned by it at once. _STEP is smaller than
 #: _INPUT because the unused rest of a step is copied for each member: bgzip writes many small members.

@@ -13,12 +13,12 @@ from typing import cast
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.formats import zstd
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
+from cdi_worker.formats.zstd import zstd
 
 
 class Layout(mapped.Layout):

@@ -9,7 +9,8 @@ import lzma
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import coding, zstd
+from cdi_worker.formats import coding
+from cdi_worker.formats.zstd import zstd
 
 DATA = b"a disk" * 1000
 PACKED = {

@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from cdi_worker.formats import readers, safety, zstd
+from cdi_worker.formats import readers, safety
 from cdi_worker.formats.compressed import decompress, layers
 from cdi_worker.formats.tar import archive
+from cdi_worker.formats.zstd import zstd
 from tests.fuzz import sums
 from tests.support import disks, vhdx_images
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cdi_worker.formats import zstd
+from cdi_worker.formats.zstd import zstd
 from cdi_worker.sources.registry import documents
 
 #: This machine's architecture, as images name it.

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from cdi_worker.formats import zstd
+from cdi_worker.formats.zstd import zstd
 from tests.support import processes, shared, vhdx_images, vmdk_stream
 
 MiB = 1 << 20

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from cdi_worker.formats import zstd
+from cdi_worker.formats.zstd import zstd
 
 
 def frame(data: bytes, **options: int) -> bytes:

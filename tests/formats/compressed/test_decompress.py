@@ -17,8 +17,9 @@ import pytest
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.formats import readers, zstd
+from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import decompress
+from cdi_worker.formats.zstd import zstd
 from tests.support import reading
 
 COMPRESS = {

@@ -15,7 +15,7 @@ import urllib.parse
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import zstd
+from cdi_worker.formats.zstd import zstd
 from cdi_worker.sources import base
 from cdi_worker.sources.web import http
 from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads, worker
