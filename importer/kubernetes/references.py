@@ -35,15 +35,8 @@ class References:
         if faults:
             raise errors.RequestError(*faults)
 
-    def secret(self, name: str) -> Mapping[str, bytes] | None:
-        """Return the values of a Secret, or None if there is no such Secret."""
-        return self._find("Secret", name)
-
-    def config_map(self, name: str) -> Mapping[str, bytes] | None:
-        """Return the values of a ConfigMap, or None if there is no such ConfigMap."""
-        return self._find("ConfigMap", name)
-
-    def _find(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+    def find(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+        """Return the values of a Secret or ConfigMap (``kind``), or None if there is no such object."""
         if (kind, name) in self._held:
             return self._held[kind, name]
         folder = None if self._directory is None else Path(self._directory, name)

@@ -19,6 +19,7 @@ from cdi_worker.sources import base, fields, staged
 
 #: Sources that need ``--from``: the manifest does not say where their bytes are on this machine.
 LOCAL = frozenset({"upload", "pvc"})
+SECRET, CONFIG_MAP = "Secret", "ConfigMap"
 USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
 #: The field of a source that names its Secret.
 REFERENCE = "secretRef"
@@ -124,8 +125,8 @@ class Planner:
         name = self.volume.source.value(field.key)
         if not name:
             return None
-        find = self._secret if field.key == REFERENCE else self._config_map
-        held = find(f"{where}.{field.key}", name, (field.entry,))
+        kind = SECRET if field.key == REFERENCE else CONFIG_MAP
+        held = self._held(f"{where}.{field.key}", kind, name, (field.entry,))
         return self._kept(field.entry, held[field.entry]) if field.entry in held else None
 
     def _access(self, where: str) -> base.Access:
@@ -133,7 +134,9 @@ class Planner:
         path = f"{where}.{REFERENCE}"
         # Some sources read the Secret as a file instead (field.entry).
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
-        held = {} if is_file or not source.secret else self._secret(path, source.secret, (USER, PASSWORD))
+        held = (
+            {} if is_file or not source.secret else self._held(path, SECRET, source.secret, (USER, PASSWORD))
+        )
         return self.settings.access(
             user=self._text(path, held, USER),
             password=self._text(path, held, PASSWORD),
@@ -147,27 +150,20 @@ class Planner:
     def _signer(self, where: str, name: str, entry: str) -> str:
         """Return the path of a file with an entry of a ConfigMap, with all of them for ``*``."""
         if entry == "*":
-            held = self._config_map(where, name)
+            held = self._held(where, CONFIG_MAP, name)
             return self._kept("signed-by", b"\n".join(held[key] for key in sorted(held)))
-        held = self._config_map(where, name, (entry,))
+        held = self._held(where, CONFIG_MAP, name, (entry,))
         return self._kept(entry, held.get(entry, b""))
 
     # -- Secrets and ConfigMaps ---------------------------------------------------------------
 
-    def _secret(self, path: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
-        return self._checked(path, f"Secret {name}", self.keys.secret(name), required)
-
-    def _config_map(self, path: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
-        return self._checked(path, f"ConfigMap {name}", self.keys.config_map(name), required)
-
-    def _checked(
-        self, path: str, what: str, held: Mapping[str, bytes] | None, required: tuple[str, ...]
-    ) -> Mapping[str, bytes]:
-        """Return the data ``held`` by an object; add a fault if the object or a required key is missing."""
+    def _held(self, path: str, kind: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+        """Return the values of an object; add a fault if the object or a required key is missing."""
+        held = self.keys.find(kind, name)
         if held is None:
-            self.faults.append(f"{path}: no {what} in the manifest or below --secrets")
+            self.faults.append(f"{path}: no {kind} {name} in the manifest or below --secrets")
             return {}
-        self.faults += [f"{path}: {what} has no key {key}" for key in required if key not in held]
+        self.faults += [f"{path}: {kind} {name} has no key {key}" for key in required if key not in held]
         return held
 
     def _text(self, path: str, held: Mapping[str, bytes], key: str) -> str:
@@ -181,7 +177,7 @@ class Planner:
         found = []
         for index, name in enumerate(self.volume.source.secret_headers):
             path = f"spec.source.{self.volume.source.kind}.secretExtraHeaders[{index}]"
-            held = self._secret(path, name)
+            held = self._held(path, SECRET, name)
             for key in sorted(held):
                 try:
                     found.append(contract.parse_header(self._text(path, held, key)))
@@ -193,7 +189,7 @@ class Planner:
         source = self.volume.source
         if not source.certificates:
             return ()
-        held = self._config_map(f"spec.source.{source.kind}.certConfigMap", source.certificates)
+        held = self._held(f"spec.source.{source.kind}.certConfigMap", CONFIG_MAP, source.certificates)
         return tuple(self._kept(f"ca-{index}", held[key]) for index, key in enumerate(sorted(held)))
 
     def _kept(self, name: str, data: bytes) -> str:
