@@ -56,20 +56,23 @@ def check_rerun(url: str, target: Path, expected: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is served (made from a good raw disk), the exit status, and the message."""
+    """What is served, the exit status, and the message."""
 
-    serve: Callable[[bytes], misbehave.Page]
+    serve: Callable[[disks_module.Disks], misbehave.Page]
     status: int
     message: str
     arguments: tuple[str, ...] = ()
 
 
-def page(**faults: object) -> Callable[[bytes], misbehave.Page]:
-    return lambda data: misbehave.Page(**{"body": data, **faults})
+def page(**faults: object) -> Callable[[disks_module.Disks], misbehave.Page]:
+    """Return what serves a good raw disk, but for ``faults``."""
+    return lambda disks: misbehave.Page(**{"body": disks.raw().read_bytes(), **faults})
 
 
-def packed(compression: str, change: Callable[[bytes], bytes]) -> Callable[[bytes], misbehave.Page]:
-    return lambda data: misbehave.Page(change(disks_module.COMPRESSIONS[compression](data)))
+def packed(
+    compression: str, change: Callable[[bytes], bytes]
+) -> Callable[[disks_module.Disks], misbehave.Page]:
+    return lambda disks: misbehave.Page(change(disks.wrapped("raw", compression).read_bytes()))
 
 
 def nested(depth: int) -> bytes:
@@ -129,10 +132,10 @@ SERVED = {
 def test_bad_content_is_refused(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, name: str
 ) -> None:
-    case, data = SERVED[name], disks.raw().read_bytes()
-    url = server.serve("/disk", case.serve(data))
+    case = SERVED[name]
+    url = server.serve("/disk", case.serve(disks))
     check_failure(worker.run("import", url, target, *case.arguments), case.status, case.message, target)
-    check_rerun(server.serve("/disk", misbehave.Page(data)), target, disks.raw())
+    check_rerun(server.serve("/disk", page()(disks)), target, disks.raw())
 
 
 @pytest.mark.parametrize(

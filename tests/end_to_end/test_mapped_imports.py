@@ -46,6 +46,7 @@ from tests.support.mapped_disks import (
     asked,
     flipped,
     make,
+    packed,
     same,
     serve,
 )
@@ -87,7 +88,7 @@ def tmp_path_factory_dir(tmp_path: Path) -> Path:
 def test_stream_is_verified_as_it_passes(
     server: misbehave.Server, made: Made, target: Path, form: str
 ) -> None:
-    page = Page(PACKED[form](made.data), ranges=form != "plain")
+    page = Page(packed(made, form), ranges=form != "plain")
     result = cdi_worker.run(asked(*serve(server, made, page), target))
     same(target, made)
     assert result.plan.route is cdi_worker.Route.STREAM
@@ -118,7 +119,7 @@ def test_random_disks(server: misbehave.Server, tmp_path: Path, seed: int) -> No
     made = make(tmp_path / "random", pieces, size, seed)
     target = devices.fill(tmp_path / "disk.img", size // 512 * 512 + 512)
     form = chance.choice(["plain", "ranges", "gz", "update"])
-    body = PACKED["gz"](made.data) if form == "gz" else made.data
+    body = packed(made, "gz") if form == "gz" else made.data
     page = Page(body, ranges=form in {"ranges", "update"})
     existing = "update" if form == "update" else "replace"
     cdi_worker.run(asked(*serve(server, made, page), target, existing=existing))

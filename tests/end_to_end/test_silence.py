@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import gzip
-import lzma
 import random
 import signal
 import socket
@@ -20,7 +19,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from tests.support import devices, misbehave, processes, worker
+from tests.support import devices, members, misbehave, processes, worker
 
 MIB = 1 << 20
 NOISE = random.Random(7).randbytes(16 * MIB)
@@ -102,7 +101,7 @@ def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @functools.cache
 def packed(image: bytes, form: str) -> bytes:
     if form == "xz":
-        return lzma.compress(image, preset=0)
+        return members.xz(image)
     return gzip.compress(image, 1) if form else image
 
 

@@ -20,7 +20,7 @@ from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import fetch
 from tests.support import bmaps, bmaptool, devices, disks, forked, misbehave, oracle, processes, worker
-from tests.support.mapped_disks import DATA, MIB, PACKED, SIZE, Made, asked, make, same, serve, split
+from tests.support.mapped_disks import DATA, MIB, SIZE, Made, asked, make, packed, same, serve, split
 from tests.support.pages import Page
 
 target = devices.targets("file", "block4096", size=32 * MIB)
@@ -56,7 +56,7 @@ def test_update_moves_only_ranges_that_differ(
     cdi_worker.run(asked(*serve(server, made), target))
     old, new = split(made), split(updated(made, tmp_path))
     have = server.serve("/old.bmap", Page(old.map))
-    page = Page(new.data if form == "ranges" else PACKED["gz"](new.data))
+    page = Page(new.data if form == "ranges" else packed(new, "gz"))
     server.requests.clear()
     url, map_ = serve(server, new, page)
     result = cdi_worker.run(asked(url, map_, target, existing="update", have=have))
@@ -135,7 +135,7 @@ def image_of(made: Made, way: str, tmp_path: Path) -> Page:
     if way in {"ranges", "stream"}:
         return Page(made.data, ranges=way == "ranges")
     if way == "gz":
-        return Page(PACKED["gz"](made.data))
+        return Page(packed(made, "gz"))
     image = tmp_path / f"image.{way}"
     disks.convert(made.disk, image, disks.FORMATS[way])
     return Page(image.read_bytes())

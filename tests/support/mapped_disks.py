@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
+import functools
 import gzip
 import hashlib
-import lzma
 import random
 import subprocess
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import cdi_worker
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import trust
-from tests.support import bmaptool, devices, misbehave, oracle
+from tests.support import bmaptool, devices, members, misbehave, oracle
 from tests.support.pages import Page
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -30,7 +30,7 @@ MAPPED = sum(-(-length // 4096) * 4096 for _, length in DATA)
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
     "gz": lambda data: gzip.compress(data, 1),
-    "xz": lambda data: lzma.compress(data, preset=0),
+    "xz": members.xz,
     "bz2": lambda data: bz2.compress(data, 1),
     "zst": lambda data: (
         subprocess.run(["zstd", "-q", "-c"], input=data, capture_output=True, check=True).stdout
@@ -52,6 +52,12 @@ class Made:
     @property
     def ranges(self) -> tuple[bmap.Range, ...]:
         return bmap.parse(self.map).ranges
+
+
+@functools.cache
+def packed(made: Made, form: str) -> bytes:
+    """Return the disk in a form of ``PACKED``, made once in a process."""
+    return PACKED[form](made.data)
 
 
 def make(disk: Path, pieces: tuple[tuple[int, int], ...] = DATA, size: int = SIZE, seed: int = 1) -> Made:
