@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 COMPARED: Final = "cdi_worker.images.sinks.compared"
 VERIFIED: Final = "cdi_worker.images.sinks.verified"
 MAPPING: Final = "cdi_worker.images.sinks.mapping:Mapping"
+MAP_FILE: Final = "cdi_worker.importer.report.file:File"
+WRITE_MAP: Final = "cdi_worker.formats.bmap:write"
 OLD_MAP: Final = "cdi_worker.images.sinks.oldmap"
 READBACK: Final = "cdi_worker.images.readback"
 CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
@@ -451,7 +453,11 @@ def _map(attempt: Attempt, out: targets.Target, end: int) -> None:
 
             for start, stop in missing:
                 mapping.read(out.storage, start, stop, advance)
-        attempt.outcome.map = mapping.map(size)
+        attempt.outcome.map = made = mapping.map(size)
+    if attempt.request.have and attempt.request.write_map != targets.STDOUT:
+        # It may replace the map of the old disk. A kill must not leave that beside a usable new one.
+        written = lazy.load(MAP_FILE)(attempt.request.write_map, "--write-map", attempt.request.target)
+        written.write(lazy.load(WRITE_MAP)(made), "write the map")
 
 
 def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:

@@ -306,6 +306,28 @@ def test_disk_of_another_size(
     assert target.is_block_device() or target.stat().st_size == size
 
 
+def test_old_map_is_replaced_before_the_new_disk_is_usable(
+    server: misbehave.Server, made: Made, target: Path, tmp_path: Path
+) -> None:
+    """A kill after that must not leave a map that is trusted, and is of another disk."""
+    kept, new = tmp_path / "disk.bmap", updated(made, tmp_path).data
+    kept.write_bytes(bmap.write(bmaps.expected(made.data)))
+    devices.restore(target, made.data)
+    before: list[bytes] = []
+
+    class Watching(cdi_worker.NullProgress):
+        def phase(self, name: str, _total: int | None) -> None:
+            if name == "sync":
+                oracle.unusable(target)
+                before.append(kept.read_bytes())
+
+    url = server.serve("/disk", Page(new))
+    request = asked(url, "", target, existing="update", have=str(kept), write_map=str(kept))
+    cdi_worker.run(request, Watching())
+    assert [bmap.parse(each) for each in before] == [bmaps.expected(new)]
+    assert kept.read_bytes() == before[0]
+
+
 def test_command_replaces_the_old_map_by_the_new_one(
     server: misbehave.Server, made: Made, tmp_path: Path
 ) -> None:

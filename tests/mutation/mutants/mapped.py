@@ -126,6 +126,13 @@ MUTANTS = (
     ),
     mutant(
         "importer/routes/delivery.py",
+        "leaves the old map beside the new disk for a while",
+        '        written.write(lazy.load(WRITE_MAP)(made), "write the map")\n',
+        "",
+        f"{_UPDATES}test_old_map_is_replaced_before_the_new_disk_is_usable[file]",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
         "leaves what waits for the rest of a range of the old map",
         "        attempt.outcome.old_map.end()\n",
         "        pass\n",
