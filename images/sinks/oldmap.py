@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from cdi_worker import errors
+from cdi_worker import errors, units
+from cdi_worker.formats import spans
 from cdi_worker.images import directio
 from cdi_worker.images.sinks import base, compared
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 LONGEST: Final = 16 << 20
 #: Bytes of all ranges of which a part has passed. Beyond, the oldest is compared with the disk.
 _MOST: Final = 48 << 20
-#: Ranges that are read: the first and the last ones, which a guest changes whenever it runs, and random ones.
+#: Ranges, and holes, that are sampled: the first and last ones, which a guest changes whenever it runs, and
+#: random ones.
 _ENDS: Final = 4
 _RANDOM: Final = 8
 
@@ -31,13 +33,23 @@ _Piece: TypeAlias = "tuple[int, memoryview | bytes | int]"
 
 def check(stored: Storage, blocks: bmap.Map) -> None:
     """Raise ``errors.TargetError`` if a sample of the disk is not what its map says."""
-    known = [each for each in blocks.ranges if each[1] - each[0] <= LONGEST]
-    rest = known[_ENDS:-_ENDS]
-    chosen = [*known[:_ENDS], *random.sample(rest, min(_RANDOM, len(rest))), *known[_ENDS:][-_ENDS:]]
-    for start, end, digest in chosen:
-        if hashlib.new(blocks.algorithm, stored.read(start, end - start)).digest() != digest:
+    data = [each for each in blocks.ranges if each[1] - each[0] <= LONGEST]
+    holes = spans.gaps(((start, end) for start, end, _ in blocks.ranges), 0, blocks.size)
+    zeros = [(start, min(end, start + units.MIB), b"") for start, end in holes]
+    for start, end, digest in [*_sample(data), *_sample(zeros)]:
+        if digest:
+            is_same = hashlib.new(blocks.algorithm, stored.read(start, end - start)).digest() == digest
+        else:
+            is_same = not any(stored.nonzero(start, end))
+        if not is_same:
             reason = f"bytes {start} to {end - 1} are not what its map says (--have); update it without"
             raise errors.TargetError(path=stored.path, reason=reason)
+
+
+def _sample(parts: list[bmap.Range]) -> list[bmap.Range]:
+    """Return the first, the last, and some random parts."""
+    rest = parts[_ENDS:-_ENDS]
+    return [*parts[:_ENDS], *random.sample(rest, min(_RANDOM, len(rest))), *parts[_ENDS:][-_ENDS:]]
 
 
 class OldMap(base.Passing):

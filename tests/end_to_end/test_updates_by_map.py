@@ -176,7 +176,7 @@ def test_what_the_old_map_says_is_not_read(
     have = server.serve("/old.bmap", Page(old.map))
     url = server.serve("/disk", image_of(old, way, tmp_path))
     before = target.stat().st_mtime_ns
-    # In a hole, of which no sample is taken.
+    # Far behind the start of a hole, of which a sample is taken.
     with target.open("r+b") as stream:
         stream.seek(9 * MIB)
         stream.write(b"x")

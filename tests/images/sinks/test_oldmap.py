@@ -168,6 +168,15 @@ def test_sample_shows_another_disk() -> None:
         assert target.read_bytes <= 16 * MiB
 
 
+def test_sample_has_holes() -> None:
+    blocks = bmap.Map(40 * MiB, 4096, ())
+    target = Target(bytes(40 * MiB))
+    oldmap.check(target, blocks)  # type: ignore[arg-type]
+    target.data[MiB - 1] = 1
+    with pytest.raises(errors.TargetError, match="bytes 0 to 1048575 are not what its map says"):
+        oldmap.check(target, blocks)  # type: ignore[arg-type]
+
+
 def test_few_and_long_ranges_are_sampled() -> None:
     data = random.Random(1).randbytes(12 * MiB)
     target = Target(data * 2)

@@ -140,6 +140,13 @@ MUTANTS = (
     ),
     mutant(
         "images/sinks/oldmap.py",
+        "does not sample the holes of the old map",
+        "[*_sample(data), *_sample(zeros)]",
+        "_sample(data)",
+        "tests/images/sinks/test_oldmap.py::test_sample_has_holes",
+    ),
+    mutant(
+        "images/sinks/oldmap.py",
         "takes what has arrived for what the old map has",
         "        if at == end and hashed.digest() == digest:\n",
         "        if at == end:\n",
