@@ -8,6 +8,7 @@ longer than a buffer, which is delivered and filled again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -252,16 +253,8 @@ class Fetcher:
         done, in this thread, while other threads deliver. Raises the first failure of a read or of
         ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will be.
         """
-        batching = isinstance(self._reader, readers.Batching)
-        continuing = isinstance(self._reader, readers.Continuing)
-
-        def longest() -> int:
-            if tables or not continuing:
-                # One read, and a buffer for all of it.
-                return self.options.chunk if continuing or batching else 0
-            return self.request_length()
-
-        pending = _together(ranges, longest)
+        at_once = tables or isinstance(self._reader, readers.Batching)
+        pending = _together(ranges, functools.partial(self._longest, tables=tables))
         arrived = self._confirm_later if tables else self._confirmed
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
@@ -275,7 +268,7 @@ class Fetcher:
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
                 self.expect(group)
-                for items in [group] if tables or batching else [[item] for item in group]:
+                for items in [group] if at_once else [[item] for item in group]:
                     start, length = _span(items)
                     if length > buffer.size:
                         buffer = directio.Buffer(length)
@@ -292,6 +285,14 @@ class Fetcher:
                 self._confirmations.wait()
                 confirmed()
             workers.wait()
+
+    def _longest(self, *, tables: bool) -> int:
+        """Return the longest request for nearby ranges, in bytes; 0: one for each range."""
+        continuing = isinstance(self._reader, readers.Continuing)
+        if continuing and not tables:
+            return self.request_length()
+        # One read, and a buffer for all of it.
+        return self.options.chunk if continuing or isinstance(self._reader, readers.Batching) else 0
 
     def _fill_batch(self, items: list[Range], start: int, into: memoryview) -> None:
         """Fill ``into`` from ``start``. What is read between the ranges ``items`` is not progress."""
