@@ -159,7 +159,7 @@ class Client:
                 self._send_chunks(connection, body.pieces)
                 return
             for piece in body.pieces:
-                self._check()
+                self._cancel.check()
                 connection.send(piece)
         except (ConnectionError, ssl.SSLError) as err:
             # A server that refuses the body closes early, after an answer with the reason.
@@ -171,7 +171,7 @@ class Client:
         # Each call makes a TLS record and wakes the receiver, so a chunk's end is sent with the next header.
         previous_end = b""
         for piece in pieces:
-            self._check()
+            self._cancel.check()
             frame = b"%s%x\r\n" % (previous_end, len(piece))
             if len(piece) < _SHORT:
                 connection.send(frame + piece)
@@ -180,10 +180,6 @@ class Client:
                 connection.send(piece)
             previous_end = b"\r\n"
         connection.send(previous_end + b"0\r\n\r\n")
-
-    def _check(self) -> None:
-        if self._cancel.is_set():
-            raise errors.Cancelled
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
