@@ -17,6 +17,7 @@ from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum, smalljson
 from cdi_worker.importer import contract
 from cdi_worker.importer.kubernetes import documents, schema, signed
+from cdi_worker.sources import base
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
@@ -112,14 +113,6 @@ class VolumeClaim:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A stage: the change from ``previous`` (empty: everything) to ``current``."""
-
-    previous: str
-    current: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class DataVolume:
     """The values of a manifest. ``final``: the last checkpoint is the end of the migration."""
 
@@ -131,7 +124,7 @@ class DataVolume:
     claim: VolumeClaim
     content_type: str
     preallocation: bool
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[base.Stage, ...]
     final: bool
     priority_class: str
     service_account: str
@@ -140,7 +133,7 @@ class DataVolume:
     def is_archive(self) -> bool:
         return self.content_type == "archive"
 
-    def stages_after(self, copied: str) -> tuple[Checkpoint, ...]:
+    def stages_after(self, copied: str) -> tuple[base.Stage, ...]:
         """Return the stages after checkpoint ``copied``, or all of them if it is empty.
 
         Raises ``RequestError`` if there is no such checkpoint, or no stage after it.
@@ -206,7 +199,7 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
         content_type=spec.get("contentType", "kubevirt"),
         preallocation=spec.get("preallocation", False),
         checkpoints=tuple(
-            Checkpoint(stage.get("previous", ""), stage.get("current", ""))
+            base.Stage(stage.get("previous", ""), stage.get("current", ""))
             for stage in spec.get("checkpoints", ())
         ),
         final=spec.get("finalCheckpoint", False),

@@ -9,6 +9,7 @@ from typing import Any
 from cdi_worker import units
 from cdi_worker.importer import contract
 from cdi_worker.importer.kubernetes import datavolume, signed
+from cdi_worker.sources import base
 
 #: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107
@@ -71,10 +72,10 @@ class Pod:
         return self.volume.source.node_pull or len(self.stages) > 1
 
     @property
-    def stages(self) -> tuple[datavolume.Checkpoint, ...]:
+    def stages(self) -> tuple[base.Stage, ...]:
         """The stages that run. A disk is compared with the whole source as of the last one."""
         if self.settings.verify:
-            return tuple(dataclasses.replace(each, previous="") for each in self.volume.checkpoints[-1:])
+            return tuple(each._replace(previous="") for each in self.volume.checkpoints[-1:])
         return self.volume.stages_after(self.settings.after)
 
     def set(self, **values: str) -> None:

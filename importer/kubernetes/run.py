@@ -65,9 +65,7 @@ class Planner:
             for stage in stages
         ] or [full]
 
-    def _staged(
-        self, location: base.Location, stage: datavolume.Checkpoint, last: datavolume.Checkpoint
-    ) -> base.Location:
+    def _staged(self, location: base.Location, stage: base.Stage, last: base.Stage) -> base.Location:
         if not isinstance(location, staged.Staged):
             return location
         is_final = self.volume.final and stage is last
