@@ -48,6 +48,8 @@ def test_device_of_the_size_is_accepted_and_a_smaller_one_refused(
     with devices.loop(tmp_path, 400 * 1024, sector=sector) as device:
         run_json("import", image, device, "--size=409600")
         oracle.same(device, image, beyond=None)
+        assert device.read_bytes()[377_344:] == bytes(409_600 - 377_344)
+        device.write_bytes(devices.DIRT * 409_600)
         run_json("blank", device, "377000", "--preallocate")
         assert device.read_bytes()[:377_344] == bytes(377_344)
         assert device.read_bytes()[377_344:] == devices.DIRT * (409_600 - 377_344)
