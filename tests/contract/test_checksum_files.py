@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,19 +20,13 @@ MiB = 1 << 20
 
 @pytest.fixture(scope="module")
 def people() -> Iterator[signers.OpenPGP]:
-    """Make keys. The path of the folder is short: gpg's agent has a socket in it."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gpg", dir="/tmp") as folder,
-        contextlib.closing(signers.openpgp(Path(folder, "h"))) as made,
-    ):
+    with signers.people() as made:
         yield made
 
 
 @pytest.fixture
 def key(people: signers.OpenPGP, tmp_path: Path) -> str:
-    path = tmp_path / "good.gpg"
-    path.write_bytes(people.export("good"))
-    return str(path)
+    return people.exported("good", tmp_path)
 
 
 @dataclasses.dataclass

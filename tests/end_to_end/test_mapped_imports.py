@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import random
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -357,19 +355,13 @@ def test_other_map_starts_over(server: misbehave.Server, dense: Made, tmp_path: 
 
 @pytest.fixture(scope="module")
 def people() -> Iterator[signers.OpenPGP]:
-    """Make keys. The path of the folder is short: gpg's agent has a socket in it."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gpg", dir="/tmp") as folder,
-        contextlib.closing(signers.openpgp(Path(folder, "h"))) as made,
-    ):
+    with signers.people() as made:
         yield made
 
 
 @pytest.fixture
 def key(people: signers.OpenPGP, tmp_path: Path) -> str:
-    path = tmp_path / "good.gpg"
-    path.write_bytes(people.export("good"))
-    return str(path)
+    return people.exported("good", tmp_path)
 
 
 @pytest.mark.parametrize("how", ["inline", ".asc", ".sig"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gzip
 import json
-import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from tests.support import (
     chains,
     devices,
     disks,
+    mapped_disks,
     misbehave,
     nbd_targets,
     ovas,
@@ -55,13 +54,7 @@ def request(url: str, target: object, written: Path, **options: Any) -> cdi_work
 
 def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:
     """Serve the disk in a form; return its URL."""
-    raw, image = tmp_path / "raw", tmp_path / "image"
-    raw.write_bytes(DATA)
-    if form in disks.FORMATS and form != "raw":
-        disks.convert(raw, image, disks.FORMATS[form])
-        return server.serve("/disk", misbehave.Page(image.read_bytes()))
-    data = gzip.compress(DATA, 1) if form == "raw.gz" else DATA
-    return server.serve("/disk", misbehave.Page(data, ranges=form != "stream"))
+    return server.serve("/disk", mapped_disks.page(DATA, form, tmp_path))
 
 
 def check(written: Path, data: bytes = DATA) -> None:
@@ -286,15 +279,7 @@ class Changing(cdi_worker.NullProgress):
         self.path = path
 
     def phase(self, _name: str, _total: int | None) -> None:
-        change(self.path, 0, b"changed")
-
-
-def change(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        devices.change(self.path, 0, b"changed")
 
 
 def test_disk_that_changes_has_no_map(tmp_path: Path) -> None:
@@ -384,7 +369,7 @@ def test_end_of_the_disk(tmp_path: Path) -> None:
     path.write_bytes(DATA + bytes(MIB))
     found = verdict(path, blocks, tmp_path)
     assert (found.is_equal, found.rest) == (True, "compared")
-    change(path, SIZE + 5000, b"x")
+    devices.change(path, SIZE + 5000, b"x")
     found = verdict(path, blocks, tmp_path)
     assert (found.is_equal, found.first) == (False, SIZE + 5000)
     with devices.loop(tmp_path, 16 * MIB) as device:
@@ -436,7 +421,7 @@ def test_command_verifies_by_a_map(server: misbehave.Server, tmp_path: Path) -> 
     assert (done.status, "equal" in done.output) == (0, True)
     url = server.serve("/disk.bmap", misbehave.Page(written.read_bytes()))
     assert worker.run("verify", "--map", url, tmp_path).status == 0
-    change(path, 5 * MIB, b"x")
+    devices.change(path, 5 * MIB, b"x")
     done = worker.run("verify", "--map", url, path, "--json")
     found = json.loads(done.output)
     assert (done.status, found["equal"], found["first"], found["confirmed"]) == (9, False, 5 * MIB, True)

@@ -30,14 +30,6 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-def change(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def request(url: str, disk: Path, **options: Any) -> cdi_worker.Request:
     kind = "http" if url.startswith("http") else "local"
     location = options.pop("location", None) or cdi_worker.Location(url)
@@ -55,8 +47,8 @@ def test_command_reports_where_a_disk_differs(server: misbehave.Server, disk: Pa
     url = server.serve("/disk", misbehave.Page(bytes(DATA)))
     done = worker.run("verify", url, disk)
     assert (done.status, "equal" in done.output) == (0, True)
-    change(disk, 5 * MIB + 5, b"x")
-    change(disk, 4 * MIB - 8192, bytes(8192))
+    devices.change(disk, 5 * MIB + 5, b"x")
+    devices.change(disk, 4 * MIB - 8192, bytes(8192))
     done = worker.run("verify", url, disk)
     assert done.status == 9
     assert f"12288 bytes in 2 ranges differ, the first is byte {4 * MIB - 8192}" in done.output
@@ -119,7 +111,7 @@ def test_rest_of_a_device_is_not_compared_and_that_of_a_file_is(
         device.write_bytes(bytes(DATA))
         found = verify(url, device)
         assert (found.is_equal, found.rest, found.disk_size) == (True, "ignored", 16 * MIB)
-        change(device, SIZE - 1, bytes([DATA[-1] ^ 1]))
+        devices.change(device, SIZE - 1, bytes([DATA[-1] ^ 1]))
         assert verify(url, device).first == SIZE - 1
 
 
@@ -162,7 +154,7 @@ def test_chain_is_compared(server: misbehave.Server, tmp_path: Path, disk: Path)
     layers = tuple(map(cdi_worker.Location, others))
     disk.write_bytes(chain.disk().read_bytes())
     assert verify(first, disk, layers=layers).is_equal
-    change(disk, 5 * MIB, b"x")
+    devices.change(disk, 5 * MIB, b"x")
     found = verify(first, disk, layers=layers)
     assert (found.first, found.differences[0].zero) == (5 * MIB, "source")
     assert not verify(first, disk).is_equal
@@ -176,7 +168,7 @@ def test_disk_in_an_ova_is_compared(server: misbehave.Server, tmp_path: Path, di
     data = ovas.ova(ovas.Disk(image.read_bytes()))
     url = server.serve("/vm.ova", misbehave.Page(data, ranges=way == "ranges"))
     assert verify(url, disk).is_equal
-    change(disk, 1, b"x")
+    devices.change(disk, 1, b"x")
     assert not verify(url, disk).is_equal
     # One whose manifest does not fit is no verdict.
     damaged = data.replace(image.read_bytes()[-4096:], b"damage".ljust(4096))
@@ -189,7 +181,7 @@ def test_disk_in_an_ova_is_compared(server: misbehave.Server, tmp_path: Path, di
 def test_wrong_checksum_is_no_verdict(server: misbehave.Server, disk: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(DATA)))
     for data in (bytes(DATA), b"other"):
-        change(disk, 0, data)
+        devices.change(disk, 0, data)
         with pytest.raises(errors.ChecksumMismatch):
             verify(url, disk, checksum="sha256:" + "0" * 64)
 
@@ -222,7 +214,7 @@ def test_changed_source_is_an_error(server: misbehave.Server, disk: Path) -> Non
 
 
 def test_stalled_or_lying_source_is_an_error(server: misbehave.Server, disk: Path) -> None:
-    change(disk, 0, b"other")
+    devices.change(disk, 0, b"other")
     for page in (
         misbehave.Page(bytes(DATA), stall_at=9 * MIB),
         misbehave.Page(bytes(DATA), ranges=False, cut_at=9 * MIB, etag=None),
@@ -244,7 +236,7 @@ def test_disk_that_changes_is_an_error(server: misbehave.Server, disk: Path) -> 
         def advance(self, _count: int) -> None:
             if not changed:
                 changed.append(True)
-                change(disk, 8 * MIB, b"new")
+                devices.change(disk, 8 * MIB, b"new")
 
     url = server.serve("/disk", misbehave.Page(bytes(DATA)))
     with pytest.raises(errors.TargetError, match="changed while it was read"):
@@ -256,13 +248,13 @@ def test_device_that_changes_is_an_error(server: misbehave.Server, tmp_path: Pat
     url = server.serve("/disk", misbehave.Page(bytes(DATA)))
     with devices.loop(tmp_path, SIZE) as device:
         device.write_bytes(bytes(DATA))
-        change(device, MIB, b"changed")
+        devices.change(device, MIB, b"changed")
 
         class Watching(cdi_worker.NullProgress):
             def phase(self, name: str, _total: int | None) -> None:
                 phases.append(name)
                 if phases.count("connect") == 2:
-                    change(device, MIB, b"again")
+                    devices.change(device, MIB, b"again")
 
         with pytest.raises(errors.TargetError, match="changed while it was read"):
             cdi_worker.verify(request(url, device), Watching())
@@ -314,12 +306,12 @@ def test_sample_finds_what_it_reads_and_the_seed_repeats_it(server: misbehave.Se
     places = [*sample.places(size, b"")]
     for start, end in (places[0], places[5], places[-1]):
         byte = disk.read_bytes()[end - 1]
-        change(disk, end - 1, bytes([byte ^ 1]))
+        devices.change(disk, end - 1, bytes([byte ^ 1]))
         assert verify(url, disk, sample=sample).first == end - 1
-        change(disk, end - 1, bytes([byte]))
+        devices.change(disk, end - 1, bytes([byte]))
         del start
     # What is beside it is not found.
-    change(disk, places[3][1], b"\1")
+    devices.change(disk, places[3][1], b"\1")
     assert verify(url, disk, sample=sample).is_equal
     assert not verify(url, disk).is_equal
     done = worker.run("verify", "--sample", "10%", "--seed", "7", url, disk)
@@ -349,7 +341,7 @@ def test_delta_is_compared_with_what_has_changed(tmp_path: Path) -> None:
     assert worker.run("import", changed, disk, *names).status == 0
     assert worker.run("verify", changed, disk, *names).status == 0
     # It says nothing of the rest.
-    change(disk, 8 * MIB, b"x")
+    devices.change(disk, 8 * MIB, b"x")
     assert worker.run("verify", changed, disk, *names).status == 0
     assert worker.run("verify", full, disk, "--current-checkpoint=full.raw").status == 9
 
@@ -365,7 +357,7 @@ def test_pod_compares_instead_of_importing(pod: worker.Pod, server: misbehave.Se
     assert pod.run(**variables, CDI_WORKER_VERIFY="true").status == 0
     assert pod.outcome == {"message": "Verification Complete", "compared": SIZE}
     assert (pod.disk.stat().st_ctime_ns, [path.name for path in pod.data.iterdir()]) == (before, ["disk.img"])
-    change(pod.disk, MIB, b"x")
+    devices.change(pod.disk, MIB, b"x")
     done = pod.run(**variables, CDI_WORKER_VERIFY="true", CDI_WORKER_STRICT_EXIT_STATUS="true")
     assert (done.status, "4096 bytes in 1 range differ" in pod.message) == (9, True)
 

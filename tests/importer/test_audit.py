@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import random
 from pathlib import Path
@@ -14,7 +13,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import readback, volume
 from cdi_worker.scratch import journal
-from tests.support import devices, disks, misbehave, processes
+from tests.support import devices, mapped_disks, misbehave, processes
 
 MIB = 1 << 20
 #: Neither a multiple of a unit of digests, nor of a granule.
@@ -44,13 +43,7 @@ def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
 
 def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:
     """Serve the disk in a form; return its URL."""
-    raw, image = tmp_path / "raw", tmp_path / "image"
-    raw.write_bytes(DATA)
-    if form in disks.FORMATS and form != "raw":
-        disks.convert(raw, image, disks.FORMATS[form])
-        return server.serve("/disk", misbehave.Page(image.read_bytes()))
-    data = gzip.compress(DATA, 1) if form == "raw.gz" else DATA
-    return server.serve("/disk", misbehave.Page(data, ranges=form != "stream"))
+    return server.serve("/disk", mapped_disks.page(DATA, form, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["file", "block"])

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from cdi_worker.formats import bmap
+from cdi_worker.images.sinks import base
 
 BLOCK, MiB = 4096, 1 << 20
 
@@ -43,3 +44,13 @@ class Disk:
         for at in range(start, end, BLOCK):
             if any(self.data[at : min(end, at + BLOCK)]):
                 yield at, min(end, at + BLOCK)
+
+
+def deliver(sink: base.Sink, data: bytes, start: int, end: int) -> None:
+    """Deliver a part of a disk, as data or as zeros, from a buffer that is used again."""
+    if any(data[start:end]):
+        buffer = bytearray(data[start:end])
+        sink.write(start, memoryview(buffer))
+        buffer[:] = b"\xaa" * len(buffer)
+    else:
+        sink.zero(start, end - start)

@@ -51,7 +51,15 @@ def fill(path: Path, size: int, byte: bytes = DIRT) -> Path:
 
 def restore(target: Path, data: bytes) -> None:
     """Make a target the disk with these bytes, as an earlier import has left it; a device is larger."""
-    with target.open("r+b" if target.is_block_device() else "wb") as file:
+    if not target.is_block_device():
+        target.write_bytes(b"")
+    change(target, 0, data)
+
+
+def change(path: Path, offset: int, data: bytes) -> None:
+    """Write to a file or device, and wait until it is on storage."""
+    with path.open("r+b") as file:
+        file.seek(offset)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -17,7 +17,7 @@ import cdi_worker
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import fetch
 from cdi_worker.sources import trust
-from tests.support import bmaptool, devices, members, misbehave, oracle
+from tests.support import bmaptool, devices, disks, members, misbehave, oracle
 from tests.support.pages import Page
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -95,6 +95,18 @@ def same(target: Path, made: Made) -> None:
     if not target.is_block_device():
         assert target.stat().st_size == made.disk.stat().st_size
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
+
+
+def page(data: bytes, form: str, folder: Path) -> Page:
+    """Return a page that serves a disk in a form: of FORMATS, ``raw.gz``, or raw as a ``stream``."""
+    if form in {"raw", "stream"}:
+        return Page(data, ranges=form == "raw")
+    if form == "raw.gz":
+        return Page(gzip.compress(data, 1))
+    raw, image = folder / "raw", folder / f"image.{form}"
+    raw.write_bytes(data)
+    disks.convert(raw, image, disks.FORMATS[form])
+    return Page(image.read_bytes())
 
 
 def flipped(data: bytes, *places: int) -> bytes:

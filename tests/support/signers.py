@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import processes
@@ -38,6 +40,12 @@ class OpenPGP:
                 return other.export(name, armor=armor)
         return self.gpg(*(["--armor"] if armor else []), "--export", f"{name}@example.org")
 
+    def exported(self, name: str, folder: Path) -> str:
+        """Write a public key to a file in ``folder``; return its path."""
+        path = folder / f"{name}.gpg"
+        path.write_bytes(self.export(name))
+        return str(path)
+
     def sign(self, name: str, data: bytes, how: str = "--detach-sign", *more: str) -> bytes:
         """Return a signature of ``data``, or the signed text."""
         given = self.home / "data"
@@ -49,6 +57,16 @@ class OpenPGP:
     def close(self) -> None:
         """End the agent."""
         _run("gpgconf", f"--homedir={self.home}", "--kill", "all", home=self.home)
+
+
+@contextlib.contextmanager
+def people() -> Iterator[OpenPGP]:
+    """Make keys. The path of the folder is short: gpg's agent has a socket in it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpg", dir="/tmp") as folder,
+        contextlib.closing(openpgp(Path(folder, "h"))) as made,
+    ):
+        yield made
 
 
 def openpgp(home: Path) -> OpenPGP:

@@ -41,16 +41,6 @@ def _parts(dice: random.Random, data: bytes, unit: int) -> list[tuple[int, int]]
     return list(itertools.pairwise(borders))
 
 
-def _deliver(sink: mapping.Mapping, data: bytes, start: int, end: int) -> None:
-    if any(data[start:end]):
-        # The caller uses its buffer again.
-        buffer = bytearray(data[start:end])
-        sink.write(start, memoryview(buffer))
-        buffer[:] = b"\xaa" * len(buffer)
-    else:
-        sink.zero(start, end - start)
-
-
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(strategies.integers(0, 1 << 32), strategies.sampled_from([1, 512, 4096, 65536]))
 def test_map_of_a_disk_delivered_in_any_order(seed: int, unit: int) -> None:
@@ -59,7 +49,7 @@ def test_map_of_a_disk_delivered_in_any_order(seed: int, unit: int) -> None:
     stored, parts = Disk(len(data)), _parts(dice, data, unit)
     dice.shuffle(parts)
     with mapping.Mapping(stored) as sink, futures.ThreadPoolExecutor(3) as pool:
-        for work in [pool.submit(_deliver, sink, bytes(data), *part) for part in parts]:
+        for work in [pool.submit(bmaps.deliver, sink, bytes(data), *part) for part in parts]:
             work.result()
         assert sink.missing(len(data), len(data)) == []
         assert sink.map(len(data)) == bmaps.expected(data)
@@ -75,7 +65,7 @@ def test_what_did_not_pass_is_read(seed: int) -> None:
     with mapping.Mapping(stored) as sink:
         for part in _parts(dice, data, 512):
             if dice.random() < 0.6:
-                _deliver(sink, data, *part)
+                bmaps.deliver(sink, data, *part)
         stored.data[:] = data
         assert finished(sink, stored, len(data), len(data)) == bmaps.expected(data)
 
@@ -96,7 +86,7 @@ def test_what_is_delivered_again_is_read() -> None:
             for start, end in first:
                 sink.write(start, memoryview(b"\xff" * (end - start)))
             for start in range(0, len(data), 65536):
-                _deliver(sink, data, start, start + 65536)
+                bmaps.deliver(sink, data, start, start + 65536)
             assert finished(sink, stored, len(data), len(data)) == bmaps.expected(data)
 
 
@@ -116,7 +106,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with mapping.Mapping(stored) as sink:
         for half in (1, 0):
             for start in range(half * MiB // 2, len(data), MiB):
-                _deliver(sink, data, start, start + MiB // 2)
+                bmaps.deliver(sink, data, start, start + MiB // 2)
         assert finished(sink, stored, len(data), len(data)) == bmaps.expected(data)
     assert 0 < stored.read_bytes < len(data)
 

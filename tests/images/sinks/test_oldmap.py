@@ -96,18 +96,8 @@ def deliver(sink: oldmap.OldMap, data: bytes, dice: random.Random) -> None:
     parts = list(itertools.pairwise(sorted(borders)))
     dice.shuffle(parts)
 
-    def one(part: tuple[int, int]) -> None:
-        start, end = part
-        if any(data[start:end]):
-            # The caller uses its buffer again.
-            buffer = bytearray(data[start:end])
-            sink.write(start, memoryview(buffer))
-            buffer[:] = b"\xaa" * len(buffer)
-        else:
-            sink.zero(start, end - start)
-
     with futures.ThreadPoolExecutor(3) as executor:
-        list(executor.map(one, parts))
+        list(executor.map(lambda part: bmaps.deliver(sink, data, *part), parts))
     sink.end()
 
 

@@ -136,7 +136,7 @@ MUTANTS = (
         "leaves what waits for the rest of a range of the old map",
         "        attempt.outcome.old_map.end()\n",
         "        pass\n",
-        f"{_UPDATES}test_disk_of_another_size[file-ranges-22020096]",
+        f"{_UPDATES}test_disk_of_another_size[file-raw-22020096]",
     ),
     mutant(
         "images/sinks/oldmap.py",
@@ -157,7 +157,7 @@ MUTANTS = (
         "takes what is behind the end of the old map for zeros",
         "            elif start < self._blocks.size:\n",
         "            elif True:\n",
-        f"{_UPDATES}test_disk_of_another_size[block4096-ranges-28311552]",
+        f"{_UPDATES}test_disk_of_another_size[block4096-raw-28311552]",
     ),
     mutant(
         "images/sinks/oldmap.py",
