@@ -30,6 +30,7 @@ _ZERO_RANGE: Final = 0x10
 _WRITE_ZEROES: Final = 0x80
 
 # linux/fs.h; mips, powerpc and sparc have other numbers
+_BLKROGET: Final = 0x125E
 _BLKSSZGET: Final = 0x1268
 _BLKZEROOUT: Final = 0x127F
 
@@ -84,6 +85,11 @@ def write_zeroes(fd: int, offset: int, length: int) -> None:
 def zero_out(fd: int, offset: int, length: int) -> None:
     """Zero whole sectors of a block device, by offload or by writing (BLKZEROOUT)."""
     fcntl.ioctl(fd, _BLKZEROOUT, struct.pack("QQ", offset, length))
+
+
+def is_read_only(fd: int) -> bool:
+    """Return whether a block device is read-only, as its driver or ``blockdev --setro`` says (BLKROGET)."""
+    return bool(struct.unpack("i", fcntl.ioctl(fd, _BLKROGET, struct.pack("i", 0)))[0])
 
 
 def sector_size(fd: int) -> int:

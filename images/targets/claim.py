@@ -456,6 +456,11 @@ def _open_device(path: str) -> int:
     if not stat.S_ISBLK(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
+    if kernel.is_read_only(fd):
+        # Linux opens it for writing, and refuses each write.
+        os.close(fd)
+        reason = "is read-only; name another device, or make it writable: blockdev --setrw"
+        raise errors.TargetError(path=path, reason=reason)
     return fd
 
 

@@ -154,6 +154,15 @@ def test_mounted_device_is_never_written(url: str, tmp_path: Path, force: tuple[
     assert "busy: it is mounted" in done.error_message
 
 
+def test_read_only_device_is_named_as_one(url: str, device: Path) -> None:
+    processes.run("blockdev", "--setro", device)
+    try:
+        done = worker.run("import", url, device)
+        assert (done.status, "is read-only" in done.error_message) == (BUSY, True), done.errors
+    finally:
+        processes.run("blockdev", "--setrw", device)
+
+
 # -- a device that is larger than the image ------------------------------------------------------------
 
 

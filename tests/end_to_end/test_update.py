@@ -277,6 +277,19 @@ def test_full_file_system_can_be_updated(server: misbehave.Server, tmp_path: Pat
         oracle.same(target, expected)
 
 
+def test_disk_with_another_name_is_not_changed_in_place(server: misbehave.Server, tmp_path: Path) -> None:
+    """A hard link stays usable while the disk is changed, and two runs could change it by two names."""
+    target, link = tmp_path / "disk.img", tmp_path / "copy.img"
+    imported(server, target)
+    link.hardlink_to(target)
+    url = server.serve("/new", misbehave.Page(bytes(NEW)))
+    with pytest.raises(errors.TargetError, match="several hard links"):
+        cdi_worker.run(request(url, target))
+    assert link.read_bytes() == target.read_bytes() == OLD
+    cdi_worker.run(request(url, target, existing="replace"))
+    assert (target.read_bytes(), link.read_bytes()) == (NEW, OLD)
+
+
 def test_device_of_somebody_else_is_refused(server: misbehave.Server, device: Path) -> None:
     processes.run("mkswap", device)
     with pytest.raises(errors.TargetExists, match="holds swap"):

@@ -18,6 +18,7 @@ from tests.simulation import scheduler as schedulers
 
 _TYPES = stat.S_IFDIR, stat.S_IFBLK
 #: From linux/fs.h and linux/falloc.h, as in images/kernel.
+_BLKROGET = 0x125E
 _BLKSSZGET = 0x1268
 _BLKZEROOUT = 0x127F
 _PUNCH_HOLE = 0x02
@@ -437,6 +438,8 @@ class Machine:
 
     def ioctl(self, fd: int, request: int, argument: bytes) -> bytes:
         opened = self._file(fd)
+        if request == _BLKROGET:
+            return struct.pack("i", 0)
         if request == _BLKSSZGET:
             return struct.pack("i", self.storing.sector)
         assert request == _BLKZEROOUT, hex(request)

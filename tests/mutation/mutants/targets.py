@@ -6,6 +6,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "images/targets/file.py",
+        "changes a disk in place that has another name",
+        '        if options.mode == "refresh" and os.fstat(fd).st_nlink > 1:\n',
+        "        if False:\n",
+        "tests/end_to_end/test_update.py::test_disk_with_another_name_is_not_changed_in_place",
+    ),
+    mutant(
         "images/targets/export.py",
         "believes a journal that others can write",
         "        if not is_file or found.st_uid != os.geteuid() or found.st_mode & 0o022:\n",
