@@ -79,6 +79,7 @@ class Qcow2Target(file.FileTarget):
         self._served = contextlib.ExitStack()
         #: Whether what is written is compared with what is there, a backing file.
         self.is_overlay = bool(self._form.backing)
+        self._backing = _state(self._form.backing)
         if size is None and self._form.is_preallocated:
             reason = "the size of the disk is known only at its end, so a qcow2 file cannot be preallocated"
             raise errors.Unsupported(reason=reason)
@@ -132,6 +133,9 @@ class Qcow2Target(file.FileTarget):
         self.storage.sync()
         # Ends the server, which closes the file.
         self._served.close()
+        if _state(self._form.backing) != self._backing:
+            # What was equal in both is not in the overlay.
+            raise storage.changed(self._form.backing)
         if size < self._created:
             # Nothing was written behind it; to shrink it, qemu-img would make a table for each 512 MiB.
             storage.write_all(fd, _SIZE_FIELD, memoryview(size.to_bytes(8, "big")))
@@ -284,6 +288,17 @@ def _backing_format(path: str) -> str:
     except OSError as err:
         raise errors.target_error(path, err, "open the backing file") from err
     return form
+
+
+def _state(path: str) -> tuple[int, ...]:
+    """Return what changes when a backing file is written or replaced; empty: there is none."""
+    if not path:
+        return ()
+    try:
+        found = pathlib.Path(path).stat()
+    except OSError as err:
+        raise errors.target_error(path, err, "open the backing file") from err
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_direct(fd: int) -> bool:

@@ -169,6 +169,27 @@ def test_overlay_holds_only_what_differs(
     assert f"backing file format: {form}" in info
 
 
+@pytest.mark.parametrize("how", ["written", "removed"])
+def test_base_that_changes_meanwhile_makes_no_overlay(
+    server: misbehave.Server, target: Path, tmp_path: Path, how: str
+) -> None:
+    base = tmp_path / "base"
+    base.write_bytes(DATA)
+
+    class Meanwhile(cdi_worker.NullProgress):
+        def phase(self, name: str, total: int | None) -> None:
+            if name == "sync" and how == "removed":
+                base.unlink()
+            elif name == "sync":
+                with base.open("r+b") as file:
+                    file.write(b"another")
+
+    url = server.serve("/disk", misbehave.Page(DATA))
+    with pytest.raises(errors.TargetError, match=r"changed while it was read|open the backing file"):
+        cdi_worker.run(request(url, target, backing=str(base)), progress=Meanwhile())
+    assert not list(target.parent.iterdir())
+
+
 def test_sha256_is_that_of_the_disk(target: Path, expected: Path) -> None:
     done = worker.run("import", "--verify", "-q", str(expected), target, "-O", "qcow2")
     assert done.output.split()[0] == disks.digest(expected, "sha256")

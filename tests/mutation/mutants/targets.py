@@ -6,6 +6,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "images/targets/qcow2.py",
+        "makes an overlay of a file that has changed meanwhile",
+        "        if _state(self._form.backing) != self._backing:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_base_that_changes_meanwhile_makes_no_overlay[written]",
+    ),
+    mutant(
         "images/targets/file.py",
         "changes a disk in place that has another name",
         '        if options.mode == "refresh" and os.fstat(fd).st_nlink > 1:\n',
