@@ -266,7 +266,8 @@ def _format_faults(made: Request) -> Iterator[str]:
         yield "a qcow2 file cannot be updated in place (--update); write an overlay of it with --backing"
     if made.preallocation:
         yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
-    if made.backing and made.backing in targets.used(made.target):
+    used = map(os.path.realpath, targets.used(made.target))
+    if made.backing and os.path.realpath(made.backing) in used:
         yield "the target is its own backing file (--backing)"
 
 

@@ -92,7 +92,7 @@ def followed(path: str | os.PathLike[str]) -> str:
 def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Return a target and the names that a run with this target uses, and removes what is there."""
     path = os.fspath(path)
-    return path, file.part(path), file.changing(path), file.lock_file(path)
+    return path, file.part(path), file.journal(path), file.changing(path), file.lock_file(path)
 
 
 def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
@@ -272,9 +272,7 @@ def journal_slots(
     if held is not None and is_export(path):
         return held.slots()
     if form is not None:
-        from cdi_worker.images.targets import qcow2
-
-        return None if form.compress else journal.Slots(qcow2.journal_file(path), 0, 0)
+        return None if form.compress else journal.Slots(file.journal(path), 0, 0)
     if _is_block(path):
         return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)

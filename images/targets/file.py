@@ -24,6 +24,11 @@ def part(path: str) -> str:
     return f"{path}.part"
 
 
+def journal(path: str) -> str:
+    """Return the path of the journal of an incomplete qcow2 file, which itself grows while it is written."""
+    return part(f"{path}.journal")
+
+
 def changing(path: str) -> str:
     """Return the path of a finished disk while it is changed. Not ``part``, which may be removed."""
     return f"{path}.changing"

@@ -35,11 +35,6 @@ _MOST_PARTS: Final = 64 << 20
 _PARALLEL: Final = 4
 
 
-def journal_file(path: str) -> str:
-    """Return the path of the journal: the file itself grows while it is written."""
-    return file.part(f"{path}.journal")
-
-
 class Qcow2Storage(storage.Remote):
     """The guest's bytes of a qcow2 file, behind a server. ``fd``: the file itself."""
 
@@ -97,7 +92,7 @@ class Qcow2Target(file.FileTarget):
             backing = (self._form.backing, _backing_format(self._form.backing)) if self.is_overlay else None
             qemu_img.create(self.path, fd, self._form.options, self._created, backing)
             if not self._form.compress:
-                _empty(journal_file(self.path))
+                _empty(file.journal(self.path))
         self.owned.enter_context(self._served)
         # Compressed clusters begin anywhere: without the page cache, QEMU reads and writes their ends again.
         is_direct = not self._form.compress and _is_direct(fd)
@@ -149,13 +144,13 @@ class Qcow2Target(file.FileTarget):
 
     def _finish(self) -> None:
         super()._finish()
-        _remove(journal_file(self.path))
+        _remove(file.journal(self.path))
 
     def _abandon(self) -> None:
         self._served.close()
         super()._abandon()
         if not self._kept:
-            _remove(journal_file(self.path))
+            _remove(file.journal(self.path))
 
 
 class _Clusters:

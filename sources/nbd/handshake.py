@@ -71,7 +71,7 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
     Raises ``Failed`` or ``errors.Transient``. ``limit`` in seconds.
     """
     nbd = library()
-    deadline = time.monotonic() + limit
+    deadline, late = time.monotonic() + limit, "connecting timed out"
     handle = nbd.NBD()
     handle.set_opt_mode(True)
     handle.set_export_name(server.address.export)
@@ -85,6 +85,8 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
         with cancelling.woken(cancel) as wake:
             wait = functools.partial(_wait, handle, wake, deadline)
             _dial(handle, server.address, cancel, limit)
+            # qemu-nbd without --shared accepts others and does not answer them.
+            late += "; the server may be serving another client"
             wait()
             # A server of the old protocol has one export and no options.
             bitmaps = [] if handle.aio_is_ready() else _negotiate(handle, server, wait)
@@ -94,7 +96,7 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
     except nbd.Error as err:
         raise _failure(server, err) from err
     except TimeoutError as err:
-        raise errors.Transient(url=server.name, reason="connecting timed out") from err
+        raise errors.Transient(url=server.name, reason=late) from err
     return handle, bitmaps
 
 

@@ -61,7 +61,7 @@ def test_link_is_followed(url: str, tmp_path: Path, exists: bool) -> None:
 SAME = "source and target are the same disk"
 
 
-@pytest.mark.parametrize("suffix", ["part", "changing"])
+@pytest.mark.parametrize("suffix", ["part", "journal.part", "changing"])
 def test_incomplete_disk_is_not_the_source_of_its_own_completion(tmp_path: Path, suffix: str) -> None:
     """Browsers call a download that is not complete like an incomplete disk; a run removes that."""
     source = tmp_path / f"disk.img.{suffix}"

@@ -428,6 +428,16 @@ def test_second_run_with_the_same_state_is_refused(served: nbd_targets.Served, s
     assert list(state.iterdir()) == []
 
 
+def test_server_with_another_client_is_named_as_one(tmp_path: Path) -> None:
+    """qemu-nbd serves one client, and lets the others wait."""
+    with nbd_targets.running("qemu-nbd raw", tmp_path, MIB) as served:
+        asked = request("http://127.0.0.1:1/", served.url)
+        connect = destination.connect(asked, cancelling.NEVER)
+        with contextlib.closing(connect(served.url)):
+            done = worker.run("map", served.url)
+    assert (done.status, "may be serving another client" in done.errors) == (6, True), done.errors
+
+
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_server_that_fails_to_write(server: misbehave.Server, tmp_path: Path, error: str) -> None:
     url = server.serve("/disk", misbehave.Page(DATA))

@@ -287,6 +287,19 @@ def test_what_does_not_fit_together(tmp_path: Path, options: tuple[str, ...], re
     assert reason in done.errors
 
 
+@pytest.mark.parametrize("name", ["{0}", "folder/../{0}", "link"])
+def test_target_is_not_its_own_base(target: Path, expected: Path, name: str) -> None:
+    """Whatever it is called: an overlay of itself would have replaced the base."""
+    (target.parent / "folder").mkdir()
+    (target.parent / "link").symlink_to(target)
+    target.write_bytes(expected.read_bytes())
+    base = f"{target.parent}/{name.format(target.name)}"
+    for path in (target, target.parent / "link"):
+        done = worker.run("import", str(expected), path, "-O", "qcow2", "--backing", base, "--force")
+        assert (done.status, "its own backing file" in done.errors) == (2, True), done.errors
+    assert target.read_bytes() == expected.read_bytes()
+
+
 @pytest.mark.parametrize("where", ["-", "nbd://127.0.0.1:1/"])
 def test_only_a_file_is_qcow2(where: str) -> None:
     done = worker.run("import", "http://127.0.0.1:1/", where, "-O", "qcow2")

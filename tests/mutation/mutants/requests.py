@@ -7,6 +7,13 @@ from tests.mutation.mutant import mutant
 MUTANTS = (
     mutant(
         "importer/request.py",
+        "replaces a base by its own overlay",
+        "    if made.backing and os.path.realpath(made.backing) in used:\n",
+        "    if made.backing and made.backing in used:\n",
+        "tests/end_to_end/test_qcow2_targets.py::test_target_is_not_its_own_base",
+    ),
+    mutant(
+        "importer/request.py",
         "runs without a target",
         "    if needs_target and not made.target:\n",
         "    if False:\n",
