@@ -79,7 +79,8 @@ class FileTarget(base.Target):
         fd = _open_left_over(name) if options.mode == "resume" else None
         if fd is not None:
             return fd, name, True
-        for left_over in (path, changing(path), name) if options.existing == "remove" else (name,):
+        removed = (path, changing(path)) if options.existing == "remove" else ()
+        for left_over in (*removed, name, journal(path)):
             _remove(left_over)
         fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, options.permissions or 0o666)
         if options.permissions is not None:

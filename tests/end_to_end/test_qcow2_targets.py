@@ -412,6 +412,18 @@ def test_killed_import_is_resumed(
     check(target, expected)
 
 
+@pytest.mark.parametrize("more", [{"format": "raw"}, {"compress": True}])
+def test_import_in_another_format_leaves_nothing_of_a_killed_one(
+    server: misbehave.Server, target: Path, more: dict[str, object]
+) -> None:
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
+    kill_midway(server, url, target, signal.SIGKILL)
+    assert len(list(target.parent.iterdir())) == 3
+    server.serve("/disk", misbehave.Page(DATA))
+    cdi_worker.run(request(url, target, **more))
+    assert list(target.parent.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("left", ["backing file", "garbage", "other size"])
 def test_left_over_that_is_not_ours_is_not_resumed(
     server: misbehave.Server, target: Path, expected: Path, left: str
