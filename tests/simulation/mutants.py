@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "finished-file-removed",
         "removes a finished disk before its replacement is complete",
-        {"images/targets/file.py": {' if options.existing == "remove" else (name,)': ""}},
+        {"images/targets/file.py": {' if options.existing == "remove" else ()': ""}},
         is_rare=True,
     ),
     # Read back before it is trusted
