@@ -181,9 +181,9 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
         return reason, True, remedy
     reason, final = _known(kinds, text) or (f"connection failed ({type(err).__name__})", False)
     if "ProxyError" in kinds:
-        # requests' words for the proxy's answer to CONNECT.
-        refused = re.search(r"Tunnel connection failed: (\d{3}[\w -]*)", text)
-        reason = f"the proxy answers {printable(refused[1].strip())}" if refused else f"the proxy: {reason}"
+        # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
+        refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
+        reason = f"the proxy answers {refused[1]}" if refused else f"the proxy: {reason}"
         return f"{reason}; check the proxy and its URL", True, None
     return reason, final, None
 
