@@ -204,7 +204,7 @@ def map_(obj: parameters.Context, /, disk_: str, *, output_: str, style: str, **
     settings = parameters.settings(given)
     path = request_module.disk_path(disk_, settings)
     request = request_module.make("none", base.Location(""), path, settings)
-    written = file.File(output_, "--output", request.target)
+    written = file.File(output_, "--output", request.target, request.backing)
     obj.to_stdout = output_ == targets.STDOUT
     with output.progress(style, obj) as reporter:
         found = mapped.create(request, reporter, obj.cancel)

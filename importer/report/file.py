@@ -15,11 +15,11 @@ from cdi_worker.images import kernel, targets
 class File:
     """A file, or standard output (``-``). Until it is written whole, what has its name stays as it is.
 
-    ``option``: that names it. ``target``: of the import, which it must not replace; empty: none. Raises
-    ``errors.RequestError`` if it cannot be written, before anything is imported.
+    ``option``: that names it. ``target``: of the import, which it must not replace, nor ``base``, a file that
+    is read; empty: none. Raises ``errors.RequestError`` if it cannot be written, before anything is imported.
     """
 
-    def __init__(self, path: str, option: str, target: str = "") -> None:
+    def __init__(self, path: str, option: str, target: str = "", base: str = "") -> None:
         self._path = path
         self._name = f"{option} {path}"
         if path == targets.STDOUT:
@@ -27,15 +27,17 @@ class File:
                 raise errors.RequestError(f"{self._name}: standard output gets the disk; name a file")
             return
         try:
-            self._check(target)
+            self._check(target, base)
             beside, fd = self._create()
             os.close(fd)
             beside.unlink()
         except OSError as err:
             raise errors.RequestError(f"{self._name}: cannot be written: {errors.words(err)}") from err
 
-    def _check(self, target: str) -> None:
+    def _check(self, target: str, base: str) -> None:
         """Raise ``errors.RequestError`` for a path that a file must not replace."""
+        if base and os.path.realpath(self._path) == os.path.realpath(base):
+            raise errors.RequestError(f"{self._name}: would replace a file that is read; name another file")
         if target and os.path.realpath(self._path) in map(os.path.realpath, targets.used(target)):
             raise errors.RequestError(f"{self._name}: is the target; name another file")
         try:

@@ -30,6 +30,7 @@ from tests.support import (
     misbehave,
     nbd_targets,
     ovas,
+    processes,
     signers,
     worker,
 )
@@ -270,6 +271,18 @@ def test_map_of_what_is_no_disk(tmp_path: Path) -> None:
     assert worker.run("map", tmp_path / "missing").status == 6
     done = worker.run("map", tmp_path / "empty", "-o", tmp_path / "empty")
     assert "is the target; name another file" in done.error_message
+
+
+def test_map_does_not_replace_the_base_of_the_disk(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.write_bytes(DATA)
+    overlay = tmp_path / "vm.qcow2"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay)
+    (tmp_path / "folder").mkdir()
+    named = tmp_path / "folder" / ".." / "base"
+    done = worker.run("map", overlay, "--backing", base, "-o", named)
+    assert (done.status, "would replace a file that is read" in done.errors) == (2, True), done.errors
+    assert base.read_bytes() == DATA
 
 
 class Changing(cdi_worker.NullProgress):
