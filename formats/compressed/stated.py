@@ -13,12 +13,14 @@ from typing import Final
 from cdi_worker.formats import views
 
 _FOOTER: Final = struct.Struct("<IIH2s")
-#: Bytes of an index that is read, and streams of a file that are looked at: xz makes one of each file.
+#: Bytes of an index or of a first frame that are read, and streams of a file that are looked at: xz makes one of each file.
 _LARGEST: Final = 1 << 20
 _STREAMS: Final = 16
 #: Bytes at the end of a stream that are read for its padding.
 _TAIL: Final = 4 << 10
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
+#: Ends a zstd file of many frames: its table of them (zstd's contrib/seekable_format).
+_SEEKABLE: Final = b"\xb1\xea\x92\x8f"
 
 
 def size(kind: str, head: bytes, read: views.Read | None, length: int | None) -> int | None:
@@ -29,8 +31,9 @@ def size(kind: str, head: bytes, read: views.Read | None, length: int | None) ->
     if kind == "zst":
         found = _frame(head)
         # One frame is hardly larger than its content: a file that is has more of them.
-        is_one = found is not None and length is not None and length <= found + found // 128 + 512
-        return found if is_one else None
+        if found is None or length is None or length > found[0] + found[0] // 128 + 512:
+            return None
+        return found[0] if _is_alone(found[1], head, read, length) else None
     if kind != "xz" or read is None or length is None:
         return None
     total = 0
@@ -45,8 +48,8 @@ def size(kind: str, head: bytes, read: views.Read | None, length: int | None) ->
     return None
 
 
-def _frame(head: bytes) -> int | None:
-    """Return the content of the first frame, which is all there is unless another one follows."""
+def _frame(head: bytes) -> tuple[int, int] | None:
+    """Return the content of the first frame, and where its blocks begin."""
     if len(head) < 5 or not head.startswith(_MAGIC):
         return None
     flags = head[4]
@@ -55,7 +58,27 @@ def _frame(head: bytes) -> int | None:
     start = 5 + (not is_single) + (0, 1, 2, 4)[flags & 3]
     if not count or len(head) < start + count:
         return None
-    return int.from_bytes(head[start : start + count], "little") + 256 * (count == 2)
+    return int.from_bytes(head[start : start + count], "little") + 256 * (count == 2), start + count
+
+
+def _is_alone(position: int, head: bytes, read: views.Read | None, length: int) -> bool:
+    """Return whether the frame is the only one, as far as the first bytes and the last ones show it.
+
+    ``position``: where its blocks begin.
+    """
+    if read is not None:
+        if read(length - 4, 4) == _SEEKABLE:
+            return False
+        head += read(len(head), max(0, min(length, _LARGEST) - len(head)))
+    is_last = False
+    while not is_last:
+        header = int.from_bytes(head[position : position + 3], "little")
+        if position + 3 > len(head):
+            # It ends behind what is read: most files have one frame.
+            return True
+        is_last, is_repeated = bool(header & 1), header & 6 == 2
+        position += 3 + (1 if is_repeated else header >> 3)
+    return position + (head[4] & 4) == length
 
 
 def _stream(read: views.Read, end: int) -> tuple[int, int] | None:
