@@ -266,8 +266,7 @@ def _format_faults(made: Request) -> Iterator[str]:
         yield "a qcow2 file cannot be updated in place (--update); write an overlay of it with --backing"
     if made.preallocation:
         yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
-    used = map(os.path.realpath, targets.used(made.target))
-    if made.backing and os.path.realpath(made.backing) in used:
+    if _files(made.backing) & _files(*targets.used(made.target)):
         yield "the target is its own backing file (--backing)"
 
 
@@ -322,12 +321,15 @@ def _source_faults(made: Request) -> Iterator[str]:
 
 
 def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[str]:
-    """Yield a fault for each file beside the disk that would replace one that is read, or the other.
+    """Yield a fault for a disk, or a file beside it, that would replace one that is read, or the other.
 
     The map of the disk that is updated (``have``) may be replaced by that of the new one.
     """
-    others = (made.backing, made.demand.map, made.demand.checksum_file)
-    kept = {os.path.realpath(each) for each in others if each}
+    kept = _files(made.demand.map, made.demand.checksum_file)
+    beside = kept | _files(made.have)
+    if beside and not beside.isdisjoint(_files(*targets.used(made.target))):
+        yield f"{made.target}: would replace a file that is read, a map or checksums; name another target"
+    kept |= _files(made.backing)
     for option, path, more in (("--report", made.report, made.have), ("--write-map", made.write_map, "")):
         if path in {"", targets.STDOUT}:
             continue
@@ -335,6 +337,11 @@ def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[
         if is_had or any(each.reads(path) for each in read) or os.path.realpath(path) in kept:
             yield f"{option} {path}: would replace a file that is read; name another file"
         kept.add(os.path.realpath(path))
+
+
+def _files(*paths: str | None) -> set[str]:
+    """Return the whole paths of files, of the names that are not empty."""
+    return {os.path.realpath(path) for path in paths if path}
 
 
 def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:

@@ -94,9 +94,12 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
 def _requests(request: Request, disks: tuple[descriptor.Disk, ...]) -> list[Request]:
     """Return the request for each disk, to a file of its own."""
     paths = [targets.followed(pathlib.Path(request.target, every.image_name(disk))) for disk in disks]
-    for path in paths:
-        if paths.count(path) > 1:
+    files = [os.path.realpath(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if files.count(file) > 1:
             raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+        # The OVA may have the name of one of its disks, or one that its run removes.
+        request_module.check(dataclasses.replace(request, target=path))
         if request.report and os.path.realpath(request.report) in map(os.path.realpath, targets.used(path)):
             raise errors.RequestError(f"--report {request.report}: is one of the disks; name another file")
     # Nothing is demanded of a disk: what they are in was verified when it was opened.

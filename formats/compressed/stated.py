@@ -13,7 +13,8 @@ from typing import Final
 from cdi_worker.formats import views
 
 _FOOTER: Final = struct.Struct("<IIH2s")
-#: Bytes of an index or of a first frame that are read, and streams of a file that are looked at: xz makes one of each file.
+#: Bytes of an index, or of a first frame, that are read, and streams of a file that are looked at: xz makes
+#: one of each file.
 _LARGEST: Final = 1 << 20
 _STREAMS: Final = 16
 #: Bytes at the end of a stream that are read for its padding.

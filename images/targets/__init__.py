@@ -90,8 +90,14 @@ def followed(path: str | os.PathLike[str]) -> str:
 
 
 def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return a target and the names that a run with this target uses, and removes what is there."""
+    """Return a target and the names that a run with this target uses, and removes what is there.
+
+    They are beside the file that a symbolic link leads to, as in ``followed``.
+    """
     path = os.fspath(path)
+    # One that cannot be looked at is reported when it is claimed.
+    with contextlib.suppress(errors.TargetError):
+        path = followed(path)
     return path, file.part(path), file.journal(path), file.changing(path), file.lock_file(path)
 
 

@@ -71,6 +71,29 @@ def test_incomplete_disk_is_not_the_source_of_its_own_completion(tmp_path: Path,
     assert source.read_bytes() == DATA
 
 
+@pytest.mark.parametrize("suffix", ["part", "changing"])
+def test_disk_behind_a_link_is_not_completed_from_itself(tmp_path: Path, suffix: str) -> None:
+    """The incomplete disk is beside the file that the link leads to."""
+    source = tmp_path / f"disk.img.{suffix}"
+    source.write_bytes(DATA)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to("../disk.img")
+    done = worker.run("import", source, tmp_path / "folder" / "link")
+    assert (done.status, SAME in done.errors) == (2, True), done.errors
+    assert source.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("option", ["--map", "--checksum-file", "--have"])
+def test_disk_does_not_replace_a_file_that_is_read(tmp_path: Path, option: str) -> None:
+    source, other = tmp_path / "disk.raw", tmp_path / "disk.img.part"
+    source.write_bytes(DATA)
+    other.write_bytes(DATA)
+    more = ["--update"] if option == "--have" else []
+    done = worker.run("import", source, tmp_path / "disk.img", option, other, *more)
+    assert (done.status, "would replace a file that is read" in done.errors) == (2, True), done.errors
+    assert other.read_bytes() == DATA
+
+
 def test_device_is_not_copied_to_itself(tmp_path: Path) -> None:
     with devices.loop(tmp_path, 2 * MIB) as device:
         os.mknod(tmp_path / "again", 0o600 | stat.S_IFBLK, device.stat().st_rdev)

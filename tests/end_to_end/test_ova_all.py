@@ -122,6 +122,25 @@ def test_options_of_one_disk_are_refused(
     assert (done.status, done.error_message) == (2, message)
 
 
+@pytest.mark.parametrize("name", ["raw.img", "raw.img.part", "raw.img.changing"])
+@pytest.mark.parametrize("option", ["--force", "--update"])
+def test_no_disk_replaces_the_ova(disks: disks_module.Disks, folder: Path, name: str, option: str) -> None:
+    path, data = folder / name, packed(disks)
+    path.write_bytes(data)
+    done = worker.run("import", "--all", path, folder, option, "--scratch", folder.parent)
+    assert (done.status, "source and target are the same disk" in done.errors) == (2, True), done.errors
+    assert path.read_bytes() == data
+    assert os.listdir(folder) == [name]
+
+
+def test_disk_that_is_a_link_to_another_one_is_refused(disks: disks_module.Disks, folder: Path) -> None:
+    path = folder.parent / "vm.ova"
+    path.write_bytes(packed(disks))
+    (folder / "raw.img").symlink_to("vdi.img")
+    done = worker.run("import", "--all", path, folder, "--scratch", folder.parent)
+    assert (done.status, "two disks would be" in done.errors) == (2, True), done.errors
+
+
 def test_report_is_not_one_of_the_disks(disks: disks_module.Disks, folder: Path) -> None:
     path = folder.parent / "vm.ova"
     path.write_bytes(packed(disks))

@@ -7,9 +7,30 @@ from tests.mutation.mutant import mutant
 MUTANTS = (
     mutant(
         "importer/request.py",
+        "replaces a map or checksums by the disk",
+        "    if beside and not beside.isdisjoint(_files(*targets.used(made.target))):\n",
+        "    if False:\n",
+        "tests/end_to_end/test_existing.py::test_disk_does_not_replace_a_file_that_is_read[--map]",
+    ),
+    mutant(
+        "images/targets/__init__.py",
+        "removes the source beside the file that a link leads to",
+        "        path = followed(path)\n",
+        "        pass\n",
+        "tests/end_to_end/test_existing.py::test_disk_behind_a_link_is_not_completed_from_itself[part]",
+    ),
+    mutant(
+        "importer/together.py",
+        "replaces an OVA by one of its disks",
+        "        request_module.check(dataclasses.replace(request, target=path))\n",
+        "        pass\n",
+        "tests/end_to_end/test_ova_all.py::test_no_disk_replaces_the_ova[--update-raw.img]",
+    ),
+    mutant(
+        "importer/request.py",
         "replaces a base by its own overlay",
-        "    if made.backing and os.path.realpath(made.backing) in used:\n",
-        "    if made.backing and made.backing in used:\n",
+        "    if _files(made.backing) & _files(*targets.used(made.target)):\n",
+        "    if made.backing in targets.used(made.target):\n",
         "tests/end_to_end/test_qcow2_targets.py::test_target_is_not_its_own_base",
     ),
     mutant(
