@@ -131,9 +131,9 @@ def _open(
     try:
         return image.Image(source, trust.opened(begin, request.demand, request.source), engine)
     except errors.SourceError as err:
-        if cancel.is_set():
+        if cancel.is_set() and cancel.failure is not err:
             # Interrupting a read makes it fail like any other.
-            raise errors.Cancelled from err
+            raise cancel.error() from err
         if isinstance(err, errors.TransferFailed):
             about = {name: value for name, value in err.fields.items() if name != "offset"}
             raise errors.Unreachable(**about) from err

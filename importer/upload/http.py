@@ -82,6 +82,16 @@ def authorize(request: Request, client_name: str, *methods: str) -> None:
         raise Refusal(401)
 
 
+def check_whole(request: Request) -> None:
+    """Raise ``errors.RequestError`` if the body is a part of a file, which would be taken for all of it.
+
+    Clients in browsers send large files in parts (RFC 9110, 14.4).
+    """
+    if "content-range" in request.headers:
+        hint = "send all of it in one request, or use upload-resumable"
+        raise errors.RequestError(f"Content-Range: the request has only a part of the file; {hint}")
+
+
 class Exchange:
     """One request and its answer.
 

@@ -101,6 +101,7 @@ class Server:
             return Answer(headers={headers.OFFER: headers.EXTENTS} if kind == "upload-async" else {})
         http.authorize(request, self.settings.client_name, "POST")
         try:
+            http.check_whole(request)
             content: upload.Content = request.content
             with self._admission():
                 size = request.length

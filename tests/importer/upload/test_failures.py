@@ -23,6 +23,7 @@ from tests.support import devices, oracle, processes, uploads, vmdk_stream
 MIB = uploads.MIB
 SYNC = uploads.SYNC
 NOISE = random.Random(6).randbytes(8 * MIB)
+server = uploads.server
 SIZE = 64 * MIB
 
 KINDS: dict[str, dict[str, str]] = {
@@ -162,3 +163,23 @@ def test_image_that_must_be_read_twice_is_refused(
             oracle.unusable(Path(paths.data, "disk.img"))
             assert server.ask("POST", SYNC, NOISE[:MIB]).status == 200
         Path(paths.data, "disk.img").unlink()
+
+
+def test_malformed_body_is_reported(server: uploads.Server) -> None:
+    """A failure in the first bytes was answered with 'cancelled'."""
+    for body in (b"0x5\r\nabcde\r\n0\r\n\r\n", b"5\r\nabcdefg\r\n0\r\n\r\n"):
+        with server.connect() as connection:
+            connection.putrequest("POST", SYNC)
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders(body)
+            answer = uploads.Response(connection.getresponse())
+        assert (answer.status, "malformed chunk" in answer.text) == (500, True), answer.text
+
+
+def test_part_of_a_file_is_not_a_disk(server: uploads.Server, paths: contract.Paths) -> None:
+    """Browsers' clients send large files in parts. The first one was a complete disk."""
+    headers = {"Content-Range": f"bytes 0-{len(NOISE) - 1}/{2 * len(NOISE)}"}
+    answer = server.ask("POST", SYNC, NOISE, headers)
+    assert (answer.status, "only a part of the file" in answer.text) == (400, True), answer.text
+    assert not [*Path(paths.data).iterdir()]
+    assert server.ask("POST", SYNC, NOISE).status == 200

@@ -7,6 +7,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "importer/upload/server.py",
+        "takes a part of a file for all of it",
+        "            http.check_whole(request)\n",
+        "",
+        "tests/importer/upload/test_failures.py::test_part_of_a_file_is_not_a_disk",
+    ),
+    mutant(
         "formats/clone.py",
         "accepts bytes behind the end of a clone",
         "        if self._reader.readinto(self._packed[:1]):\n",
