@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import shutil
+import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,8 @@ def _leave_home(home: str) -> None:
     # The defaults of the others are below the home.
     os.environ |= {"HOME": home, "XDG_CONFIG_DIRS": f"{home}/xdg", "XDG_RUNTIME_DIR": f"{home}/run"}
     Path(home, "run").mkdir(mode=0o700)
+    # Nor its certificates, all of which each TLS context would load: the servers of the tests have their own.
+    ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign, assignment]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -16,7 +16,7 @@ def expected(data: bytes) -> bmap.Map:
     found = []
     for start in range(0, len(data), MiB):
         piece = data[start : start + MiB]
-        full = [at for at in range(0, len(piece), BLOCK) if any(piece[at : at + BLOCK])]
+        full = [at for at in range(0, len(piece), BLOCK) if piece[at : at + BLOCK].strip(b"\0")]
         if full:
             low, high = start + full[0], min(len(data), start + full[-1] + BLOCK)
             found.append((low, high, hashlib.sha256(data[low:high]).digest()))
