@@ -191,8 +191,8 @@ def attempts(
                 # Changes are not a stream.
                 raise
             contact.fall_back(whole.engine, err, run.progress)
-            # The first bytes may be those that were wrong.
-            is_wrong = isinstance(err, errors.WrongRanges)
+            # The first bytes may be those that were wrong. Without a map only they show another object.
+            is_wrong = isinstance(err, errors.WrongRanges) and request.blocks is not None
         except errors.MapMismatch as err:
             if not err.is_head:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -194,16 +195,31 @@ class _Counting:
 
     def __init__(self, engine: image.Engine) -> None:
         self._engine = engine
-        self._arrivals = image.Arrivals()
+        self._lock = threading.Lock()
+        self._blob: blobs.Piece | None = None
+        self._before = 0
+        self._report: Callable[[int], None] | None = None
 
     def read(self, blob: blobs.Piece, cancel: base.Cancel, start: int) -> base.Reader:
         """See ``blobs.Read``."""
-        self._arrivals = arrivals = image.Arrivals(start)
-        return image.Image(*blob, self._engine).rest(cancel, start, arrivals.add)
+        with self._lock:
+            self._blob, self._before = blob, start
+
+        def arrived(count: int) -> None:
+            with self._lock:
+                report = self._report if blob is self._blob else None
+                if blob is self._blob and report is None:
+                    self._before += count
+            if report is not None:
+                report(count)
+
+        return image.Image(*blob, self._engine).rest(cancel, start, arrived)
 
     def report(self, advance: Callable[[int], None]) -> None:
         """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""
-        self._arrivals.report(advance)
+        with self._lock:
+            before, self._before, self._report = self._before, 0, advance
+        advance(before)
 
 
 #: Limit for nested indexes.

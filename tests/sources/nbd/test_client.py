@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,9 +102,17 @@ def test_requests_keep_nothing_of_their_buffers(tmp_path: Path) -> None:
     assert sys.getrefcount(memory) == before
 
 
-def test_reads_overlap_on_one_connection() -> None:
-    plugin = nbdkit.Plugin("memory", {"size": "8M", "delay-read": "300ms"}, filters=["delay"])
-    with nbdkit.serve(plugin) as socket:
+@contextlib.contextmanager
+def filtered(folder: Path, name: str, *parameters: str) -> Iterator[str]:
+    """Serve a disk in memory behind a filter of nbdkit; yield the path of the socket."""
+    path = folder / "socket"
+    argv = ["nbdkit", "--foreground", f"--unix={path}", f"--filter={name}", "memory", *parameters]
+    with nbd_targets.serving([*argv], folder):
+        yield str(path)
+
+
+def test_reads_overlap_on_one_connection(tmp_path: Path) -> None:
+    with filtered(tmp_path, "delay", "size=8M", "delay-read=300ms") as socket:
         client = connected(socket, "disk")
         threads = [threading.Thread(target=read, args=(client, number, 1)) for number in range(8)]
         for thread in threads:
@@ -168,9 +176,8 @@ def test_extents_of_a_range_are_read(content: tuple[Path, bytes]) -> None:
         client.close()
 
 
-def test_server_without_extents_is_all_data() -> None:
-    plugin = nbdkit.Plugin("memory", {"size": "1M"}, filters=["noextents"])
-    with nbdkit.serve(plugin) as socket:
+def test_server_without_extents_is_all_data(tmp_path: Path) -> None:
+    with filtered(tmp_path, "noextents", "size=1M") as socket:
         client = connected(socket, "disk")
         assert listed(client.extents()) in ([], [(0, MiB, False)])
         client.close()
@@ -178,8 +185,8 @@ def test_server_without_extents_is_all_data() -> None:
 
 def test_failed_read_is_transient(tmp_path: Path) -> None:
     switch = tmp_path / "fail"
-    options = {"size": "1M", "error-pread": "EIO", "error-pread-rate": "1", "error-pread-file": str(switch)}
-    with nbdkit.serve(nbdkit.Plugin("memory", options, filters=["error"])) as socket:
+    options = ("size=1M", "error-pread=EIO", "error-pread-rate=1", f"error-pread-file={switch}")
+    with filtered(tmp_path, "error", *options) as socket:
         client = connected(socket, "the disk")
         switch.touch()
         with pytest.raises(errors.Transient, match="the disk: reading at byte 512: input/output error"):
@@ -197,10 +204,9 @@ def test_read_beyond_the_end_is_an_error() -> None:
         client.close()
 
 
-def test_a_cancel_ends_reads_and_later_ones_connect_anew() -> None:
-    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "60"}, filters=["delay"])
+def test_a_cancel_ends_reads_and_later_ones_connect_anew(tmp_path: Path) -> None:
     before = processes.descriptors()
-    with nbdkit.serve(plugin) as socket:
+    with filtered(tmp_path, "delay", "size=1M", "delay-read=60") as socket:
         reads = cancelling.Reads(cancelling.Cancel())
         client = connected(socket, "disk", reads)
         for _ in range(2):
@@ -228,9 +234,8 @@ def test_connection_of_an_ended_attempt_is_not_awaited(tmp_path: Path) -> None:
             handshake.connect(server, reads, 3)
 
 
-def test_server_survives_a_client_that_leaves_during_reads() -> None:
+def test_server_survives_a_client_that_leaves_during_reads(tmp_path: Path) -> None:
     """Two nbdkit threads that could not reply both failed an assertion, which ended nbdkit and VDDK."""
-    plugin = nbdkit.Plugin("memory", {"size": "1M", "delay-read": "10"}, filters=["delay"])
     began = threading.Barrier(9)
 
     def work() -> None:
@@ -238,7 +243,7 @@ def test_server_survives_a_client_that_leaves_during_reads() -> None:
         with pytest.raises(errors.Cancelled):
             client.read_range(0, memoryview(bytearray(512)))
 
-    with nbdkit.serve(plugin) as socket:
+    with filtered(tmp_path, "delay", "size=1M", "delay-read=10") as socket:
         reads = cancelling.Reads(cancelling.Cancel())
         client = connected(socket, "disk", reads)
         for _ in range(3):
