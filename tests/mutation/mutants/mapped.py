@@ -183,9 +183,16 @@ MUTANTS = (
     mutant(
         "importer/execute.py",
         "keeps the first response when ranges were wrong",
-        "            is_wrong = isinstance(err, errors.WrongRanges)\n",
+        "            is_wrong = isinstance(err, errors.WrongRanges) and request.blocks is not None\n",
         "",
         "tests/end_to_end/test_map_pairs.py::test_import_by_a_map_from_a_server_that_damages_a_range[5-once]",
+    ),
+    mutant(
+        "importer/execute.py",
+        "takes the beginning of another object for its own, without a map",
+        "isinstance(err, errors.WrongRanges) and request.blocks is not None\n",
+        "isinstance(err, errors.WrongRanges)\n",
+        "tests/importer/test_survey.py::test_header_replaced_after_the_check_has_no_effect",
     ),
     mutant(
         "importer/execute.py",
