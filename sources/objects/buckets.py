@@ -37,11 +37,23 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
         parts = pinned.checked(endpoint)
         if parts.query:
             raise errors.RequestError(f"{shown}: has a query; use the http source for a {signed}")
+        if parts.fragment:
+            raise errors.RequestError(f"{shown}: has a fragment; write %23 for a # in the key")
         bucket, _, key = (urllib.parse.unquote(item) for item in parts.path[1:].partition("/"))
         server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     if not bucket or not key:
         raise errors.RequestError(f"{shown}: expected {scheme}://bucket/key or http(s)://host/bucket/key")
+    check_segments(shown, bucket, key)
     return Name(server, bucket, key)
+
+
+def check_segments(shown: str, *parts: str) -> None:
+    """Raise ``errors.RequestError`` if a part of a path is . or ..: the client requests another object then.
+
+    It removes them from every path, also where they are escaped (RFC 3986, 5.2.4).
+    """
+    if not {".", ".."}.isdisjoint(parts):
+        raise errors.RequestError(f"{shown}: a part of its path is . or .., which HTTP does not keep")
 
 
 class Keys:

@@ -54,7 +54,9 @@ class Address(buckets.Name):
 
 def parse(endpoint: str) -> Address:
     """Parse ``s3://bucket/key`` or ``http(s)://host/bucket/key``."""
-    return Address(*buckets.parse(endpoint, "s3", "presigned URL"))
+    found = Address(*buckets.parse(endpoint, "s3", "presigned URL"))
+    buckets.check_segments(wire.safe_url(endpoint), *found.key.split("/"))
+    return found
 
 
 def region_of(server: str) -> str:

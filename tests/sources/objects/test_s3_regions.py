@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import errors
 from cdi_worker.sources.objects import s3
 from tests.support import misbehave, proxy, reading, s3_objects, tls
 
@@ -51,6 +52,26 @@ def test_s3_url_is_on_aws() -> None:
     address = s3.parse("s3://bucket/some/key%20.img")
     assert address.url("eu-west-1") == "https://s3.eu-west-1.amazonaws.com/bucket/some/key%2520.img"
     assert address.url("cn-north-1").startswith("https://s3.cn-north-1.amazonaws.com.cn/bucket/")
+
+
+@pytest.mark.parametrize("key", ["a/../k", "../other/k", "./k", "a/.", "..", "a/%2e%2e/k", "%2E/k"])
+def test_key_that_would_be_another_one_is_refused(server: misbehave.Server, key: str) -> None:
+    """The client removes such parts from a path, and imported another object, or one of another bucket."""
+    root = server.serve("/b/k", misbehave.Page(s3_objects.DATA)).removesuffix("k")
+    for path in ("/other/k", "/b/", "/b/a/"):
+        server.serve(path, misbehave.Page(s3_objects.DATA))
+    with pytest.raises(errors.RequestError, match="which HTTP does not keep"):
+        s3_objects.refusal(f"{root}{key}")
+    assert not any(server.sent(path) for path in ("/b/k", "/other/k", "/b/", "/b/a/"))
+
+
+def test_fragment_is_not_cut_from_a_key() -> None:
+    with pytest.raises(errors.RequestError, match="write %23"):
+        s3.parse("https://store.example/bucket/a#1.img")
+    assert s3.parse("https://store.example/bucket/a%231.img").key == s3.parse("s3://bucket/a#1.img").key
+    for address in ("s3://../k", "s3://./k"):
+        with pytest.raises(errors.RequestError, match="which HTTP does not keep"):
+            s3.parse(address)
 
 
 def test_region_named_by_the_server_is_used(server: misbehave.Server) -> None:
