@@ -76,6 +76,11 @@ class LocalSource(base.Source):
         if stat.S_ISDIR(info.st_mode):
             self.close()
             raise errors.Unreachable(url=self.name, reason="is a directory")
+        if self._head and not self._size:
+            # In procfs: the disk would be one of 0 bytes.
+            self.close()
+            reason = "has content, but its size is 0; read it with another program, and import its output"
+            raise errors.Unreachable(url=self.name, reason=reason)
         if not self._seekable:
             self._read_head()
         return base.Facts(

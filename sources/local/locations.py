@@ -38,7 +38,7 @@ class Local(base.Location):
 
 def path_of(endpoint: str) -> str:
     """Return the path of a path or a ``file://`` URL. Raises ``errors.RequestError``."""
-    if not endpoint.startswith("file:"):
+    if endpoint[:5].lower() != "file:":
         return endpoint
     parts = urllib.parse.urlsplit(endpoint)
     if parts.netloc not in {"", "localhost"}:

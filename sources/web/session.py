@@ -165,7 +165,12 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
     """Translate exceptions of requests and urllib3; see ``wire.failure``."""
     try:
         yield
-    except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema) as err:
+    except (
+        requests.exceptions.InvalidURL,
+        requests.exceptions.MissingSchema,
+        # A label of the host is empty or too long.
+        urllib3.exceptions.LocationParseError,
+    ) as err:
         raise wire.malformed(url, "http(s)://host[:port]/path") from err
     except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
         raise errors.RequestError("malformed header") from err

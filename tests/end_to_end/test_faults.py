@@ -145,6 +145,8 @@ def test_bad_content_is_refused(
         ("http://127.0.0.1:1/disk", SOURCE, "connection refused"),
         ("http://127.0.0.1:port/disk", REQUEST, "malformed URL"),
         ("http:///disk", REQUEST, "malformed URL"),
+        ("http://a..b/disk", REQUEST, "malformed URL"),
+        (f"http://{'a' * 64}.invalid/disk", REQUEST, "malformed URL"),
         ("gopher://127.0.0.1/disk", REQUEST, "gopher"),
         ("/no/such/disk", SOURCE, "no such file"),
     ],

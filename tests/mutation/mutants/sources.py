@@ -7,6 +7,20 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/objects/s3.py",
+        "imports another object than that of the key",
+        '    buckets.check_segments(wire.safe_url(endpoint), *found.key.split("/"))\n',
+        "",
+        "tests/sources/objects/test_s3_regions.py::test_key_that_would_be_another_one_is_refused[a/../k]",
+    ),
+    mutant(
+        "sources/local/file.py",
+        "imports a file of procfs as a disk of 0 bytes",
+        "        if self._head and not self._size:\n",
+        "        if False:\n",
+        "tests/sources/local/test_file.py::test_file_with_content_and_no_size_is_refused",
+    ),
+    mutant(
         "sources/__init__.py",
         "registers a name twice",
         "            if each.name == added.name:\n",

@@ -17,7 +17,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.local import file
+from cdi_worker.sources.local import file, locations
 from tests.support import devices, oracle, processes, vmdk_stream, worker
 
 MIB = 1 << 20
@@ -199,3 +199,14 @@ def test_pipe_of_an_ended_attempt_is_not_read_on(tmp_path: Path) -> None:
     threading.Timer(0.3, reads._wake).start()
     with pytest.raises(errors.Cancelled), base.opened(file.source(location, reads)):
         pass
+
+
+def test_file_with_content_and_no_size_is_refused(tmp_path: Path) -> None:
+    """A file of procfs was a disk of 0 bytes, and a success."""
+    with pytest.raises(errors.Unreachable, match="has content, but its size is 0"):
+        cdi_worker.run(import_request(Path("/proc/self/environ"), tmp_path / "disk.img"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_scheme_may_be_in_capitals(tmp_path: Path) -> None:
+    assert locations.path_of(f"FILE://{tmp_path}") == str(tmp_path)
