@@ -37,6 +37,10 @@ class Staged(base.Location):
         yield from base.Location.faults(self)
         if self.previous and not self.current:
             yield fields.fault(self, "a previous checkpoint without a current one; use {}", "current")
+        if self.previous and self.previous == self.current:
+            # The disk would seem to hold what it held before the delta.
+            text = "the previous checkpoint is the current one, too; name that of this stage with {}"
+            yield fields.fault(self, text, "current")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,15 +170,15 @@ class ChangedFile(FileTarget):
     """A finished disk that is changed in place, under another name: from the start, or its first change."""
 
     @staticmethod
-    def _open(path: str, options: base.Options, /) -> tuple[int, str, bool]:
+    def _open(path: str, _options: base.Options, /) -> tuple[int, str, bool]:
         name = path if os.path.lexists(path) else changing(path)
         fd = _open_left_over(name)
         if fd is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if options.mode == "refresh" and os.fstat(fd).st_nlink > 1:
+        if os.fstat(fd).st_nlink > 1:
             os.close(fd)
             # It stays usable by its other name while it is neither the old nor the new disk.
-            reason = "has several hard links, and would change under all; copy it, or import without --update"
+            reason = "has several hard links, and would change under all; copy it, and change the copy"
             raise errors.TargetError(path=path, reason=reason)
         return fd, name, True
 

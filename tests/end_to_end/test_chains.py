@@ -470,6 +470,30 @@ def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path:
     assert target.read_bytes() == before
 
 
+def test_delta_does_not_change_a_disk_that_has_another_name(chain: chains.Chain, tmp_path: Path) -> None:
+    """It would stay usable by that name, and hold a part of the delta."""
+    plain(chain)
+    target, link = tmp_path / "disk.img", tmp_path / "copy.img"
+    addresses, names = [str(path) for path in chain.files], [path.name for path in chain.files]
+    stage(addresses[:1], target, "", names[0])
+    link.hardlink_to(target)
+    before = target.read_bytes()
+    with pytest.raises(errors.TargetError, match="several hard links"):
+        stage(addresses[1:2], target, names[0], names[1])
+    assert link.read_bytes() == target.read_bytes() == before
+    link.unlink()
+    stage(addresses[1:2], target, names[0], names[1])
+
+
+def test_stage_leads_to_another_checkpoint(chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    first, second = (path.name for path in chain.files[:2])
+    stage([str(chain.files[0])], tmp_path / "disk.img", "", first)
+    with pytest.raises(errors.RequestError, match="the previous checkpoint is the current one"):
+        stage([str(chain.files[1])], tmp_path / "disk.img", first, first)
+    stage([str(chain.files[1])], tmp_path / "disk.img", first, second)
+
+
 def test_larger_delta_needs_a_larger_target(chain: chains.Chain, tmp_path: Path) -> None:
     larger(chain)
     target = tmp_path / "disk.img"

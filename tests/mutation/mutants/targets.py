@@ -15,9 +15,9 @@ MUTANTS = (
     mutant(
         "images/targets/file.py",
         "changes a disk in place that has another name",
-        '        if options.mode == "refresh" and os.fstat(fd).st_nlink > 1:\n',
+        "        if os.fstat(fd).st_nlink > 1:\n",
         "        if False:\n",
-        "tests/end_to_end/test_update.py::test_disk_with_another_name_is_not_changed_in_place",
+        "tests/end_to_end/test_chains.py::test_delta_does_not_change_a_disk_that_has_another_name",
     ),
     mutant(
         "images/targets/export.py",
