@@ -412,6 +412,9 @@ def _kept(noted: journal.Journal, place: Place) -> str:
 def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Verify the source and make the completely written disk of ``size`` bytes usable."""
     survey.check_stated(attempt.facts, size)
+    if not size:
+        # As for an image: what is on a device would stay there, and be taken for the disk.
+        raise errors.Unsupported(reason="the disk has 0 bytes")
     if attempt.comparing is None or attempt.comparing.within is None:
         reading.verify_again(attempt)
     attempt.image.verify()

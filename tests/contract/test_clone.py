@@ -82,6 +82,19 @@ def test_disk_is_taken_from_upstream_s_tar(
     oracle.same(block, volume, beyond=devices.DIRT)
 
 
+def test_empty_disk_is_not_cloned_to_a_device(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, block: Path
+) -> None:
+    """What was on the device stayed there, and the clone was complete."""
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "disk.img").touch()
+    with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
+        pod = worker.Pod(tmp_path / "source")
+        done = pod.run(**clones.environment(server, "filesystem", tmp_path / "volume"))
+        assert (done.status, "the disk has 0 bytes" in pod.message) == (1, True), pod.message
+        assert server.running
+
+
 @pytest.mark.parametrize(
     "fault", ["name", "authority", "address", "no volume", "no folder", "no directory", "environment"]
 )

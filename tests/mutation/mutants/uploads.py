@@ -7,6 +7,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "importer/routes/delivery.py",
+        "completes a disk of 0 bytes, where a device keeps what it had",
+        "    if not size:\n        # As for",
+        "    if False:\n        # As for",
+        "tests/contract/test_clone.py::test_empty_disk_is_not_cloned_to_a_device",
+    ),
+    mutant(
         "importer/upload/server.py",
         "takes a part of a file for all of it",
         "            http.check_whole(request)\n",
