@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+from cdi_worker import errors
 from cdi_worker.scratch import digests, ranges
 
 log = logging.getLogger(__name__)
@@ -247,7 +248,10 @@ class Journal:
                 self._saving.release()
 
     def save(self, flush: Callable[[], None]) -> None:
-        """Sync the data with ``flush``, which may raise, then store the ranges that were finished before."""
+        """Sync the data with ``flush``, which may raise, then store the ranges that were finished before.
+
+        Raises ``errors.TargetError`` if the file cannot be synced.
+        """
         with self._saving:
             self._save(flush)
 
@@ -294,7 +298,11 @@ class Journal:
         fd = os.open(slots.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(fd, slot, slots.offset + self._sequence % 2 * SLOT)
-            os.fdatasync(fd)
+            try:
+                os.fdatasync(fd)
+            except OSError as err:
+                # Writes of the disk, in the same file, may be lost with it, and a later sync may not say so.
+                raise errors.target_error(os.path.realpath(slots.path), err, "sync") from err
         finally:
             os.close(fd)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
 import hashlib
+import os
 import random
 import threading
 import zlib
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import errors
 from cdi_worker.scratch import digests, journal
 
 MiB = 1 << 20
@@ -110,6 +113,19 @@ def test_failed_sync_saves_nothing(location: Location) -> None:
     with pytest.raises(ZeroDivisionError):
         opened.save(fail)
     assert journal.Journal(location, "etag", TOTAL).covered == 0
+
+
+def test_sync_of_the_journal_that_fails_is_an_error_of_the_disk(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in one file: what was written to the disk may be lost, and the next sync may succeed."""
+
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(errors.TargetError, match="notes: sync: input/output error"):
+        save(location, (0, MiB))
 
 
 def test_checkpoint_saves_after_its_interval(location: Location) -> None:

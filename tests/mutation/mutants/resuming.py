@@ -15,6 +15,13 @@ MUTANTS = (
     ),
     mutant(
         "scratch/journal.py",
+        "goes on when the sync of the journal, in the disk's file, has failed",
+        '                raise errors.target_error(os.path.realpath(slots.path), err, "sync") from err\n',
+        "                raise\n",
+        "tests/scratch/test_journal.py::test_sync_of_the_journal_that_fails_is_an_error_of_the_disk",
+    ),
+    mutant(
+        "scratch/journal.py",
         "writes both slots in one place: a torn write loses both",
         "slots.offset + self._sequence % 2 * SLOT",
         "slots.offset",
