@@ -175,12 +175,12 @@ def test_pipe_that_trickles_is_given_up(tmp_path: Path) -> None:
 
 
 def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
-    access = base.Access(patience=0.2, slowest=0)
+    access = base.Access(patience=1.0, slowest=0)
     with trickling(tmp_path / "pipe"):
         made = file.LocalSource(str(tmp_path / "pipe"), cancelling.Cancel(), access)
         made._fd = made._open()
         part = memoryview(bytearray(1))
-        assert [made._read_next(part, at) for at in range(30)] == [1] * 30
+        assert [made._read_next(part, at) for at in range(75)] == [1] * 75
         made.close()
 
 
