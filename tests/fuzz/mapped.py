@@ -9,6 +9,7 @@ both readers accept must be the same, and the same as QEMU's.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 import sys
 import tempfile
@@ -22,6 +23,7 @@ with atheris.instrument_imports(include=["cdi_worker.formats"]):
     from cdi_worker import errors
     from cdi_worker.formats import safety, vhdx
     from cdi_worker.formats.vmdk import header
+    from cdi_worker.images import directio
     from tests.support import block_images, placing, qcow2_images, vhdx_images, vmdk_images, vmdk_stream
 
     for _name in ("vdi", "vhd", "vhdx"):
@@ -31,8 +33,13 @@ with atheris.instrument_imports(include=["cdi_worker.formats"]):
 vhdx._is_intact = vhdx_images.is_intact
 
 LARGEST = 4 << 20
-#: Bytes of a file: a VHDX has its tables at 2 and 3 MiB.
-LONGEST = {"vdi": 5 << 20, "vpc": 5 << 20, "vhdx": 10 << 20}
+#: Bytes of an input.
+LONGEST = 400_000
+#: Bytes of an image that is packed: a VHDX has its tables at 2 and 3 MiB.
+LONGEST_IMAGE = 10 << 20
+PAGE = 4096
+#: Of mallopt(3), with bytes: memory of an image is reused; mapping it anew took three quarters of a run.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = (-1, 1 << 30), (-3, 64 << 20)
 QCOW2 = [
     "cluster_size=512,compat=0.10",
     "cluster_size=512,compression_type=zlib,refcount_bits=1",
@@ -67,13 +74,15 @@ BLOCK_STEPS = [
 class Form(NamedTuple):
     """``seeds``: writes images to a path, one after the other; ``sound``: repairs what only QEMU checks.
 
-    ``damaged``: changes words of header and tables.
+    ``damaged``: changes words of header and tables. ``unpacked``, ``packed``: an input as an image, and back.
     """
 
     seeds: Callable[[Path], Iterator[None]]
     damaged: Callable[[bytes, random.Random], bytes]
     sound: Callable[[bytes], bytes] = bytes
     check: Callable[[set[bytes], bytes, str], None] = qcow2_images.check
+    unpacked: Callable[[bytes], bytes] = bytes
+    packed: Callable[[bytes], bytes] = bytes
 
 
 def _qcow2(path: Path) -> Iterator[None]:
@@ -113,7 +122,32 @@ def _blocks(form: str) -> Form:
     def damaged(data: bytes, dice: random.Random) -> bytes:
         return block_images.damaged(data, form, dice)
 
-    return Form(seeds, damaged, block_images.FORMS[form].sound, block_images.check)
+    return Form(seeds, damaged, block_images.FORMS[form].sound, block_images.check, unpacked, packed)
+
+
+def packed(image: bytes) -> bytes:
+    """Return the size of an image and its pages that are not zero, each behind its number.
+
+    The fuzzer copies each input several times.
+    """
+    pages = [
+        (at // PAGE).to_bytes(4, "little") + image[at : at + PAGE].ljust(PAGE, b"\0")
+        for start, end, is_zero in directio.extents(memoryview(image), PAGE)
+        for at in range(start, 0 if is_zero else end, PAGE)
+    ]
+    return len(image).to_bytes(4, "little") + b"".join(pages)
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return the image of any input."""
+    size = min(int.from_bytes(data[:4], "little"), LONGEST_IMAGE)
+    image = bytearray(size)
+    for at in range(4, len(data), 4 + PAGE):
+        start = int.from_bytes(data[at : at + 4], "little") % (size // PAGE + 1) * PAGE
+        page = data[at + 4 : at + 4 + PAGE]
+        image[start : start + len(page)] = page
+    del image[size:]
+    return bytes(image)
 
 
 def _words(
@@ -159,8 +193,10 @@ def mutated(data: bytes, size: int, seed: int, form: Form) -> bytes:
     """Change words of the header and the tables, and sometimes any byte."""
     dice = random.Random(seed)
     if len(data) < 1024 or dice.random() < 0.2:
-        return form.sound(atheris.Mutate(data, size))
-    return form.sound(form.damaged(bytes(data), dice))
+        image = form.unpacked(atheris.Mutate(data, size))
+    else:
+        image = form.damaged(form.unpacked(bytes(data)), dice)
+    return form.packed(form.sound(image))[:size]
 
 
 def main() -> None:
@@ -171,11 +207,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             path = Path(made, "image")
             for number, _ in enumerate(form.seeds(path)):
-                (folder / f"seed-{number}").write_bytes(form.sound(path.read_bytes()))
-    options = [sys.argv[0], *sys.argv[2:], f"-max_len={LONGEST.get(name, 400_000)}", "-timeout=60"]
+                (folder / f"seed-{number}").write_bytes(form.packed(form.sound(path.read_bytes())))
+    for setting in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(*setting)
+    options = [sys.argv[0], *sys.argv[2:], f"-max_len={LONGEST}", "-timeout=60"]
     atheris.Setup(
         options,
-        lambda data: one_input(data, name),
+        lambda data: one_input(form.unpacked(data), name),
         custom_mutator=lambda data, size, seed: mutated(data, size, seed, form),
     )
     atheris.Fuzz()

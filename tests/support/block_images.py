@@ -124,10 +124,10 @@ def _vhdx_words(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 FORMS = {
-    # The signature is checked by detection.
+    # The signature is checked by detection, in a VHD the readers check it, too.
     "vdi": Form(_vdi_words, lambda data: data[:64] + b"\x7f\x10\xda\xbe" + data[68:]),
     "vpc": Form(_vpc_words, vhd_images.with_sums),
-    "vhdx": Form(_vhdx_words, vhdx_images.with_sums),
+    "vhdx": Form(_vhdx_words, lambda data: vhdx_images.with_sums(b"vhdxfile" + data[8:])),
 }
 
 
