@@ -56,6 +56,7 @@ def test_disk_is_found(compression: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zst", "gz"])
+@settings(max_examples=30)
 @given(st.data())
 def test_layer_of_many_members_is_one(kind: str, data: st.DataObject) -> None:
     """Empty members may be anywhere. Bytes after the last member, and a cut one, are refused."""
