@@ -47,10 +47,14 @@ _DEVICE = {"device": "device_ownership_from_security_context = true in the node'
 
 
 class Report(NamedTuple):
-    """``message``: one line for the termination log. ``status``: the pod's exit status."""
+    """``message``: one line for the termination log. ``status``: the pod's exit status.
+
+    ``unsaid``: the exit status if the message cannot be written, where ``status`` alone would say otherwise.
+    """
 
     message: str
     status: int
+    unsaid: int | None = None
 
 
 def complete(
@@ -84,7 +88,7 @@ def uploaded(*, clone: bool, preallocated: bool) -> Report:
 def deadline_passed() -> Report:
     """Return the report of an upload server that received no upload before its deadline."""
     fields = {"preallocationApplied": False, "deadlinePassed": True, "message": "Deadline Passed"}
-    return Report(_as_json(fields), 0)
+    return Report(_as_json(fields), 0, unsaid=1)
 
 
 def cloned(*, preallocated: bool) -> Report:
@@ -101,9 +105,9 @@ def failure(error: errors.Error, source: str) -> Report:
     text = words(error, source)
     if isinstance(error, errors.ScratchRequired):
         fields = {"scratchSpaceRequired": True, "preallocationApplied": False, "message": "Import Complete"}
-        return Report(_as_json(fields), 0)
+        return Report(_as_json(fields), 0, unsaid=1)
     if isinstance(error, errors.ChecksumMismatch | errors.MapMismatch):
-        return Report(_as_json({"message": f"Unable to process data: {text}"}), 0)
+        return Report(_as_json({"message": f"Unable to process data: {text}"}), 0, unsaid=1)
     if isinstance(error, errors.Unreachable) and source not in PULLED:
         return Report(_one_line(f"Unable to connect to {source} data source: {text}"), 1)
     if _is_failed_pull(error):
@@ -133,8 +137,8 @@ def internal(error: Exception) -> Report:
     return Report(_one_line(f"Unable to process data: internal error: {type(error).__name__}: {error}"), 1)
 
 
-def write(report: Report, path: str) -> None:
-    """Write the termination message to ``path``; a failure is only logged.
+def write(report: Report, path: str) -> int:
+    """Write the termination message to ``path``, and return the exit status; a failure is logged.
 
     In a pod it is a mounted file, which can only be written in place: not through a link.
     """
@@ -143,6 +147,8 @@ def write(report: Report, path: str) -> None:
             stream.write(report.message)
     except OSError as err:
         log.warning("cannot write the termination message path=%r error=%s", path, err.strerror)
+        return report.status if report.unsaid is None else report.unsaid
+    return report.status
 
 
 def _open_file(path: str, flags: int) -> int:

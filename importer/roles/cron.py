@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,8 +88,9 @@ def poll(obj: run.Process, /, url: str, certificates: str, sums: str | None, **c
 @click.option("--termination-log", default=contract.Paths().termination_log)
 def measure(path: str, termination_log: str) -> int:
     """Write the size of a disk to the termination log."""
-    click.echo(note_size(path, termination_log))
-    return 0
+    size = size_of(path)
+    click.echo(size)
+    return report.write(report.Report(str(size), 0, unsaid=1), termination_log)
 
 
 #: Annotation with the digest to import next; CDI's controller watches it.
@@ -197,17 +199,21 @@ def named(digest: str) -> str:
     return f"sha256:{hashlib.sha256(digest.encode()).hexdigest()}"
 
 
-def note_size(path: str, termination_log: str) -> int:
-    """Write the size of a disk to the termination log, and return it in bytes.
+def size_of(path: str) -> int:
+    """Return the size of a disk, a file or a device, in bytes. Raises ``errors.TargetError``.
 
     Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
     """
     try:
-        size = Path(path).stat().st_size
+        with open(path, "rb", buffering=0, opener=_open_at_once) as disk:
+            return disk.seek(0, os.SEEK_END)
     except OSError as err:
         raise errors.target_error(path, err, "look at") from err
-    report.write(report.Report(str(size), 0), termination_log)
-    return size
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a path without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:

@@ -73,13 +73,12 @@ def run(
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
         if options.strict:
-            outcome = outcome._replace(status=err.status)
+            outcome = outcome._replace(status=err.status, unsaid=None)
     except Exception as err:
         # A defect: the traceback goes to the log, one line to the controller.
         log.exception("internal error")
         outcome = report.internal(err)
-    report.write(outcome, paths.termination_log)
-    return outcome.status
+    return report.write(outcome, paths.termination_log)
 
 
 def _repeated(

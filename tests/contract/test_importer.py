@@ -148,6 +148,29 @@ def test_scratch_is_not_requested_with_ranges(
     assert pod.message == contract.COMPLETE
 
 
+@pytest.mark.parametrize("missing", ["scratch", "checksum"])
+def test_failure_of_status_0_needs_its_message(
+    pod: worker.Pod, disks: disks_module.Disks, server: misbehave.Server, missing: str
+) -> None:
+    """Without the message the controller takes status 0 for a disk: the node's file system may be full."""
+    page = misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False)
+    env = {**pod.env, "IMPORTER_ENDPOINT": server.serve("/disk", page)}
+    if missing == "checksum":
+        env["IMPORTER_CHECKSUM"] = f"md5:{'0' * 32}"
+        pod.has_scratch = True
+    done = worker.run(*pod.arguments, "--termination-log=/dev/full", env=env)
+    assert (done.status, "cannot write the termination message" in done.errors) == (1, True)
+    oracle.unusable(pod.disk)
+
+
+def test_success_does_not_need_its_message(
+    pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
+) -> None:
+    env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw())}
+    assert worker.run(*pod.arguments, "--termination-log=/dev/full", env=env).status == 0
+    contract.check_disk(pod, disks.expected("raw"))
+
+
 # -- checksums --------------------------------------------------------------------------------
 
 

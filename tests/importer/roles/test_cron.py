@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import re
 import ssl
 import subprocess
@@ -238,3 +239,25 @@ def test_size_of_disk_is_reported(tmp_path: Path) -> None:
 def test_size_of_other_file_is_an_error(tmp_path: Path) -> None:
     done = worker.run("cdi-image-size-detection", "-image-path", tmp_path / "none")
     assert (done.status, "no such file" in done.error_message) == (6, True)
+
+
+def test_size_that_cannot_be_reported_is_a_failure(tmp_path: Path) -> None:
+    """The controller would read an empty message as the size, for ever."""
+    disk = tmp_path / "disk.img"
+    disk.write_bytes(bytes(4096))
+    done = worker.run("cdi-image-size-detection", "-image-path", disk, "--termination-log=/dev/full")
+    assert (done.status, "cannot write the termination message" in done.errors) == (1, True)
+
+
+def test_size_of_a_device_is_its_capacity(device: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = worker.run("cdi-image-size-detection", "-image-path", device, f"--termination-log={log}")
+    assert (done.status, log.read_text()) == (0, str(16 << 20))
+
+
+def test_size_of_what_is_not_a_disk_is_an_error(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, reason in ((tmp_path, "is a directory"), (pipe, "illegal seek")):
+        done = worker.run("cdi-image-size-detection", "-image-path", path, timeout=20)
+        assert (done.status, reason in done.error_message) == (6, True), done.errors

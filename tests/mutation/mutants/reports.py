@@ -35,6 +35,13 @@ MUTANTS = (
     ),
     mutant(
         "importer/report/__init__.py",
+        "ends with status 0 although the message that it failed cannot be written",
+        "return report.status if report.unsaid is None else report.unsaid",
+        "return report.status",
+        "tests/contract/test_importer.py::test_failure_of_status_0_needs_its_message",
+    ),
+    mutant(
+        "importer/report/__init__.py",
         "reports a failed pull as another failure",
         "    if _is_failed_pull(error):\n",
         "    if False:\n",
