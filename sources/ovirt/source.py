@@ -81,6 +81,7 @@ class ImageioSource(base.Source):
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
             head = self._look()
+            self._check_size()
             self._open = stack.pop_all()
         size = self._extents.end
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, size, self._identity)
@@ -170,6 +171,16 @@ class ImageioSource(base.Source):
             return retry.patiently(look, self._patience.first, self._cancel)
         except errors.TransferFailed as err:
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
+
+    def _check_size(self) -> None:
+        """Raise ``errors.SourceError`` if the transfer ends before the disk does, for example a damaged volume.
+
+        The data server lists the extents of what it has, whatever the engine states of the disk.
+        """
+        stated = (self._snapshot or self._disk).provisioned_size
+        if self._format == "raw" and stated and self._extents.end < stated:
+            reason = f"{self.name}: the image transfer has {self._extents.end} bytes, the disk {stated}"
+            raise errors.SourceError(reason=f"{reason}; check the disk and its volumes in oVirt")
 
     def _connect(self, transfer: engine.Transfer) -> None:
         """Wait until the transfer is ready, and connect to its data server."""

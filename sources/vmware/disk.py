@@ -33,6 +33,8 @@ _ERROR = re.compile(r"error: (.*)")
 _CONNECTIONS = {"VixDiskLib_AllocateConnectParams ": 1, "VixDiskLib_FreeConnectParams ": -1}
 _CAUSES = {
     r"incorrect user ?name or password|cannot login": "wrong user name or password",
+    # Before the library, which is loaded in the same words.
+    r"cannot open plugin": "nbdkit cannot load its plugin vddk; install nbdkit-plugin-vddk",
     r"thumbprint": "the host's certificate has another thumbprint",
     r"libvixDiskLib|cannot open shared object": "the VDDK library cannot be loaded",
     r"a file was not found": "the host has no such disk or snapshot",

@@ -81,13 +81,7 @@ class VddkSource(base.Source):
             )
             stack.callback(self._disk.close)
             self._size = self._disk.open()
-            if self._size != disk.size:
-                # vSphere's list of allocated areas is not one of this disk.
-                self._allocated = None
-            if self._areas is not None and self._size != disk.size:
-                raise errors.SourceError(
-                    reason=f"{self.name}: has {self._size} bytes, vSphere lists changes of {disk.size}"
-                )
+            self._check_size(disk.size)
             self._open = stack.pop_all()
         # Only a snapshot is immutable.
         moment = (self._location.uuid, disk.object_id, disk.snapshot, disk.change_id, disk.file)
@@ -118,6 +112,19 @@ class VddkSource(base.Source):
         else:
             runs = extents.complete(self._allocated, self._size)
         return extents.coarse(runs if self._areas is None else extents.overlay(self._areas, runs))
+
+    def _check_size(self, stated: int) -> None:
+        """Compare the size of the disk that VDDK serves with the one that vSphere states.
+
+        A truncated file is served to its end. A larger disk may have grown since vSphere was asked.
+        """
+        if self._size == stated:
+            return
+        # The list of allocated areas is not one of this disk.
+        self._allocated = None
+        if self._areas is not None or self._size < stated:
+            what = "states" if self._areas is None else "lists changes of"
+            raise errors.SourceError(reason=f"{self.name}: has {self._size} bytes, vSphere {what} {stated}")
 
     def _check_library(self) -> None:
         if self._machine != MACHINE:

@@ -133,6 +133,19 @@ def test_volume_without_backing_file_is_not_a_delta(
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
+@pytest.mark.parametrize("short", [512, ovirt_stages.MIB])
+def test_truncated_delta_is_refused(
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain, short: int
+) -> None:
+    first, second, _ = (volume.id for volume in first_stage.volumes)
+    ovirt.engine.short = short
+    with pytest.raises(errors.ImageError, match="truncated qcow2"):
+        cdi_worker.run(ovirt.request(first_stage, target, second, first))
+    oracle.same(target, ovirt.content(first_stage, first))
+    ovirt.check_settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
 def test_delta_needs_scratch(ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain) -> None:
     first, second, _ = (volume.id for volume in first_stage.volumes)
     request = ovirt.request(first_stage, target, second, first)

@@ -101,6 +101,17 @@ def test_delta_of_another_size_than_vsphere_states_is_refused(tmp_path: Path, ta
             cdi_worker.run(vmware_stages.request(vcsim, target, 1))
 
 
+def test_disk_that_ends_early_is_refused(tmp_path: Path, target: Path) -> None:
+    """A truncated file of the datastore is served to its end, as a smaller disk."""
+    vcsim = vmware_stages.migration(tmp_path / "vcsim")
+    with vcsim.running():
+        short = vmware_stages.SIZE - 512
+        os.truncate(vcsim.content(0), short)
+        with pytest.raises(errors.SourceError, match=f"has {short} bytes, vSphere states"):
+            cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+    oracle.unusable(target)
+
+
 def test_delta_to_a_grown_disk_after_another_worker(tmp_path: Path, target: Path) -> None:
     """The first stage was copied by a worker that left old data behind the disk."""
     vcsim = vmware.Vcsim(tmp_path / "vcsim", vmware_stages.SIZE // 2)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
+import shutil
 import threading
 import time
 import uuid
@@ -31,7 +33,8 @@ class Engine:
     ``inactivity`` timeout in seconds, ``host``: whether transfer URLs have the host's real address (proxy
     URLs always do), ``delay`` of each read, ``flat``: serve raw disks from a file, without extents,
     ``mute``: answer no request until it is reset, ``extends``: whether an extend renews a lost ticket,
-    ``front``: the port of a relay to the daemon, for all transfer URLs.
+    ``front``: the port of a relay to the daemon, for all transfer URLs, ``short``: bytes that files lack at
+    the end, of ``flat`` disks and of deltas.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -50,6 +53,7 @@ class Engine:
         self.mute = False
         self.extends = True
         self.front: int | None = None
+        self.short = 0
         self._pair = pair
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
@@ -123,10 +127,10 @@ class Engine:
             return
         volume = transfer.volume
         if transfer.form == "cow":
-            url, size = f"file://{volume.path}", volume.path.stat().st_size
+            url, size = self._file(transfer, volume.path)
         elif self.flat:
             raw = self.chains[transfer.disk].content(volume.id, self.directory / f"{transfer.id}.raw")
-            url, size = f"file://{raw}", volume.size
+            url, size = self._file(transfer, raw)
         else:
             directory = self.directory / transfer.id
             directory.mkdir(exist_ok=True)
@@ -139,6 +143,14 @@ class Engine:
             url, size = f"nbd:unix:{socket}", volume.size
         self.daemon.add(transfer.ticket, url, size)
         transfer.admitted = True
+
+    def _file(self, transfer: Transfer, path: Path) -> tuple[str, int]:
+        """Return URL and size of a file to serve, of a copy if it is to be short."""
+        size = path.stat().st_size - self.short
+        if self.short:
+            path = Path(shutil.copy(path, self.directory / f"{transfer.id}.short"))
+            os.truncate(path, size)
+        return f"file://{path}", size
 
     def _revoke(self, transfer: Transfer) -> None:
         if transfer.admitted:
@@ -222,6 +234,7 @@ class Engine:
         domains = "".join(f'<storage_domain id="{name}"/>' for name in DOMAINS)
         return 200, (
             f'<disk id="{chain.disk}"><image_id>{chain.active.id}</image_id><status>{status}</status>'
+            f"<provisioned_size>{chain.active.size}</provisioned_size>"
             f"<total_size>{chain.active.size}</total_size><storage_domains>{domains}</storage_domains></disk>"
         )
 

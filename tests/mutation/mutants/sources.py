@@ -7,6 +7,20 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/ovirt/source.py",
+        "imports a truncated volume of oVirt as a smaller disk",
+        'if self._format == "raw" and stated and self._extents.end < stated:',
+        "if False:",
+        "tests/sources/ovirt/test_source_trouble.py::test_disk_that_ends_early_is_refused",
+    ),
+    mutant(
+        "sources/vmware/source.py",
+        "imports a truncated file of VMware as a smaller disk",
+        "if self._areas is not None or self._size < stated:",
+        "if self._areas is not None:",
+        "tests/end_to_end/test_vddk.py::test_disk_that_ends_early_is_refused",
+    ),
+    mutant(
         "sources/objects/s3.py",
         "imports another object than that of the key",
         '    buckets.check_segments(wire.safe_url(endpoint), *found.key.split("/"))\n',

@@ -61,6 +61,15 @@ def test_broken_first_connections_need_no_second_transfer(ovirt_disk: ovirt_disk
     ovirt_disk.check_ended("finished_cleanup")
 
 
+@pytest.mark.parametrize("checkpoint", ["", "disk-0", "disk-1"])
+def test_disk_that_ends_early_is_refused(ovirt_disk: ovirt_disks.Setup, checkpoint: str) -> None:
+    """The data server serves a truncated volume to its end, as a smaller disk."""
+    ovirt_disk.engine.flat, ovirt_disk.engine.short = True, 512
+    with pytest.raises(errors.SourceError, match=f"has {ovirt_disks.SIZE - 512} bytes, the disk"):
+        ovirt_disk.source(checkpoint).open(base.Opening())
+    ovirt_disk.check_ended("finished_cleanup")
+
+
 def test_locked_disk_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.locked.add("disk")
     threading.Timer(1.0, ovirt_disk.engine.locked.discard, ["disk"]).start()

@@ -13,7 +13,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.vmware import disk, locations, source
+from cdi_worker.sources.vmware import disk, locations, nbdkit, source
 from tests.support import repository
 
 
@@ -33,6 +33,16 @@ def test_late_message_is_waited_for() -> None:
     found = log.explained(errors.Transient(url="disk", reason="reset"))
     assert isinstance(found, errors.Transient)
     assert str(found) == "disk: reset (VDDK: VixDiskLib_Open: Out of memory)"
+
+
+def test_missing_plugin_is_not_taken_for_the_library() -> None:
+    """It is installed in the image, the library by the administrator."""
+    log = disk.Log("disk")
+    plugin = nbdkit.Plugin("nosuchplugin", debug=source.DEBUG, package="nbdkit-plugin-vddk")
+    with pytest.raises(errors.ToolFailed) as caught, nbdkit.serve(plugin, nbdkit.Follow(on_line=log.line)):
+        pass
+    found = log.explained(caught.value)
+    assert str(found).startswith("disk: nbdkit cannot load its plugin vddk; install nbdkit-plugin-vddk (VDDK: ")
 
 
 def test_reads_failing_together_have_the_same_message() -> None:
