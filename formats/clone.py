@@ -34,6 +34,8 @@ _DISK_FACTS = struct.Struct("<IQ?")
 #: The latest time of a file in seconds, far beyond what file systems store.
 _LAST_TIME = 1 << 40
 _DIGEST_SIZE = 16
+#: The largest offset of a file, in bytes.
+_MOST_BYTES = (1 << 63) - 1
 
 #: Level 1 compresses faster than most networks and volumes transfer.
 _LEVEL = 1
@@ -160,7 +162,8 @@ class Decoder:
             if kind == _END:
                 self._finish(stored, length)
                 return
-            most_stored, longest = (0, (1 << 63) - 1) if kind in {_ZEROS, _KEPT} else (LONGEST, LONGEST)
+            most_stored, longest = (0, _MOST_BYTES) if kind in {_ZEROS, _KEPT} else (LONGEST, LONGEST)
+            longest = min(longest, _MOST_BYTES - self._total)
             if stored > most_stored or not 0 < length <= longest:
                 raise _corrupt(f"a record has an invalid length of {length} bytes, {stored} of them stored")
             start = self._total

@@ -92,6 +92,13 @@ def test_record_that_is_too_long_is_corrupt() -> None:
             decode(clone.MAGIC + header + bytes(100))
 
 
+def test_disk_larger_than_any_file_is_corrupt() -> None:
+    encoder = clone.Encoder()
+    data = clone.MAGIC + encoder.zeros((1 << 63) - 2) + encoder.zeros(2) + encoder.zeros(1)
+    with pytest.raises(errors.Corrupt, match="an invalid length of 2 bytes"):
+        decode(data)
+
+
 def test_bytes_behind_the_end_are_corrupt() -> None:
     with pytest.raises(errors.Corrupt, match="data after the last record"):
         decode(encode([100, NOISE[:1000]]) + b"x")
