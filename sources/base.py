@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
@@ -163,6 +164,14 @@ class Location:
     def reads(self, path: str) -> bool:
         """Return whether the disk is the local file or the NBD export ``path``."""
         return False
+
+
+def is_web(url: str) -> bool:
+    """Return whether ``url`` is an http or https URL with a host, and with a valid port if it has one."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    return False
 
 
 def _texts(value: object) -> Iterator[str]:

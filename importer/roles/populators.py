@@ -135,7 +135,7 @@ def openstack(access: base.Access, env: Mapping[str, str], endpoint: str, image_
 def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_id: str) -> ovirt.Imageio:
     """Fill a volume with a disk of oVirt, as Forklift's populator."""
     # Forklift passes the URL without the path of the API.
-    if urllib.parse.urlsplit(engine_url).path in {"", "/"}:
+    if base.is_web(engine_url) and urllib.parse.urlsplit(engine_url).path in {"", "/"}:
         engine_url = f"{engine_url.rstrip('/')}/ovirt-engine/api"
     return ovirt.Imageio(engine_url, access, disk_id=disk_id)
 
@@ -143,6 +143,9 @@ def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_i
 def _request(source: str, location: base.Location, settings: Settings, given: Mapping[str, Any]) -> Request:
     target, size = given["target"], given["size"]
     log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
+    if not Path(target).is_absolute():
+        # What this program prints is its log, and a success there fills no volume.
+        raise errors.RequestError(f"--volume-path {target!r}: is not an absolute path")
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
     settings = settings._replace(layers=(), room=room, scratch=given["scratch_dir"] or None)

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 from cdi_worker import errors
+from cdi_worker.images import targets
 from cdi_worker.importer import contract, execute
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.progress import NullProgress
@@ -71,6 +72,9 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         minimum=reading.text("TLS_MIN_VERSION"),
     )
     target = _target(reading.text("DESTINATION"), paths)
+    if target == targets.STDOUT:
+        # A disk in the log of a pod would be a success that fills no volume.
+        faults.append("DESTINATION='-' is not a file or a device")
     import_settings = paths.settings._replace(
         layers=(),
         scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,

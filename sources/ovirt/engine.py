@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -198,7 +197,7 @@ class Transfer:
             with contextlib.suppress(errors.Transient):
                 found = self.look()
                 phase = _phase(found)
-                urls = [url for url in (found.transfer_url, found.proxy_url) if _is_web(url)]
+                urls = [url for url in (found.transfer_url, found.proxy_url) if url and base.is_web(url)]
                 if phase == "transferring" and urls:
                     # The last part of the path is the ticket.
                     masking.hold(self, *(url.rpartition("/")[2] for url in urls))
@@ -256,10 +255,6 @@ class Transfer:
 
 def _phase(found: Any) -> str:
     return found.phase.value if found.phase is not None else "unknown"
-
-
-def _is_web(url: str | None) -> bool:
-    return bool(url) and urllib.parse.urlsplit(url).scheme in {"http", "https"}
 
 
 def _looks() -> Iterator[float]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from cdi_worker.sources import fields, staged
+from cdi_worker.sources import base, fields, staged
+
+_ID: Final = re.compile("[0-9A-Za-z_-]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,5 +28,11 @@ class Imageio(staged.Staged):
 
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
+        if self.endpoint and not base.is_web(self.endpoint):
+            text = "malformed URL of the engine ({}); expected https://host[:port]/ovirt-engine/api"
+            yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         if not self.disk_id:
             yield fields.fault(self, "the imageio source needs a disk id ({})", "disk_id")
+        elif not _ID.fullmatch(self.disk_id):
+            # The SDK makes a part of a path of it.
+            yield fields.fault(self, "the disk id ({}) is not an oVirt id, which is a UUID", "disk_id")

@@ -173,9 +173,9 @@ class ImageioSource(base.Source):
             raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
 
     def _check_size(self) -> None:
-        """Raise ``errors.SourceError`` if the transfer ends before the disk does, for example a damaged volume.
+        """Raise ``errors.SourceError`` if the transfer ends before the disk does.
 
-        The data server lists the extents of what it has, whatever the engine states of the disk.
+        The data server serves a truncated volume to its end, whatever the engine states of the disk.
         """
         stated = (self._snapshot or self._disk).provisioned_size
         if self._format == "raw" and stated and self._extents.end < stated:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from cdi_worker.sources import fields, staged
+from cdi_worker.sources import base, fields, staged
 
 LIBRARY = "/opt/vmware-vix-disklib-distrib"
 #: Sessions of one worker; more than fit into the memory of a host are of no use.
@@ -77,6 +77,9 @@ class Vddk(staged.Staged):
 
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
+        if self.endpoint and not base.is_web(self.endpoint):
+            text = "malformed URL of vCenter or ESXi ({}); expected https://host[:port]"
+            yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         if not self.uuid:
             yield fields.fault(self, "the vddk source needs the UUID of a virtual machine ({})", "uuid")
         if not self.backing_file:

@@ -227,6 +227,30 @@ def test_missing_argument_is_reported(program: Path) -> None:
     assert "--endpoint" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--engine-url=https://[::1", "malformed URL of the engine"),
+        ("--engine-url=file:///etc", "malformed URL of the engine"),
+        ("--engine-url=engine.example.org", "malformed URL of the engine"),
+        ("--engine-url=https://host:99999", "malformed URL of the engine"),
+        # The SDK would ask for the disk "disk", and for no disk at all.
+        ("--disk-id=disk#other", "is not an oVirt id"),
+        ("--disk-id=..", "is not an oVirt id"),
+        ("--volume-path=-", "is not an absolute path"),
+        ("--volume-path=disk.img", "is not an absolute path"),
+    ],
+)
+def test_hostile_argument_is_refused_at_once(
+    program: Path, tmp_path: Path, argument: str, reason: str
+) -> None:
+    arguments = ["--engine-url=https://127.0.0.1:1", "--disk-id=disk", f"--volume-path={tmp_path}/disk.img"]
+    env = {"user": "me", "password": "hidden"}
+    done = populate(program / "ovirt-populator", env, *arguments, argument, "--metrics-port=0")
+    assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
+    assert (done.stdout, "no data for" in done.stderr) == ("", False)
+
+
 def test_secret_without_a_login_is_reported(program: Path, tmp_path: Path) -> None:
     arguments = ("--endpoint=https://cloud", "--image-id=7", f"--volume-path={tmp_path / 'disk.img'}")
     done = populate(program / "openstack-populator", {"authType": "kerberos"}, *arguments, "--metrics-port=0")

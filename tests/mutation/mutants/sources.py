@@ -7,6 +7,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/ovirt/locations.py",
+        "asks the engine for another disk than that of the id",
+        "elif not _ID.fullmatch(self.disk_id):",
+        "elif False:",
+        "tests/importer/roles/test_populators.py::test_hostile_argument_is_refused_at_once",
+    ),
+    mutant(
         "sources/ovirt/source.py",
         "imports a truncated volume of oVirt as a smaller disk",
         'if self._format == "raw" and stated and self._extents.end < stated:',

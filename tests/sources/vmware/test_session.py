@@ -92,6 +92,14 @@ def test_wrong_location_is_explained(vcsim: vmware.Vcsim, changes: dict[str, Any
     assert not logins(vcsim)
 
 
+@pytest.mark.parametrize("url", ["https://[::1", "ftp://host", "host", "https://", "https://host:99999"])
+def test_malformed_url_is_refused_at_once(url: str) -> None:
+    location = locations.Vddk(url, uuid="x", backing_file="x")
+    assert [*location.faults()] == [
+        "malformed URL of vCenter or ESXi (IMPORTER_ENDPOINT); expected https://host[:port]"
+    ]
+
+
 def test_malformed_thumbprint_is_refused(vcsim: vmware.Vcsim) -> None:
     with pytest.raises(errors.RequestError, match="20 bytes in hex"):
         look(vcsim.location(thumbprint="AB:CD"))

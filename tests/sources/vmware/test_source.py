@@ -42,7 +42,8 @@ def test_missing_plugin_is_not_taken_for_the_library() -> None:
     with pytest.raises(errors.ToolFailed) as caught, nbdkit.serve(plugin, nbdkit.Follow(on_line=log.line)):
         pass
     found = log.explained(caught.value)
-    assert str(found).startswith("disk: nbdkit cannot load its plugin vddk; install nbdkit-plugin-vddk (VDDK: ")
+    expected = "disk: nbdkit cannot load its plugin vddk; install nbdkit-plugin-vddk (VDDK: "
+    assert str(found).startswith(expected)
 
 
 def test_reads_failing_together_have_the_same_message() -> None:
