@@ -206,10 +206,24 @@ def test_slow_volume_slows_the_client_down(
 
 
 def test_all_errors_of_the_environment_are_reported(paths: contract.Paths) -> None:
-    env = {"CLIENT_NAME": "x", "LISTEN_PORT": "many", "DEADLINE": "soon", "PREALLOCATION": "maybe"}
+    env = {
+        "CLIENT_NAME": "x",
+        "LISTEN_PORT": "many",
+        "DEADLINE": "soon",
+        "PREALLOCATION": "maybe",
+        "DESTINATION": "-",
+    }
     with pytest.raises(errors.RequestError) as caught:
         settings.read(env, paths)
-    for name in ("TLS_CERT_FILE", "TLS_KEY_FILE", "CLIENT_CERT_FILE", "LISTEN_PORT", "DEADLINE", "PREALLOC"):
+    for name in (
+        "TLS_CERT_FILE",
+        "TLS_KEY_FILE",
+        "CLIENT_CERT_FILE",
+        "LISTEN_PORT",
+        "DEADLINE",
+        "PREALLOC",
+        "DESTINATION",
+    ):
         assert name in str(caught.value)
 
 
