@@ -166,8 +166,8 @@ MUTANTS = (
     mutant(
         "sources/vmware/source.py",
         "applies changes of a disk with another size",
-        "            if self._areas is not None and self._size != disk.size:\n",
-        "            if False:\n",
+        "if self._areas is not None or self._size < stated:",
+        "if self._size < stated:",
         "tests/end_to_end/test_vddk.py::test_delta_of_another_size_than_vsphere_states_is_refused[file]",
     ),
     mutant(
