@@ -93,9 +93,8 @@ class Client:
         follows: bool = False,
     ) -> None:
         parts, port = parsed(url)
-        self.url = urllib.parse.urlunsplit(
-            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-        )
+        self._origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self.url = self._origin + parts.path
         self.path = parts.path
         self._host, self._port = parts.hostname or "", port
         self._tls = tls if parts.scheme == "https" else None
@@ -120,10 +119,13 @@ class Client:
         headers: Headers,
         body: Body | None,
     ) -> Answer:
+        # Joined, not resolved: in a URL reference, what follows two slashes is a host.
+        target = url = self._origin + path
         if self._proxy.hostname and self._tls is None:
-            path = urllib.parse.urljoin(self.url, path)
             headers = {**headers, **self._proxy_headers}
-        connection.putrequest(method, path, skip_accept_encoding=True)
+        else:
+            target = path
+        connection.putrequest(method, target, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
         if body is not None and body.length is None:
@@ -143,7 +145,7 @@ class Client:
             if advice := wire.advice(self.url, text):
                 raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
         if self._follows and response.status in _REDIRECTS and (to := response.headers.get("Location")):
-            raise Moved(urllib.parse.urljoin(urllib.parse.urljoin(self.url, path), to))
+            raise Moved(urllib.parse.urljoin(url, to))
         return Answer(response.status, dict(response.headers), text)
 
     @property

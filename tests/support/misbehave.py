@@ -136,9 +136,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Serve the page with its faults."""
         owner = self.server.server
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, self.path, headers)
+        # Not ``self.path``: http.server removes slashes at its beginning.
+        target = self.requestline.split()[1]
+        request = Request(self.command, target, headers)
         with owner.recording(request):
-            page, number = owner.turn(self.path, self.command)
+            page, number = owner.turn(target, self.command)
             if page.silent:
                 self._stall()
                 return

@@ -166,6 +166,15 @@ def test_plain_upload_goes_through_the_proxy(image: Path) -> None:
     assert uploads.MinimalServer.requests[-1][3] == DATA
 
 
+def test_path_with_two_slashes_is_no_other_host(image: Path) -> None:
+    with uploads.MinimalServer.serving() as port, proxy.Proxy() as through:
+        url = f"http://{tls.FAR}:{port}//127.0.0.1:1/upload"
+        done = worker.run("upload", image, url, env={"http_proxy": through.url})
+    assert done.status == 3
+    assert "404 Not Found" in done.error_message
+    assert {request.target.removesuffix("-resumable") for request in through.requests} == {url}
+
+
 class _Redirecting(http.server.BaseHTTPRequestHandler):
     to = ""
 

@@ -261,6 +261,20 @@ def test_proxies_are_used(tmp_path: Path, server: misbehave.Server, password: st
             http_disk.refused(server.url("/disk", host=tls.FAR), wrong)
 
 
+@pytest.mark.parametrize("path", ["//disk", "///a:b@c/disk", "//disk?to=//x"])
+def test_path_may_begin_with_two_slashes(server: misbehave.Server, path: str) -> None:
+    """Of an object whose key begins with one, for example. requests < 2.34 asked for /disk."""
+    url = server.serve(path, http_disk.GOOD)
+    moved = server.serve("/moved", misbehave.Page(to=(url,)))
+    with proxy.Proxy() as between:
+        access = base.Access(http_proxy=between.url)
+        for start in (url, moved, server.url(path, host=tls.FAR)):
+            with http_disk.opened(start, access) as image:
+                assert http_disk.whole(image) == http_disk.DATA
+        assert {request.target for request in between.requests} == {server.url(path, host=tls.FAR)}
+    assert {request.path for request in server.requests} == {path, "/moved"}
+
+
 def test_range_that_begins_elsewhere_is_no_answer(server: misbehave.Server) -> None:
     """Also if its bytes are those that it says it has."""
     page = http_disk.changed(content_range="bytes 0-{last}/{total}")
