@@ -50,11 +50,13 @@ class Slots(NamedTuple):
     """Where the two slots are stored: a file or device that exists during the transfer, and an offset.
 
     ``withheld``: number of bytes at the start of the disk that are written only by ``commit``.
+    ``is_apart``: the file does not contain the disk.
     """
 
     path: str
     offset: int
     withheld: int
+    is_apart: bool = False
 
     @property
     def end(self) -> int:
@@ -250,7 +252,7 @@ class Journal:
     def save(self, flush: Callable[[], None]) -> None:
         """Sync the data with ``flush``, which may raise, then store the ranges that were finished before.
 
-        Raises ``errors.TargetError`` if the file cannot be synced.
+        Raises ``errors.TargetError`` if the file cannot be synced and contains the disk.
         """
         with self._saving:
             self._save(flush)
@@ -301,6 +303,8 @@ class Journal:
             try:
                 os.fdatasync(fd)
             except OSError as err:
+                if slots.is_apart:
+                    raise
                 # Writes of the disk, in the same file, may be lost with it, and a later sync may not say so.
                 raise errors.target_error(os.path.realpath(slots.path), err, "sync") from err
         finally:

@@ -278,7 +278,7 @@ def journal_slots(
     if held is not None and is_export(path):
         return held.slots()
     if form is not None:
-        return None if form.compress else journal.Slots(file.journal(path), 0, 0)
+        return None if form.compress else journal.Slots(file.journal(path), 0, 0, is_apart=True)
     if _is_block(path):
         return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)

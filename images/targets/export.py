@@ -71,7 +71,7 @@ class Export(claim.Marked):
 
     def slots(self) -> journal.Slots | None:
         """Return where the journal is stored, None without a folder for it."""
-        return journal.Slots(self.journal, 0, block.HEAD) if self.journal else None
+        return journal.Slots(self.journal, 0, block.HEAD, is_apart=True) if self.journal else None
 
     def forget(self) -> None:
         """Remove the journal: the disk is complete."""

@@ -26,6 +26,7 @@ class Location:
     path: str
     offset: int = 0
     withheld: int = 0
+    is_apart: bool = False
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def wrote(opened: journal.Journal, offset: int, data: memoryview) -> None:
 
 def no_sync() -> None:
     """Sync nothing."""
+
+
+def failing(_fd: int) -> None:
+    """Fail as a sync to broken storage does."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def save(location: Location, *done: tuple[int, int], identity: str = "etag") -> journal.Journal:
@@ -119,13 +125,22 @@ def test_sync_of_the_journal_that_fails_is_an_error_of_the_disk(
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in one file: what was written to the disk may be lost, and the next sync may succeed."""
-
-    def fail(_fd: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr(os, "fdatasync", failing)
     with pytest.raises(errors.TargetError, match="notes: sync: input/output error"):
         save(location, (0, MiB))
+
+
+def test_sync_that_fails_disables_a_journal_in_its_own_file(
+    location: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        opened = save(dataclasses.replace(location, is_apart=True), (0, MiB))
+    assert "journal disabled" in caplog.text
+    before = Path(location.path).read_bytes()
+    wrote(opened, *noise(MiB, 2 * MiB))
+    opened.save(no_sync)
+    assert Path(location.path).read_bytes() == before
 
 
 def test_checkpoint_saves_after_its_interval(location: Location) -> None:

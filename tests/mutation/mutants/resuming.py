@@ -22,6 +22,13 @@ MUTANTS = (
     ),
     mutant(
         "scratch/journal.py",
+        "ends the import when a journal in its own file cannot be synced",
+        "                if slots.is_apart:\n",
+        "                if False:\n",
+        "tests/scratch/test_journal.py::test_sync_that_fails_disables_a_journal_in_its_own_file",
+    ),
+    mutant(
+        "scratch/journal.py",
         "writes both slots in one place: a torn write loses both",
         "slots.offset + self._sequence % 2 * SLOT",
         "slots.offset",
