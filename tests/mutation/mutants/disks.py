@@ -6,6 +6,27 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "formats/compressed/stated.py",
+        "takes the content of the first of many zstd frames for the disk",
+        "    return position + (head[4] & 4) == length\n",
+        "    return True\n",
+        "tests/formats/compressed/test_stated.py::test_first_of_many_frames_is_not_the_disk",
+    ),
+    mutant(
+        "formats/compressed/stated.py",
+        "overlooks the table at the end of a zstd file of many frames",
+        "        if read(length - 4, 4) == _SEEKABLE:\n",
+        "        if False:\n",
+        "tests/formats/compressed/test_stated.py::test_first_of_many_frames_is_not_the_disk",
+    ),
+    mutant(
+        "formats/compressed/stated.py",
+        "takes a zstd frame without a checksum for one with it",
+        "position + (head[4] & 4) == length",
+        "position + 4 == length",
+        "tests/formats/compressed/test_stated.py::test_first_of_many_frames_is_not_the_disk",
+    ),
+    mutant(
         "formats/compressed/decompress.py",
         "takes bytes after the end of a compressed stream for a member",
         "        if not more or (padding and not self._kind.resumes):\n",

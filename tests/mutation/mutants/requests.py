@@ -6,6 +6,27 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "importer/together.py",
+        "lets two disks wait for each other of which one is a link to the other",
+        "        if files.count(file) > 1:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_ova_all.py::test_disk_that_is_a_link_to_another_one_is_refused",
+    ),
+    mutant(
+        "importer/report/file.py",
+        "replaces the base of a disk by its map",
+        "        if base and os.path.realpath(self._path) == os.path.realpath(base):\n",
+        "        if base and self._path == base:\n",
+        "tests/end_to_end/test_maps.py::test_map_does_not_replace_the_base_of_the_disk",
+    ),
+    mutant(
+        "importer/commands/disk.py",
+        "does not compare the file of a map with the base of the disk",
+        'written = file.File(output_, "--output", request.target, request.backing)',
+        'written = file.File(output_, "--output", request.target)',
+        "tests/end_to_end/test_maps.py::test_map_does_not_replace_the_base_of_the_disk",
+    ),
+    mutant(
         "importer/request.py",
         "replaces a map or checksums by the disk",
         "    if beside and not beside.isdisjoint(_files(*targets.used(made.target))):\n",
