@@ -27,6 +27,7 @@ QCOW2: Final = "cdi_worker.images.targets.qcow2:check"
 WRITER: Final = "cdi_worker.sources.nbd.writer:connect"
 NBD: Final = "cdi_worker.sources.nbd.locations:Nbd"
 SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
+WIPEFS: Final = "cdi_worker.images.tools.wipefs:in_use"
 EXPORT: Final = "cdi_worker.images.targets.export:image"
 
 
@@ -64,6 +65,20 @@ def finished(request: Request) -> Callable[[str], AbstractContextManager[stored.
             yield stack.enter_context(contextlib.closing(connected)).read
 
     return opened if request.form is not None or targets.is_export(request.target) else None
+
+
+def check_replaceable(claim: targets.Claim, request: Request) -> None:
+    """Raise ``errors.TargetExists`` if a claimed target holds what the request does not replace."""
+    if request.is_delta or request.existing == "remove":
+        return
+    targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
+    if request.existing not in {"refuse", "update"} or not targets.is_foreign(claim):
+        return
+    with seen(claim) as path:
+        # Swap, LVM or RAID.
+        owners = lazy.load(WIPEFS)(path)
+    if owners:
+        raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import contact, package, survey
+from cdi_worker.importer import contact, destination, package, survey
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer import result as result_module
 from cdi_worker.importer.plan import Route
@@ -48,9 +48,6 @@ ROUTES: lazy.Table[Route, Callable[[Attempt], None]] = lazy.Table(
         Route.EXTRACT: "cdi_worker.importer.routes.unpack:extract_disk",
     }
 )
-
-#: What few imports need (start-up time).
-CONNECT: Final = "cdi_worker.importer.destination:connect"
 
 
 def run(
@@ -226,15 +223,13 @@ def _follow(attempt: Attempt, facts: survey.Survey) -> str:
 def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
     is_served = request.form is not None or targets.is_export(request.target)
-    connect = lazy.load(CONNECT)(request, cancel) if is_served else None
+    connect = destination.connect(request, cancel) if is_served else None
     terms = targets.Terms(request.wait, cancel, request.permissions, key, connect, request.state)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take
     with take(request.target, terms) as claim:
-        if not (folder or request.is_delta or request.existing == "remove"):
-            targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
-            if request.existing in {"refuse", "update"} and targets.is_foreign(claim):
-                _check_signatures(claim)
+        if not folder:
+            destination.check_replaceable(claim, request)
         yield claim
 
 
@@ -253,18 +248,6 @@ def _having(request: Request, claim: targets.Claim) -> Request:
         reason = f"has {present.size} bytes, and the disk of its map {size} (--have); make a map of this disk"
         raise errors.TargetError(path=claim.path, reason=reason)
     return request
-
-
-def _check_signatures(claim: targets.Claim) -> None:
-    """Raise ``errors.TargetExists`` if a device belongs to swap, LVM or RAID."""
-    # Imported when used: it starts a program (start-up time).
-    from cdi_worker.images.tools import wipefs
-    from cdi_worker.importer import destination
-
-    with destination.seen(claim) as path:
-        owners = wipefs.in_use(path)
-    if owners:
-        raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
 
 
 @contextlib.contextmanager

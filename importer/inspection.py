@@ -51,10 +51,10 @@ def inspect(
     """Examine a source, a request or an address, and plan its import.
 
     What would stop the import although the source can be examined is ``obstacle``: an error of the plan, a
-    missing program, no space, a target that exists. What prevents examining it is raised (``errors.Error``):
-    a server that is not reached, an image that is refused, a target without a directory. Without a target the
-    plan is that for one with enough space. ``overhead``: of the file system of ``volume_size``; None: that of
-    the request.
+    missing program, no space, a target that exists, is in use, or cannot be written. What prevents examining
+    it is raised (``errors.Error``): a server that is not reached, an image that is refused, a target without
+    a directory. Without a target the plan is that for one with enough space. ``overhead``: of the file system
+    of ``volume_size``; None: that of the request.
     """
     request = request_module.of(source) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
@@ -81,7 +81,7 @@ def _inspected(
         size = _stated(disk.files, facts.content, start.reads)
         try:
             plan = facts.plan(request)
-            _check_target(facts, request, size)
+            _check_target(facts, request, size, held)
         except errors.Error as err:
             plan, obstacle = None, err
         overhead = request.room.overhead if overhead is None else overhead
@@ -106,13 +106,26 @@ def _stated(images: Sequence[base.Image], content: Content, cancel: cancelling.C
     return None if found is None else units.whole_sectors(found)
 
 
-def _check_target(facts: Survey, request: Request, size: int | None) -> None:
-    """Raise an error if the target has no room for ``size`` bytes, or a disk that is not to be replaced."""
+def _check_target(facts: Survey, request: Request, size: int | None, held: targets.Claim | None) -> None:
+    """Raise an error if the target has no room for ``size`` bytes, or cannot be written, or be replaced.
+
+    ``held``: the claim on an NBD export.
+    """
     space = facts.space
     if size is not None:
         check_room(size, facts.content, request, space)
-    if space.present and not space.block and request.existing == "refuse" and not request.is_delta:
-        raise errors.TargetExists(path=request.target, reason="exists")
+    if not request.target or space.ordered or request.existing == "compare":
+        return
+    if held is not None:
+        destination.check_replaceable(held, request)
+    elif space.block:
+        # Opens the device exclusively, and writes nothing.
+        with targets.take(request.target) as claim:
+            destination.check_replaceable(claim, request)
+    else:
+        if space.present and request.existing == "refuse" and not request.is_delta:
+            raise errors.TargetExists(path=request.target, reason="exists")
+        targets.check_folder(f"{request.target}/disk.img" if request.is_archive else request.target)
 
 
 def _shares(

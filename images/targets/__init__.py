@@ -164,6 +164,19 @@ def _lock_file(path: str) -> str:
     return file.lock_file(path)
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise ``errors.TargetError`` if ``take`` and ``open`` cannot create files beside ``path``."""
+    path = followed(path)
+    folder = pathlib.Path(_lock_file(path)).parent
+    try:
+        is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    except OSError as err:
+        raise errors.target_error(path, err, "inspect") from err
+    if is_read_only or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        number = errno.EROFS if is_read_only else errno.EACCES
+        raise errors.target_error(path, OSError(number, os.strerror(number)), "open")
+
+
 def check_replaceable(held: claim.Claim, *, force: bool) -> None:
     """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
     try:

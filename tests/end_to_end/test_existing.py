@@ -147,12 +147,20 @@ def swap(device: Path) -> None:
     processes.run("mkswap", device)
 
 
+def dry_run(done: worker.Completed, url: str, target: Path, *options: str) -> None:
+    """Check that --dry-run finds what has stopped an import."""
+    dry = worker.run("import", "--dry-run", url, target, *options)
+    assert (dry.status, dry.errors) == (done.status, "")
+    assert dry.output.splitlines()[-1] == f"      obstacle  {done.error_message}"
+
+
 @pytest.mark.parametrize(("make", "name"), [(swap, "swap"), (lvm, "LVM2_member")])
 def test_device_in_use_is_refused_without_force(url: str, block: Path, make: object, name: str) -> None:
     make(block)
     before = block.read_bytes()
     done = worker.run("import", url, block)
     assert (done.status, done.error_message) == (BUSY, f"{block}: holds {name}; to replace it, use --force")
+    dry_run(done, url, block)
     assert block.read_bytes() == before
     assert worker.run("import", url, block, "--force").status == 0
     assert block.read_bytes().startswith(DATA)
@@ -173,8 +181,26 @@ def test_device_with_a_file_system_is_not_refused_and_pods_ask_nothing(
 def test_mounted_device_is_never_written(url: str, tmp_path: Path, force: tuple[str, ...]) -> None:
     with devices.loop(tmp_path, 16 * MIB) as device, devices.mounted("ext4", device, tmp_path / "point"):
         done = worker.run("import", url, device, *force)
+        dry_run(done, url, device, *force)
     assert done.status == BUSY
     assert "busy: it is mounted" in done.error_message
+
+
+def test_read_only_file_system_is_noticed_before_anything_is_read(url: str, tmp_path: Path) -> None:
+    point = tmp_path / "point"
+    with devices.loop(tmp_path, 16 * MIB) as device, devices.mounted("ext4", device, point):
+        processes.run("mount", "-o", "remount,ro", point)
+        done = worker.run("import", url, point / "disk.img")
+        dry_run(done, url, point / "disk.img")
+    assert (done.status, done.error_message) == (BUSY, f"{point}/disk.img: open: read-only file system")
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "/dev/disk.img", "disk.img.part"])
+def test_dry_run_finds_a_target_that_is_none(url: str, tmp_path: Path, target: str) -> None:
+    dry = worker.run("import", "--dry-run", url, tmp_path / target)
+    done = worker.run("import", url, tmp_path / target)
+    assert dry.status == done.status == BUSY
+    assert dry.errors or done.error_message in dry.output
 
 
 def test_read_only_device_is_named_as_one(url: str, device: Path) -> None:
@@ -182,6 +208,7 @@ def test_read_only_device_is_named_as_one(url: str, device: Path) -> None:
     try:
         done = worker.run("import", url, device)
         assert (done.status, "is read-only" in done.error_message) == (BUSY, True), done.errors
+        dry_run(done, url, device)
     finally:
         processes.run("blockdev", "--setrw", device)
 

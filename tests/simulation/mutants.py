@@ -276,7 +276,7 @@ MUTANTS = (
         "refused-disk-replaced",
         "replaces a disk that it was to refuse",
         {
-            "importer/execute.py": {'force=request.existing in {"replace", "update"}': "force=True"},
+            "importer/destination.py": {'force=request.existing in {"replace", "update"}': "force=True"},
             "importer/routes/delivery.py": {
                 'existing=asked.existing if asked.existing in ("refuse", "remove") else "replace",': (
                     'existing="remove" if asked.existing == "remove" else "replace",'

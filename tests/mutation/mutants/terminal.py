@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines of the product
 """What people see and read: progress, output, help, and what a page says."""
 
 from __future__ import annotations
@@ -5,6 +6,20 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 MUTANTS = (
+    mutant(
+        "importer/inspection.py",
+        "plans an import to a device that is in use",
+        "        with targets.take(request.target) as claim:\n            destination.check_replaceable(claim, request)\n",
+        "        pass\n",
+        "tests/end_to_end/test_existing.py::test_mounted_device_is_never_written",
+    ),
+    mutant(
+        "importer/inspection.py",
+        "plans an import to a folder that cannot be written",
+        '        targets.check_folder(f"{request.target}/disk.img" if request.is_archive else request.target)\n',
+        "",
+        "tests/end_to_end/test_existing.py::test_read_only_file_system_is_noticed_before_anything_is_read",
+    ),
     mutant(
         "importer/commands/bar.py",
         "wraps a bar that is too long",
