@@ -175,6 +175,17 @@ def test_links_in_the_repository_lead_somewhere() -> None:
     assert not dead
 
 
+def test_no_paragraph_is_longer_than_ten_lines() -> None:
+    long = []
+    for path in (each for each in markdown() if each.name != "CHANGELOG.md"):
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        # An item of a list is one, too; tables, code and the addresses of links are none.
+        for part in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", text):
+            if not part.lstrip("\n").startswith(("|", "    ", "[")) and part.strip().count("\n") >= 10:
+                long.append((str(path.relative_to(repository.ROOT)), part.strip()[:60]))
+    assert not long
+
+
 def test_pages_that_code_and_texts_name_exist() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=repository.ROOT, capture_output=True, text=True, check=True
