@@ -106,7 +106,7 @@ class Request:
     def is_qcow2(self) -> bool:
         """Whether the finished disk at ``target``, which is only read, is in a qcow2 file."""
         name = self.format.partition(",")[0]
-        return name == "qcow2" or (not name and self.target.endswith(".qcow2"))
+        return name == "qcow2" or (not name and self.target.lower().endswith(".qcow2"))
 
     @property
     def is_archive(self) -> bool:
@@ -246,7 +246,7 @@ def _finished_faults(made: Request) -> Iterator[str]:
 
 
 def _format_faults(made: Request) -> Iterator[str]:
-    if not made.format and made.target.endswith(".qcow2"):
+    if not made.format and made.target.lower().endswith(".qcow2"):
         yield (
             f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "
             "or a raw disk with --format raw"

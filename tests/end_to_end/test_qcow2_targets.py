@@ -253,7 +253,9 @@ def test_verify_of_an_overlay_needs_its_base(target: Path, tmp_path: Path, expec
 # -- what a user may type
 
 
-def test_name_without_a_format_names_both_ways(server: misbehave.Server, target: Path) -> None:
+@pytest.mark.parametrize("name", ["disk.qcow2", "DISK.QCOW2"])
+def test_name_without_a_format_names_both_ways(server: misbehave.Server, target: Path, name: str) -> None:
+    target = target.with_name(name)
     url = server.serve("/disk", misbehave.Page(DATA))
     done = worker.run("import", url, target)
     assert done.status == 2
