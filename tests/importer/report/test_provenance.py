@@ -65,6 +65,20 @@ def only_disk(statement: dict[str, Any]) -> dict[str, Any]:
     return dict(disk)
 
 
+def test_disk_in_a_qcow2_file(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk.raw", misbehave.Page(DATA))
+    target, base, report = (tmp_path / name for name in ("vm.qcow2", "base", "report.json"))
+    base.write_bytes(bytes(MIB))
+    form = ("--format=qcow2,compression_type=zstd", "--compress", "--backing", base)
+    done = worker.run("import", url, target, *form, "--verify", "--report", report)
+    assert done.status == 0, done.errors
+    found = read(report)
+    # Of the disk that a guest sees, not of the file.
+    assert found["subject"] == [{"name": str(target), "digest": {"sha256": SHA256}}]
+    asked = found["predicate"]["buildDefinition"]["externalParameters"]
+    assert (asked["format"], asked["compress"], asked["backing"]) == (form[0][9:], True, str(base))
+
+
 def test_http_with_a_checksum(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk.raw", misbehave.Page(DATA))
     target, report = tmp_path / "disk.img", tmp_path / "report.json"
