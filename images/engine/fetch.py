@@ -22,9 +22,9 @@ MIB = 1 << 20
 #: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
 #: connections, 2 GiB took 0.8 s and 0.9 s of CPU in such pieces, 1.2 s and 1.4 s in pieces of 4 MiB.
 PIECE = 1 * MIB
-#: A request takes so many times as long as the server needs to begin its answer, if all connections have
-#: one. It is never shorter than that time, even if there is then none for some connections: such servers work
-#: for each request, and on several at once no faster.
+#: A request should last at least so many times as long as the server's response latency, if all connections
+#: have one. It is never shorter than that time, even if there is then none for some connections: such servers
+#: work for each request, and on several at once no faster.
 _WORTH = 4
 #: Bytes of a request for a large object, so that our own work for it does not matter: with requests of 4 MiB,
 #: 1 GiB took a fifth more of our CPU time. Each connection still gets so many, and all end at the same time.

@@ -1,4 +1,4 @@
-"""What a request costs: the bytes that would have arrived in the time before the server's answer.
+"""The latency of a server in bytes: bandwidth times time to first byte, which is what a request costs.
 
 Some servers work for each request: they hash a password, sign a token, look something up. Then they send
 fast. The fetch engine sends them fewer and longer requests.
