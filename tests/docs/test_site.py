@@ -180,9 +180,10 @@ def test_no_paragraph_is_longer_than_ten_lines() -> None:
     for path in (each for each in markdown() if each.name != "CHANGELOG.md"):
         text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         # An item of a list is one, too; tables, code and the addresses of links are none.
-        for part in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", text):
-            if not part.lstrip("\n").startswith(("|", "    ", "[")) and part.strip().count("\n") >= 10:
-                long.append((str(path.relative_to(repository.ROOT)), part.strip()[:60]))
+        parts = re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", text)
+        texts = [part.strip() for part in parts if not part.lstrip("\n").startswith(("|", "    ", "["))]
+        name = str(path.relative_to(repository.ROOT))
+        long += [(name, part[:60]) for part in texts if part.count("\n") >= 10]
     assert not long
 
 
