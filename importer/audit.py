@@ -41,7 +41,7 @@ class Audit:
         if self._request.read_back:
             results = [self._read_back(each) if each.plan.route in WRITTEN else each for each in results]
         for each in results:
-            if self._map is not None and each.map is not None:
+            if self._map is not None and each.map is not None and not self._request.maps_first:
                 self._map.write(bmap.write(each.map), "the disk is complete, its map is not")
         if self._report is not None:
             self._report.write(results)

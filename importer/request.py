@@ -114,6 +114,15 @@ class Request:
         return self.content_type in {"archive", CLONE}
 
     @property
+    def maps_first(self) -> bool:
+        """Whether ``write_map`` is written before the disk is usable, not when it is complete.
+
+        It may replace the map of the disk that is updated. A kill, or a disk that is not read back, must not
+        leave that map beside the new disk, where ``have`` would trust it.
+        """
+        return self.existing == "update" and self.write_map not in {"", targets.STDOUT}
+
+    @property
     def size(self) -> int | None:
         """The requested size, of the disk or of its volume."""
         return self.room.size if self.image_size is None else self.image_size

@@ -457,8 +457,7 @@ def _map(attempt: Attempt, out: targets.Target, end: int) -> None:
             for start, stop in missing:
                 mapping.read(out.storage, start, stop, advance)
         attempt.outcome.map = made = mapping.map(size)
-    if attempt.request.have and attempt.request.write_map != targets.STDOUT:
-        # It may replace the map of the old disk. A kill must not leave that beside a usable new one.
+    if attempt.request.maps_first:
         written = lazy.load(MAP_FILE)(attempt.request.write_map, "--write-map", attempt.request.target)
         written.write(lazy.load(WRITE_MAP)(made), "write the map")
 

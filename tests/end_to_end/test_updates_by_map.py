@@ -292,26 +292,49 @@ def test_disk_of_another_size(
     assert target.is_block_device() or target.stat().st_size == size
 
 
+@pytest.mark.parametrize("is_had", [True, False])
 def test_old_map_is_replaced_before_the_new_disk_is_usable(
-    server: misbehave.Server, made: Made, target: Path, tmp_path: Path
+    server: misbehave.Server, made: Made, target: Path, tmp_path: Path, is_had: bool
 ) -> None:
-    """A kill after that must not leave a map that is trusted, and is of another disk."""
+    """A kill after that must not leave a map that is trusted, and is of another disk. It is written once."""
     kept, new = tmp_path / "disk.bmap", updated(made, tmp_path).data
     kept.write_bytes(bmap.write(bmaps.expected(made.data)))
     devices.restore(target, made.data)
-    before: list[bytes] = []
+    before: list[tuple[bytes, int]] = []
 
     class Watching(cdi_worker.NullProgress):
         def phase(self, name: str, _total: int | None) -> None:
             if name == "sync":
                 oracle.unusable(target)
-                before.append(kept.read_bytes())
+                before.append((kept.read_bytes(), kept.stat().st_ino))
+
+    url, have = server.serve("/disk", Page(new)), str(kept) if is_had else ""
+    request = asked(url, "", target, existing="update", have=have, write_map=str(kept))
+    cdi_worker.run(request, Watching())
+    assert [bmap.parse(each) for each, _ in before] == [bmaps.expected(new)]
+    assert (kept.read_bytes(), kept.stat().st_ino) == before[0]
+
+
+def test_map_of_an_update_that_is_not_read_back_is_that_of_the_new_disk(
+    server: misbehave.Server, made: Made, tmp_path: Path
+) -> None:
+    """The disk is complete then, and the next update would trust the old map."""
+    target, kept, new = tmp_path / "disk.img", tmp_path / "disk.bmap", updated(made, tmp_path).data
+    kept.write_bytes(bmap.write(bmaps.expected(made.data)))
+    devices.restore(target, made.data)
+
+    class Breaking(cdi_worker.NullProgress):
+        def phase(self, name: str, _total: int | None) -> None:
+            if name == "readback":
+                with target.open("r+b") as stream:
+                    stream.seek(3 * MIB)
+                    stream.write(b"a fault of the storage")
 
     url = server.serve("/disk", Page(new))
-    request = asked(url, "", target, existing="update", have=str(kept), write_map=str(kept))
-    cdi_worker.run(request, Watching())
-    assert [bmap.parse(each) for each in before] == [bmaps.expected(new)]
-    assert kept.read_bytes() == before[0]
+    request = asked(url, "", target, existing="update", write_map=str(kept))
+    with pytest.raises(errors.TargetError, match="bytes differ from those received"):
+        cdi_worker.run(dataclasses.replace(request, read_back=True), Breaking())
+    assert bmap.parse(kept.read_bytes()) == bmaps.expected(new)
 
 
 def test_command_replaces_the_old_map_by_the_new_one(

@@ -129,7 +129,21 @@ MUTANTS = (
         "leaves the old map beside the new disk for a while",
         '        written.write(lazy.load(WRITE_MAP)(made), "write the map")\n',
         "",
-        f"{_UPDATES}test_old_map_is_replaced_before_the_new_disk_is_usable[file]",
+        f"{_UPDATES}test_old_map_is_replaced_before_the_new_disk_is_usable[file-True]",
+    ),
+    mutant(
+        "importer/audit.py",
+        "writes the map of an update twice",
+        " and each.map is not None and not self._request.maps_first:\n",
+        " and each.map is not None:\n",
+        f"{_UPDATES}test_old_map_is_replaced_before_the_new_disk_is_usable[file-True]",
+    ),
+    mutant(
+        "importer/request.py",
+        "leaves the old map beside a disk that is updated without it",
+        '        return self.existing == "update" and self.write_map not in {"", targets.STDOUT}\n',
+        '        return bool(self.have) and self.write_map not in {"", targets.STDOUT}\n',
+        f"{_UPDATES}test_map_of_an_update_that_is_not_read_back_is_that_of_the_new_disk",
     ),
     mutant(
         "importer/routes/delivery.py",
