@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
-from cdi_worker.formats import bmap
+from cdi_worker.formats import bmap, detect
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import mapping, verified
@@ -36,7 +36,8 @@ def create(
 ) -> bmap.Map:
     """Return the map of the disk at ``request.target``, which is only read. Holes of a file are not read.
 
-    Raises ``errors.TargetError`` if the disk cannot be read, or is changed meanwhile.
+    Raises ``errors.TargetError`` if the disk cannot be read, is changed meanwhile, or is an image in a file:
+    the map of a compressed file is not that of the disk. ``request.format`` says that it is the disk itself.
     """
     progress = progress or NullProgress()
     request = dataclasses.replace(request, existing="compare")
@@ -46,6 +47,8 @@ def create(
         size = disk.size or 0
         if not size:
             raise errors.TargetError(path=request.target, reason="is empty; a map is of a disk")
+        if not (request.format or request.is_qcow2):
+            _check_disk(request.target, disk.storage.read(0, min(size, detect.HEAD)))
         progress.phase("transfer", size)
         with mapping.Mapping(_Nowhere()) as made:
 
@@ -60,6 +63,22 @@ def create(
     progress.done()
     log.info("map size=%d ranges=%d bytes=%d", size, len(found.ranges), found.mapped)
     return found
+
+
+def _check_disk(path: str, head: bytes) -> None:
+    """Raise ``errors.TargetError`` for an image that holds a disk: its map is not that of the disk."""
+    try:
+        form = detect.detect(head)
+    except errors.Refused:
+        return
+    if form in detect.COMPRESSIONS | detect.DISKS - {"raw", "iso"}:
+        what = (
+            "--format qcow2" if form == "qcow2" else f"cdi-worker import {path} - --write-map FILE >/dev/null"
+        )
+        reason = (
+            f"is a {form} file; for the map of the disk in it: {what}; for that of the file: --format raw"
+        )
+        raise errors.TargetError(path=path, reason=reason)
 
 
 def _spans(
@@ -116,7 +135,8 @@ def _compared(
 ) -> verification.Verification:
     blocks, in_use = made.map, destination.in_use(request.target)
     with _opened(request, reads) as (disk, scope):
-        found = verified.ByMap(disk.storage, disk.size or 0, None, scope)
+        within = request.sample.within(blocks.size, disk) if request.sample else None
+        found = verified.ByMap(disk.storage, disk.size or 0, within, scope)
         progress.phase("transfer", blocks.size)
         found.compare(blocks, progress.advance)
         found.finish(blocks.size, is_device=getattr(disk, "is_device", False))
@@ -129,7 +149,7 @@ def _compared(
         format="bmap",
         compressions=(),
         **verification.of(found, blocks.size),
-        sample=None,
+        sample=request.sample,
         confirmed=bool(found.ranges),
         in_use=in_use,
         read=0,

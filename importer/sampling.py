@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 import secrets
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from cdi_worker import errors, units
 from cdi_worker.formats import partitions, spans
 from cdi_worker.scratch import ranges
+
+if TYPE_CHECKING:
+    from cdi_worker.images import targets
 
 #: Bytes of a random piece, of the beginning and of the end.
 PIECE: Final = units.MIB
@@ -45,6 +48,16 @@ class Sample:
                 f"{self.amount!r} is not a percentage such as 5%, or a size such as 10Gi"
             )
         return -(-size * hundredths // 100_00)
+
+    def within(self, size: int | None, disk: targets.Target) -> ranges.Ranges:
+        """Return what is compared of an open ``disk``, and all that follows an image of ``size`` bytes there.
+
+        None: the size is not known before the end of the image, and is taken for that of the disk.
+        """
+        whole = disk.size or 0
+        found = self.places(size or whole, disk.storage.read(0, partitions.HEAD))
+        found.add(size or whole, whole)
+        return found
 
     def places(self, size: int, head: bytes) -> ranges.Ranges:
         """Return what is compared of a disk: its ends, the start of each partition, and random pieces.

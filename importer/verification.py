@@ -5,7 +5,6 @@ It is the way of an import (``execute.attempts``), whose last sink compares.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
@@ -13,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from cdi_worker import errors, units
-from cdi_worker.formats import partitions
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import verified
@@ -25,7 +23,6 @@ from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.routes.attempt import Attempt, Comparing
 from cdi_worker.importer.sampling import Sample
-from cdi_worker.scratch import ranges
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -161,8 +158,7 @@ def compare(start: contact.Contact, progress: Progress) -> Verification:
         destination.unchanged(request.target),
         destination.reading(request, start.reads) as held,
     ):
-        within = _sampled(request, held)
-        attempt, facts, found = _pass(start, held, progress, Comparing(within))
+        attempt, facts, found = _pass(start, held, progress, Comparing())
         is_confirmed = bool(found.ranges) and not facts.once
         if is_confirmed:
             _confirm(start, held, progress, found, facts)
@@ -216,15 +212,6 @@ def _confirm(
         raise errors.SourceChanged(url=facts.name, what=what, before="read once", now="different")
     if not verified.same(first, second, 1):
         raise storage.changed(start.request.target)
-
-
-def _sampled(request: Request, held: targets.Claim) -> ranges.Ranges | None:
-    """Return the parts that the sample selects; None: everything is compared."""
-    if request.sample is None:
-        return None
-    options = targets.Options(mode="compare", claim=held)
-    with contextlib.closing(targets.open(request.target, None, options)) as disk:
-        return request.sample.places(disk.size or 0, disk.storage.read(0, partitions.HEAD))
 
 
 def _result(attempt: Attempt, facts: base.Facts, found: verified.Comparing, request: Request) -> Verification:

@@ -188,7 +188,17 @@ class ByMap(Comparing):
     """
 
     def compare(self, blocks: bmap.Map, advance: Callable[[int], object]) -> None:
-        """Compare the disk. ``advance`` counts bytes of the map's disk."""
+        """Compare the disk. ``advance`` counts bytes of the map's disk.
+
+        A range of the map is compared whole if a part of it is ``within``.
+        """
+
+        def selected() -> Iterator[tuple[int, int, bytes]]:
+            for part in _with_holes(blocks):
+                if self._parts(part[0], part[1]):
+                    yield part
+                else:
+                    advance(part[1] - part[0])
 
         def one(part: tuple[int, int, bytes]) -> None:
             start, end, digest = part
@@ -198,7 +208,7 @@ class ByMap(Comparing):
                 self.zero(start, end - start)
             advance(end - start)
 
-        each(_with_holes(blocks), one, self._scope)
+        each(selected(), one, self._scope)
 
     def _hashed(self, start: int, end: int, digest: bytes, algorithm: str) -> None:
         self._count(end - start)

@@ -23,8 +23,6 @@ from cdi_worker.sources.local import locations
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from cdi_worker.importer.verification import Verification
-
 log = logging.getLogger(__name__)
 
 IMPORT_EXAMPLES = """\
@@ -146,40 +144,32 @@ def verify(
     only read. The exit status is 0 if it is equal, 9 if it differs, and another one if that could not be
     found out.
     """
-    if disk_ is None:
-        found = _verify_map(obj, source, amount, given)
-        output.verification(found, obj)
-        return 0 if found.is_equal else errors.Differs.status
     # Imported when used: what follows an import needs none of it (start-up time).
-    from cdi_worker.importer import sampling, verification
+    from cdi_worker.importer import mapped, sampling, verification
 
     if seed is not None and amount is None:
         raise errors.RequestError("--seed repeats a sample; give its --sample too")
     given["sample"] = None if amount is None else sampling.Sample.parse(amount, seed)
+    if disk_ is None:
+        _check_map_options(given)
+        source, disk_, run = given["map"], source, mapped.verify
+    else:
+        run = verification.verify
     request = options.make_request(source, disk_, given, contract.environment())
     with output.progress(given["style"], obj) as reporter:
-        found = verification.verify(request, reporter, obj.cancel)
+        found = run(request, reporter, obj.cancel)
     output.verification(found, obj)
     return 0 if found.is_equal else errors.Differs.status
 
 
-def _verify_map(
-    obj: parameters.Context, disk: str, amount: str | None, given: dict[str, Any]
-) -> Verification:
-    """Compare a disk with its map, without a source."""
-    from cdi_worker.importer import mapped
-
+def _check_map_options(given: Mapping[str, Any]) -> None:
+    """Raise an error for options with which a disk cannot be compared with its map, without a source."""
     if not given["map"]:
         raise click.UsageError("Missing argument 'DISK'; or give a --map to verify a disk without SOURCE.")
-    others = {"--sample": amount, "--layer": given["layers"], "--disk": given["disk"]}
+    others = {"--layer": given["layers"], "--disk": given["disk"]}
     others |= {name: given[name[2:].replace("-", "_")] for name in ("--checksum", "--checksum-file")}
-    if faults := [
-        f"{name} needs a SOURCE; a map is compared whole" for name, value in others.items() if value
-    ]:
+    if faults := [f"{name} needs a SOURCE" for name, value in others.items() if value]:
         raise errors.RequestError(*faults)
-    request = options.make_request(given["map"], disk, given, contract.environment())
-    with output.progress(given["style"], obj) as reporter:
-        return mapped.verify(request, reporter, obj.cancel)
 
 
 @click.command(

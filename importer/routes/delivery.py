@@ -126,7 +126,9 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
 def _compare(attempt: Attempt, disk: disks.Disk, place: Place, out: targets.Target) -> int:
     """Compare a disk with ``out``, or read again what differs; return its size in bytes."""
     module, comparing = lazy.load(VERIFIED), attempt.comparing or Comparing()
-    within = comparing.within
+    within, sample = comparing.within, attempt.request.sample
+    if within is None and sample is not None:
+        within = sample.within(disk.size, out)
     kind = module.Summing if comparing.again else module.Comparing
     found = kind(out.storage, out.size or 0, within, attempt.scope, attempt.progress.stored)
     _begin_phase(attempt, place)
@@ -415,7 +417,8 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     if not size:
         # As for an image: what is on a device would stay there, and be taken for the disk.
         raise errors.Unsupported(reason="the disk has 0 bytes")
-    if attempt.comparing is None or attempt.comparing.within is None:
+    is_partial = attempt.comparing and (attempt.comparing.within or attempt.request.sample)
+    if not is_partial:
         reading.verify_again(attempt)
     attempt.image.verify()
     attempt.accept()

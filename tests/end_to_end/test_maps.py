@@ -19,6 +19,7 @@ from cdi_worker import errors
 from cdi_worker.formats import bmap
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import mapping, verified
+from cdi_worker.importer import sampling
 from cdi_worker.sources import trust
 from tests.support import (
     bmaps,
@@ -448,8 +449,56 @@ def test_map_that_is_not_one_gives_no_verdict(tmp_path: Path) -> None:
     assert worker.run("verify", "--map", written, path).status == 4
     assert worker.run("verify", "--map", tmp_path / "missing", path).status == 3
     assert worker.run("verify", path).status == 2
-    done = worker.run("verify", "--map", written, path, "--sample=5%")
-    assert (done.status, "--sample needs a SOURCE" in done.error_message) == (2, True)
+    done = worker.run("verify", "--map", written, path, "--disk=1")
+    assert (done.status, "--disk needs a SOURCE" in done.error_message) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "block", "export"])
+def test_sample_compares_ranges_of_the_map_whole(tmp_path: Path, kind: str) -> None:
+    """Those of which a piece is selected, and zeros that are."""
+    sample, blocks = sampling.Sample.parse("1Mi", 3), bmaps.expected(DATA)
+    places = sample.places(SIZE, DATA)
+    whole = [each for each in blocks.ranges if places.missing(*each[:2]) != [each[:2]]]
+    assert 0 < len(whole) < len(blocks.ranges)
+    with disk_of(kind, tmp_path) as disk:
+
+        def compared(other: bytes) -> cdi_worker.Verification:
+            return cdi_worker.verify_map(
+                asked(disk, sample=sample, demand=by(bmaps.expected(other), tmp_path))
+            )
+
+        found = compared(DATA)
+        assert found.is_equal
+        assert sum(end - start for start, end, _ in whole) <= found.compared < SIZE
+        for start, end, _ in blocks.ranges:
+            other = DATA[: end - 1] + bytes([DATA[end - 1] ^ 1]) + DATA[end:]
+            is_seen = (start, end) in [each[:2] for each in whole]
+            assert compared(other).is_equal is not is_seen
+        done = worker.run("verify", "--map", tmp_path / "by.bmap", disk, "--sample=1Mi", "--seed=3", "--json")
+        assert json.loads(done.output)["sample"]["seed"] == 3
+
+
+def test_map_of_an_image_is_that_of_its_disk(tmp_path: Path) -> None:
+    """``map`` does not take the bytes of an image for a disk, and its advice gives the right map."""
+    raw, written = tmp_path / "made.img", tmp_path / "disk.bmap"
+    raw.write_bytes(DATA)
+    for name in ("xz", "gz", "zst"):
+        image = tmp_path / f"disk.raw.{name}"
+        image.write_bytes(mapped_disks.packed(mapped_disks.Made(raw, b""), name))
+        done = worker.run("map", image, "-o", written)
+        advice = f"cdi-worker import {image} - --write-map FILE >/dev/null"
+        assert (done.status, advice in done.error_message, written.exists()) == (6, True, False), done.errors
+        command = advice.replace("FILE", str(written)).removeprefix("cdi-worker ").removesuffix(" >/dev/null")
+        subprocess.run([*worker.COMMAND, *command.split()], stdout=subprocess.DEVNULL, check=True)
+        check(written)
+        written.unlink()
+    assert worker.run("map", image, "--format", "raw", "-o", written).status == 0
+    check(written, image.read_bytes())
+    qcow2 = tmp_path / "volume"
+    disks.convert(raw, qcow2, disks.FORMATS["qcow2"])
+    assert "--format qcow2" in worker.run("map", qcow2).error_message
+    assert worker.run("map", qcow2, "--format", "qcow2", "-o", written).status == 0
+    check(written)
 
 
 def test_signature_of_a_map_is_demanded(tmp_path: Path) -> None:

@@ -318,6 +318,24 @@ def test_sample_finds_what_it_reads_and_the_seed_repeats_it(server: misbehave.Se
     assert "10%, --seed 7; a difference of 1 MiB is found with a probability of" in done.output
 
 
+def test_sample_has_the_end_of_the_image_on_a_larger_device(server: misbehave.Server, tmp_path: Path) -> None:
+    """And all that follows it in a file."""
+    image = bytes(DATA)
+    url = server.serve("/disk", misbehave.Page(image))
+    sample = sampling.Sample.parse("1", 1)
+    with devices.loop(tmp_path, 64 * MIB) as device:
+        with device.open("r+b") as file:
+            file.write(image[:-1] + bytes([image[-1] ^ 1]))
+        assert verify(url, device, sample=sample).first == len(image) - 1
+    disk = tmp_path / "disk.img"
+    with disk.open("wb") as file:
+        file.write(image)
+        file.truncate(64 * MIB)
+        assert verify(url, disk, sample=sample).is_equal
+    devices.change(disk, 30 * MIB, b"x")
+    assert verify(url, disk, sample=sample).first == 30 * MIB
+
+
 @pytest.mark.parametrize("table", ["dos", "gpt"])
 def test_sample_has_the_start_of_each_partition(tmp_path: Path, table: str) -> None:
     disk = tmp_path / "disk"
