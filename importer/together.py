@@ -1,4 +1,4 @@
-"""All disks of an OVA, imported in one pass to files of a folder, and made usable together."""
+"""All disks of an OVA, imported in one pass to files of a folder, and made usable together; or compared."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.formats.ova import descriptor
-from cdi_worker.formats.ova import package as ova
+from cdi_worker.formats.ova import package as package_format
 from cdi_worker.images import image, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import group
-from cdi_worker.importer import contact, execute, package
+from cdi_worker.importer import contact, execute, package, verification
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.progress import NullProgress, Part, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result, stated
 from cdi_worker.sources import base, selection, trust
-from cdi_worker.sources.packages import every
+from cdi_worker.sources.packages import every, ova
 
 
 def run_all(
@@ -49,6 +49,52 @@ def run_all(
     return finish([_of_package(each, whole.facts, start) for each in results])
 
 
+def verify_all(
+    request: Request,
+    progress: Progress | None = None,
+    cancel: cancelling.Cancel | cancelling.Event | None = None,
+) -> list[verification.Verification]:
+    """Compare each disk of an OVA with its file in the folder ``request.target``, one after the other.
+
+    The OVA is served by ranges. Raises ``errors.Error`` if there is no verdict about one of the disks.
+    """
+    progress = progress or NullProgress()
+    request = dataclasses.replace(request, existing="compare")
+    request_module.check(request)
+    engine = image.Engine(request.fetch, progress.retry)
+    with contact.begun(request, progress, cancel) as start:
+        with contact.opened(start.source(), engine, start.request, progress, start.reads) as whole:
+            each = _compared(whole, start)
+        found = [verification.compare(start._replace(request=one), Part(progress)) for one in each]
+    progress.done()
+    return found
+
+
+def _compared(whole: base.Image, start: contact.Contact) -> list[Request]:
+    """Return the request for each disk of ``whole``, an OVA that is open."""
+    request = start.request
+    _check_ova(whole, request)
+    if whole.at_random(start.reads) is None:
+        reason = (
+            "is read in order, and --all compares what is served by ranges; compare each disk with --disk"
+        )
+        raise errors.RequestError(f"{whole.facts.name}: {reason}")
+    disks = ova.disks(whole, start.reads)
+    return [
+        # The OVA is opened again for each: it is what the request demands of the whole.
+        dataclasses.replace(one, disk=disk.file, checksum=request.checksum, demand=request.demand)
+        for disk, one in zip(disks, _requests(request, disks), strict=True)
+    ]
+
+
+def _check_ova(whole: base.Image, request: Request) -> None:
+    """Raise ``errors.RequestError`` for an image that is not an OVA."""
+    # The file of a delta is one; files of a chain are not an OVA.
+    (first, *others) = whole.files
+    if others or not (package.is_tar(first.facts, request) and package_format.is_ova(first.facts.head)):
+        raise errors.RequestError(f"{first.facts.name}: not an OVA; name its disk without --all")
+
+
 def _of_package(result: Result, served: base.Facts, start: contact.Contact) -> Result:
     """Return the result of a disk with what is known of the package."""
     return dataclasses.replace(
@@ -66,10 +112,8 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
 
     Raises ``errors.RequestError`` if it is not an OVA.
     """
-    # The file of a delta is one; files of a chain are not an OVA.
-    (whole, *others), facts = whole.files, whole.files[0].facts
-    if others or not (package.is_tar(facts, request) and ova.is_ova(facts.head)):
-        raise errors.RequestError(f"{facts.name}: not an OVA; import its disk without --all")
+    _check_ova(whole, request)
+    whole = whole.files[0]
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]
     with group.Group() as disks:

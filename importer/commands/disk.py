@@ -39,6 +39,7 @@ cdi-worker upload disk.raw https://host:8443 --cert my.pem --ca-file ca.pem
 VERIFY_EXAMPLES = """\
 cdi-worker verify https://example.org/disk.qcow2 disk.img
 cdi-worker verify --sample 5% s3://bucket/disk.vmdk /dev/vdb
+cdi-worker verify --all vm.ova disks/
 cdi-worker verify --map disk.bmap disk.img
 """
 #: CDI's default overhead of a file system.
@@ -98,16 +99,7 @@ def _prepare(obj: parameters.Context, request: Request) -> None:
 
 def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, Any]) -> int:
     """Import all disks of an OVA to a folder, and print the result of each."""
-    others = {"--disk": request.disk, "--size": request.image_size, "--content-type": request.is_archive}
-    others |= {"--format": bool(request.format or request.compress or request.backing)}
-    others |= {"--map": bool(request.demand.map), "--have": bool(request.have)}
-    others |= {"--layer": bool(request.layers), "--dry-run": given["dry_run"]}
-    others |= {"--write-map": bool(request.write_map)}
-    faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
-    if not targets.is_folder(request.target):
-        faults.append(f"{request.target}: --all needs a folder")
-    if faults:
-        raise errors.RequestError(*faults)
+    _check_all(request, given)
     _prepare(obj, request)
     # Imported when used: few imports are of several disks (start-up time).
     from cdi_worker.importer import together
@@ -117,6 +109,20 @@ def _import_all(obj: parameters.Context, request: Request, given: Mapping[str, A
     for result in results:
         output.result(result, request, obj)
     return 0
+
+
+def _check_all(request: Request, given: Mapping[str, Any]) -> None:
+    """Raise ``errors.RequestError`` for options of one disk beside ``--all``."""
+    others = {"--disk": request.disk, "--size": request.image_size, "--content-type": request.is_archive}
+    others |= {"--format": bool(request.format or request.compress or request.backing)}
+    others |= {"--map": bool(request.demand.map), "--have": bool(request.have)}
+    others |= {"--layer": bool(request.layers), "--dry-run": given.get("dry_run")}
+    others |= {"--write-map": bool(request.write_map)}
+    faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
+    if not targets.is_folder(request.target):
+        faults.append(f"{request.target}: --all needs a folder")
+    if faults:
+        raise errors.RequestError(*faults)
 
 
 @click.command(
@@ -145,7 +151,7 @@ def verify(
     found out.
     """
     # Imported when used: what follows an import needs none of it (start-up time).
-    from cdi_worker.importer import mapped, sampling, verification
+    from cdi_worker.importer import mapped, sampling, together, verification
 
     if seed is not None and amount is None:
         raise errors.RequestError("--seed repeats a sample; give its --sample too")
@@ -156,17 +162,22 @@ def verify(
     else:
         run = verification.verify
     request = options.make_request(source, disk_, given, contract.environment())
+    if given["every"]:
+        request = dataclasses.replace(request, target=disk_)
+        _check_all(request, given)
     with output.progress(given["style"], obj) as reporter:
-        found = run(request, reporter, obj.cancel)
-    output.verification(found, obj)
-    return 0 if found.is_equal else errors.Differs.status
+        run_all = together.verify_all if given["every"] else lambda *of: [run(*of)]
+        found = run_all(request, reporter, obj.cancel)
+    for each in found:
+        output.verification(each, obj)
+    return 0 if all(each.is_equal for each in found) else errors.Differs.status
 
 
 def _check_map_options(given: Mapping[str, Any]) -> None:
     """Raise an error for options with which a disk cannot be compared with its map, without a source."""
     if not given["map"]:
         raise click.UsageError("Missing argument 'DISK'; or give a --map to verify a disk without SOURCE.")
-    others = {"--layer": given["layers"], "--disk": given["disk"]}
+    others = {"--layer": given["layers"], "--disk": given["disk"], "--all": given["every"]}
     others |= {name: given[name[2:].replace("-", "_")] for name in ("--checksum", "--checksum-file")}
     if faults := [f"{name} needs a SOURCE" for name, value in others.items() if value]:
         raise errors.RequestError(*faults)

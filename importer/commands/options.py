@@ -264,6 +264,14 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
     progress_option,
 )
 _VERIFY: tuple[parameters.Decorator, ...] = (
+    parameters.option(
+        SOURCE,
+        "--all",
+        "every",
+        is_flag=True,
+        here=True,
+        help="Compare all disks of an OVA with the files that import --all wrote to the folder DISK.",
+    ),
     scratch_option,
     format_option,
     backing_option,

@@ -13,8 +13,8 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import together
+from tests.support import devices, misbehave, oracle, ovas, worker
 from tests.support import disks as disks_module
-from tests.support import misbehave, oracle, ovas, worker
 from tests.support.ovas import Disk
 
 VARIANTS = ("vmdk-stream", "raw", "qcow2", "vdi")
@@ -209,3 +209,53 @@ def test_one_file_is_not_two_disks(
             request(server, ovas.packed(("vm.ovf", found), (names[0], image)), folder, ranges=ranges)
         )
     assert os.listdir(folder) == []
+
+
+# -- verify --all
+
+
+@pytest.mark.parametrize("listed", ["first", "last", "none"])
+def test_all_disks_are_compared(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, listed: str
+) -> None:
+    asked = request(server, packed(disks, listed), folder, ranges=True)
+    together.run_all(asked)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    found = together.verify_all(asked)
+    assert [Path(each.target).name for each in found] == [f"{variant}.img" for variant in VARIANTS]
+    assert all(each.is_equal and each.compared == each.size for each in found)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    changed = {"first": "qcow2", "last": "raw", "none": "vdi"}[listed]
+    devices.change(folder / f"{changed}.img", 5, b"x")
+    assert [each.is_equal for each in together.verify_all(asked)] == [each != changed for each in VARIANTS]
+
+
+def test_command_has_a_verdict_for_each_disk(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path
+) -> None:
+    path = folder.parent / "vm.ova"
+    path.write_bytes(packed(disks))
+    assert worker.run("import", "--all", path, folder, "--scratch", folder.parent).status == 0
+    command = ("verify", "--all", "--json", path, folder, "--scratch", folder.parent)
+    done = worker.run(*command)
+    assert done.status == 0, done.errors
+    assert [json.loads(line)["equal"] for line in done.output.splitlines()] == [True] * len(VARIANTS)
+    devices.change(folder / "raw.img", 0, b"x")
+    done = worker.run(*command)
+    assert done.status == 9
+    assert [json.loads(line)["equal"] for line in done.output.splitlines()].count(False) == 1
+    done = worker.run(*command, "--checksum", f"sha1:{'0' * 40}")
+    assert (done.status, "checksum mismatch" in done.errors) == (5, True), done.errors
+    (folder / "qcow2.img").unlink()
+    assert worker.run(*command).status == 6
+    for options, message in (
+        (("--disk=1",), "--disk cannot be used with --all"),
+        (("--map", path), "--map cannot be used with --all"),
+    ):
+        done = worker.run(*command, *options)
+        assert (done.status, message in done.errors) == (2, True), done.errors
+    assert "--all needs a SOURCE" in worker.run("verify", "--all", "--map", path, folder).errors
+    url = server.serve("/vm.ova", misbehave.Page(path.read_bytes(), ranges=False))
+    assert "compare each disk with --disk" in worker.run("verify", "--all", url, folder).errors
+    done = worker.run("verify", "--all", folder / "raw.img", folder)
+    assert (done.status, "not an OVA" in done.errors) == (2, True), done.errors

@@ -117,6 +117,20 @@ MUTANTS = (
         "tests/end_to_end/test_maps.py::test_sample_compares_ranges_of_the_map_whole[sparse]",
     ),
     mutant(
+        "importer/together.py",
+        "forgets the checksum of an OVA whose disks are compared",
+        "disk=disk.file, checksum=request.checksum, demand=request.demand",
+        "disk=disk.file",
+        "tests/end_to_end/test_ova_all.py::test_command_has_a_verdict_for_each_disk",
+    ),
+    mutant(
+        "importer/commands/disk.py",
+        "has the verdict of the first disk of several",
+        "all(each.is_equal for each in found)",
+        "found[0].is_equal",
+        "tests/end_to_end/test_ova_all.py::test_command_has_a_verdict_for_each_disk",
+    ),
+    mutant(
         "importer/sampling.py",
         "ignores the seed",
         "random.Random(self.seed).sample",
