@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import secrets
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a random piece, of the beginning and of the end.
 PIECE: Final = units.MIB
+#: Random pieces. Longer ones are chosen of a larger sample, so that the memory for them stays small.
+MOST: Final = 64 << 10
 #: Bytes at the start of each partition: superblocks.
 SUPERBLOCK: Final = 64 << 10
 
@@ -42,7 +45,9 @@ class Sample:
         number = self.amount.removesuffix("%")
         if number == self.amount:
             return min(size, units.parse_quantity(number))
-        hundredths = units.parse_quantity(f"{number}e2") if number[-1:].isdigit() else -1
+        hundredths = -1
+        with contextlib.suppress(errors.RequestError):
+            hundredths = units.parse_quantity(f"{number}e2") if number[-1:].isdigit() else -1
         if not 0 < hundredths <= 100_00:
             raise errors.RequestError(
                 f"{self.amount!r} is not a percentage such as 5%, or a size such as 10Gi"
@@ -55,8 +60,10 @@ class Sample:
         None: the size is not known before the end of the image, and is taken for that of the disk.
         """
         whole = disk.size or 0
-        found = self.places(size or whole, disk.storage.read(0, partitions.HEAD))
-        found.add(size or whole, whole)
+        # What the disk does not have differs, and a source may state any size.
+        size = min(size or whole, whole)
+        found = self.places(size, disk.storage.read(0, partitions.HEAD))
+        found.add(size, whole)
         return found
 
     def places(self, size: int, head: bytes) -> ranges.Ranges:
@@ -64,10 +71,13 @@ class Sample:
 
         ``head``: its first bytes, at least those of partition tables.
         """
-        count = -(-size // PIECE)
-        chosen = min(count, -(-self.length(size) // PIECE))
+        length, piece = self.length(size), PIECE
+        while length > MOST * piece:
+            piece *= 2
+        count = -(-size // piece)
+        chosen = min(count, -(-length // piece))
         pieces = random.Random(self.seed).sample(range(count), chosen)  # noqa: S311  (no secret)
-        found = [(number * PIECE, (number + 1) * PIECE) for number in pieces]
+        found = [(number * piece, (number + 1) * piece) for number in pieces]
         found += [(0, PIECE), (max(0, size - PIECE), size)]
         found += [(start, start + SUPERBLOCK) for start in partitions.starts(head)]
         within = ((start, min(end, size)) for start, end in sorted(found) if start < size)

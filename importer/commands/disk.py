@@ -151,7 +151,7 @@ def verify(
     found out.
     """
     # Imported when used: what follows an import needs none of it (start-up time).
-    from cdi_worker.importer import mapped, sampling, together, verification
+    from cdi_worker.importer import mapped, sampling, verification
 
     if seed is not None and amount is None:
         raise errors.RequestError("--seed repeats a sample; give its --sample too")
@@ -166,8 +166,12 @@ def verify(
         request = dataclasses.replace(request, target=disk_)
         _check_all(request, given)
     with output.progress(given["style"], obj) as reporter:
-        run_all = together.verify_all if given["every"] else lambda *of: [run(*of)]
-        found = run_all(request, reporter, obj.cancel)
+        if given["every"]:
+            from cdi_worker.importer import together
+
+            found = together.verify_all(request, reporter, obj.cancel)
+        else:
+            found = [run(request, reporter, obj.cancel)]
     for each in found:
         output.verification(each, obj)
     return 0 if all(each.is_equal for each in found) else errors.Differs.status

@@ -77,6 +77,7 @@ def test_command_reads_standard_input_and_a_folder(disk: Path) -> None:
         (("--sample=0%",), 2),
         (("--sample=101%",), 2),
         (("--sample=much",), 2),
+        (("--sample=-1%",), 2),
         (("--content-type=archive",), 2),
     ],
 )
@@ -334,6 +335,22 @@ def test_sample_has_the_end_of_the_image_on_a_larger_device(server: misbehave.Se
         assert verify(url, disk, sample=sample).is_equal
     devices.change(disk, 30 * MIB, b"x")
     assert verify(url, disk, sample=sample).first == 30 * MIB
+
+
+def test_sample_of_an_image_larger_than_the_disk(tmp_path: Path) -> None:
+    """Any size may be stated: only what the disk has is selected, and the sizes differ."""
+    image, disk = tmp_path / "disk.qcow2", tmp_path / "disk.img"
+    processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=2M", image, "16T")
+    disk.write_bytes(bytes(SIZE))
+    found = verify(str(image), disk, sample=sampling.Sample.parse("5%", 1))
+    assert (found.is_equal, found.compared <= SIZE) == (False, True)
+    assert "it has 12582912 bytes, the image" in found.difference()
+
+
+def test_large_sample_has_few_pieces() -> None:
+    places = sampling.Sample("6%", 1).places(1 << 42, b"")
+    assert len(places) < 70_000
+    assert 0.059 < places.covered() / (1 << 42) < 0.061
 
 
 @pytest.mark.parametrize("table", ["dos", "gpt"])
