@@ -179,7 +179,7 @@ def verification(found: Verification, obj: parameters.Context) -> None:
         }
     )
     for each in found.differences:
-        zero = {"": "", "missing": ", behind the end of the disk"}.get(
+        zero = {"": "", "missing": f", the disk ends at {found.disk_size}"}.get(
             each.zero, f", zeros in the {each.zero}"
         )
         say(f"  {each.length} bytes at {each.offset}{zero}")

@@ -440,6 +440,9 @@ def test_command_verifies_by_a_map(server: misbehave.Server, tmp_path: Path) -> 
     found = json.loads(done.output)
     assert (done.status, found["equal"], found["first"], found["confirmed"]) == (9, False, 5 * MIB, True)
     assert found["differences"] == [{"offset": 5 * MIB, "length": 4096, "zero": "source"}]
+    path.write_bytes(DATA[: 10 * MIB - 512])
+    done = worker.run("verify", "--map", url, path)
+    assert f"{SIZE - 9 * MIB} bytes at {9 * MIB}, the disk ends at {10 * MIB - 512}" in done.output
 
 
 def test_map_that_is_not_one_gives_no_verdict(tmp_path: Path) -> None:
