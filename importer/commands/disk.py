@@ -39,7 +39,7 @@ cdi-worker upload disk.raw https://host:8443 --cert my.pem --ca-file ca.pem
 VERIFY_EXAMPLES = """\
 cdi-worker verify https://example.org/disk.qcow2 disk.img
 cdi-worker verify --sample 5% s3://bucket/disk.vmdk /dev/vdb
-cdi-worker verify --all vm.ova disks/
+cdi-worker verify --all vm.ova images/
 cdi-worker verify --map disk.bmap disk.img
 """
 #: CDI's default overhead of a file system.
