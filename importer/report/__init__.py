@@ -152,7 +152,8 @@ def write(report: Report, path: str) -> int:
 
 
 def _open_file(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    # Without O_NONBLOCK, a pipe is waited for that nobody reads.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _fitting(labels: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, str]:

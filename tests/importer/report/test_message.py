@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,11 @@ def test_message_is_not_written_through_a_link(tmp_path: Path) -> None:
         report.write(report.Report("said", 0), str(tmp_path / name))
     assert victim.read_text() == "precious"
     assert not (tmp_path / "new").exists()
+
+
+def test_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    assert report.write(report.Report("said", 0, unsaid=1), str(tmp_path / "log")) == 1
 
 
 def test_message_is_written_in_place(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ MUTANTS = (
     mutant(
         "importer/report/__init__.py",
         "writes the termination message through a link",
-        "flags | os.O_NOFOLLOW",
-        "flags",
+        "flags | os.O_NOFOLLOW |",
+        "flags |",
         "tests/importer/report/test_message.py::test_message_is_not_written_through_a_link",
     ),
     mutant(
