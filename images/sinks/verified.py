@@ -212,6 +212,11 @@ class ByMap(Comparing):
 
     def _hashed(self, start: int, end: int, digest: bytes, algorithm: str) -> None:
         self._count(end - start)
+        if end > self.size:
+            # Not hashed: a map may state any size, and the disk does not have this range.
+            with self._lock:
+                self._note(start, end, 0)
+            return
         found, is_zero = self._digest(start, end, algorithm)
         if found == digest:
             return
@@ -224,12 +229,18 @@ class ByMap(Comparing):
     def _digest(self, start: int, end: int, algorithm: str) -> tuple[bytes, bool]:
         """Return the digest of a range of the disk, and whether it is all zeros. Holes are not read."""
         digest, at, is_zero = hashlib.new(algorithm), start, True
-        for low, stored in self._nonzero(start, min(end, self.size)):
-            _hash_zeros(digest, low - at)
+        for low, stored in self._nonzero(start, end):
+            self._hash_zeros(digest, low - at)
             digest.update(stored)
             at, is_zero = low + len(stored), False
-        _hash_zeros(digest, end - at)
+        self._hash_zeros(digest, end - at)
         return digest.digest(), is_zero
+
+    def _hash_zeros(self, digest: hashlib._Hash, length: int) -> None:
+        zeros = directio.zeros()
+        for start in range(0, length, len(zeros)):
+            self._scope.check()
+            digest.update(zeros[: length - start])
 
     def _zeros(self, start: int, end: int) -> None:
         for first, stored in self._nonzero(start, end):
@@ -248,12 +259,6 @@ def _with_holes(blocks: bmap.Map) -> Iterator[tuple[int, int, bytes]]:
         at = end
     if at < blocks.size:
         yield at, blocks.size, b""
-
-
-def _hash_zeros(digest: hashlib._Hash, length: int) -> None:
-    zeros = directio.zeros()
-    for start in range(0, length, len(zeros)):
-        digest.update(zeros[: length - start])
 
 
 class Summing(Comparing):

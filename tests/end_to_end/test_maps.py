@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 import subprocess
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -391,6 +392,28 @@ def test_end_of_the_disk(tmp_path: Path) -> None:
             file.write(DATA)
         found = verdict(device, blocks, tmp_path)
         assert (found.is_equal, found.rest) == (True, "ignored")
+
+
+def test_range_that_a_disk_does_not_have_is_not_hashed(tmp_path: Path) -> None:
+    """A map may state any size."""
+    path, large = tmp_path / "disk.img", 10**17 // 4096 * 4096
+    path.write_bytes(DATA)
+    for start, end in ((0, 64 * MIB), (0, large), (64 * MIB, large)):
+        found = verdict(path, bmap.Map(end, 4096, ((start, end, bytes(32)),)), tmp_path)
+        assert (found.is_equal, found.differences[-1].zero) == (False, "missing")
+        assert start or found.disk_read == 0
+
+
+def test_hashing_of_a_hole_is_cancelled(tmp_path: Path) -> None:
+    path, cancel = tmp_path / "disk.img", threading.Event()
+    with path.open("wb") as file:
+        file.truncate(1 << 43)
+    request = asked(str(path), demand=by(bmap.Map(1 << 43, 4096, ((0, 1 << 43, bytes(32)),)), tmp_path))
+    timer = threading.Timer(1, cancel.set)
+    timer.start()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.verify_map(request, cancel=cancel)
+    timer.join()
 
 
 def test_disk_that_ends_in_zeros_of_the_map_is_too_small(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ MUTANTS = (
         "tests/formats/test_bmap.py::test_hostile_map_is_refused[deep]",
     ),
     mutant(
+        _VERIFIED,
+        "hashes zeros until the end of a map, without an end",
+        "            self._scope.check()\n            digest.update(zeros",
+        "            digest.update(zeros",
+        "tests/end_to_end/test_maps.py::test_hashing_of_a_hole_is_cancelled",
+    ),
+    mutant(
+        _VERIFIED,
+        "hashes what a disk does not have",
+        "        if end > self.size:\n",
+        "        if False:\n",
+        "tests/end_to_end/test_maps.py::test_range_that_a_disk_does_not_have_is_not_hashed",
+    ),
+    mutant(
         _SINK,
         "maps data that is delivered again as if it were the first",
         "                if self._known.missing(start, stop) != [(start, stop)]:\n",
