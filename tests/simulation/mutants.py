@@ -310,7 +310,7 @@ def find(mutant: Mutant, seeds: range) -> int | None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="only these")
-    parser.add_argument("--seeds", type=int, default=3000, help="give up after so many")
+    parser.add_argument("--seeds", type=int, default=10_000, help="give up after so many")
     given = parser.parse_args()
     logging.disable()
     simulation.be_quiet()
