@@ -116,15 +116,16 @@ class VddkSource(base.Source):
     def _check_size(self, stated: int) -> None:
         """Compare the size of the disk that VDDK serves with the one that vSphere states.
 
-        A truncated file is served to its end. A larger disk may have grown since vSphere was asked.
+        CDI copies what VDDK serves. Changes of a disk of another size are not those of this disk.
         """
         if self._size == stated:
             return
         # The list of allocated areas is not one of this disk.
         self._allocated = None
-        if self._areas is not None or self._size < stated:
-            what = "states" if self._areas is None else "lists changes of"
-            raise errors.SourceError(reason=f"{self.name}: has {self._size} bytes, vSphere {what} {stated}")
+        if self._areas is not None:
+            reason = f"{self.name}: has {self._size} bytes, vSphere lists changes of {stated}"
+            raise errors.SourceError(reason=reason)
+        log.warning("size differs: all of what VDDK serves is copied size=%d vsphere=%d", self._size, stated)
 
     def _check_library(self) -> None:
         if self._machine != MACHINE:

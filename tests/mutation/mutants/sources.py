@@ -22,10 +22,10 @@ MUTANTS = (
     ),
     mutant(
         "sources/vmware/source.py",
-        "imports a truncated file of VMware as a smaller disk",
-        "if self._areas is not None or self._size < stated:",
-        "if self._areas is not None:",
-        "tests/end_to_end/test_vddk.py::test_disk_that_ends_early_is_refused",
+        "refuses a full copy of another size than vSphere states",
+        "        if self._areas is not None:\n            reason =",
+        "        if True:\n            reason =",
+        "tests/end_to_end/test_vddk.py::test_full_copy_is_what_vddk_serves",
     ),
     mutant(
         "sources/staged.py",
@@ -201,8 +201,8 @@ MUTANTS = (
     mutant(
         "sources/vmware/source.py",
         "applies changes of a disk with another size",
-        "if self._areas is not None or self._size < stated:",
-        "if self._size < stated:",
+        "        if self._areas is not None:\n            reason =",
+        "        if False:\n            reason =",
         "tests/end_to_end/test_vddk.py::test_delta_of_another_size_than_vsphere_states_is_refused[file]",
     ),
     mutant(
