@@ -219,15 +219,14 @@ report_option = parameters.option(
     metavar="FILE",
     help="Write what an auditor keeps: an in-toto statement; - is standard output.",
 )
+
+
+def _every(text: str) -> parameters.Decorator:
+    return parameters.option(SOURCE, "--all", "every", is_flag=True, here=True, help=text)
+
+
 _IMPORT: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        SOURCE,
-        "--all",
-        "every",
-        is_flag=True,
-        here=True,
-        help="Import all disks of an OVA to files in the folder TARGET, in one pass.",
-    ),
+    _every("Import all disks of an OVA to files in the folder TARGET, in one pass."),
     parameters.option(
         DISK,
         "--size",
@@ -264,14 +263,7 @@ _IMPORT: tuple[parameters.Decorator, ...] = (
     progress_option,
 )
 _VERIFY: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        SOURCE,
-        "--all",
-        "every",
-        is_flag=True,
-        here=True,
-        help="Compare all disks of an OVA with the files that import --all wrote to the folder DISK.",
-    ),
+    _every("Compare all disks of an OVA with the files that import --all wrote to the folder DISK."),
     scratch_option,
     format_option,
     backing_option,
