@@ -14,6 +14,7 @@ from cdi_worker.images.targets import base, claim, storage, zeroing
 HEAD: Final = 1 << 20
 #: Offset in the head where the journal is stored during a transfer, up to 64 KiB before the end of the head.
 JOURNAL_OFFSET: Final = 256 << 10
+_OVERWRITTEN: Final = "another run has written to its beginning"
 
 
 class BlockStorage(storage.Storage):
@@ -82,17 +83,28 @@ class BlockStorage(storage.Storage):
         # Another machine may have written to a shared device, while its pages were kept here.
         self.drop_cache()
         self.head[:] = self._pread(len(self.head), 0)
+        self._device.expect(bytes(self.head[: claim.RECORD]))
+
+    def require_unchanged(self) -> None:
+        """Require the head that was loaded. Raises ``errors.TargetLost``.
+
+        Another run, which no lock kept out, may have begun or even finished since then, if this one stood
+        still: what was found equal may no longer be there.
+        """
+        self.drop_cache()
+        if self._pread(len(self.head), 0) != self.head:
+            raise self._device.lose(_OVERWRITTEN)
 
     def withhold(self, end: int = HEAD) -> None:
         """Zero the head up to ``end`` on the device, and put the claim's record into its first sector."""
         head = bytearray(min(end, len(self.head)))
+        self._device.expect(b"")
         if head:
-            self._device.unmark()
             self._disable(len(head))
             head[: claim.RECORD] = self._device.record
             self._put(0, memoryview(head))
             self.fsync()
-            self._device.mark()
+            self._device.expect(self._device.record)
 
     def _disable(self, end: int) -> None:
         """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
@@ -129,7 +141,7 @@ class BlockStorage(storage.Storage):
 
     def store(self) -> None:
         """Write the head, which makes the disk usable. Raises ``errors.TargetLost`` if others write there."""
-        self._device.unmark()
+        self._device.expect(b"")
         # A power cut may tear the write of the head, but not that of a sector: the one that makes the disk
         # usable, such as a boot sector, is written when all others are on stable storage.
         last = _first_data(self.head, self._sector)
@@ -142,7 +154,7 @@ class BlockStorage(storage.Storage):
         self.head[last] = data
         first = self.head[: claim.RECORD]
         if self._device.first(len(first)) != first:
-            raise self._device.lose("another run has written to its beginning")
+            raise self._device.lose(_OVERWRITTEN)
 
 
 class BlockTarget(base.Target):
@@ -195,6 +207,7 @@ class BlockTarget(base.Target):
 
     def _disable(self) -> None:
         """Zero the head on the device; what it held is in memory, and all of it is stored at the end."""
+        self.storage.require_unchanged()
         self.storage.withhold()
 
     def _ready(self, _size: int) -> None:

@@ -346,33 +346,31 @@ def read(name: str) -> bytes:
 class Marked(Claim):
     """A claim whose record is in the first sector of a device of ``size`` bytes.
 
-    It is there while the head is withheld, where any other use of the device overwrites it. Call ``mark``
-    when it is written. An update writes the head in place, so it has no record.
+    It is there while the head is withheld, where any other use of the device overwrites it. Until the first
+    change of a refresh, the first sector of the old disk stands for it. A delta writes the head in place, so it
+    has no record.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.record = _new_holder().record()
-        self._is_marked = False
+        self._expected = b""
 
     @property
     def is_left_over(self) -> bool:
         """Whether the device holds the record of an earlier run that did not finish."""
         return holder(self.first(RECORD)) is not None
 
-    def mark(self) -> None:
-        """Expect the record on the device from now on."""
-        self._is_marked = True
-
-    def unmark(self) -> None:
-        """Expect no record any more."""
-        self._is_marked = False
+    def expect(self, first: bytes) -> None:
+        """Expect these first bytes on the device from now on; none: any."""
+        with self._lock:  # no check is between its look and its comparison
+            self._expected = first
 
     def _taken(self) -> str | None:
-        if not self._is_marked:
+        if not self._expected:
             return None
-        found = self.first(RECORD)
-        if found == self.record:
+        found = self.first(len(self._expected))
+        if found == self._expected:
             return None
         return f"another run writes to it ({holder(found) or 'unknown'})"
 

@@ -21,7 +21,7 @@ PLAN = checking.Plan(epochs=2, cuts=2, sets=4, reruns=0)
 
 def write_head(device: block.BlockStorage) -> None:
     """Write the head at once."""
-    device._device.unmark()
+    device._device.expect(b"")
     device._put(0, memoryview(device.head))
 
 

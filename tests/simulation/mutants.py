@@ -54,6 +54,17 @@ MUTANTS = (
         is_rare=True,
     ),
     Mutant(
+        "stale-comparison",
+        "changes a device that another node has written since it was compared",
+        {
+            "images/targets/block.py": {
+                "        self.storage.require_unchanged()\n": "",
+                "        self._device.expect(bytes(self.head[: claim.RECORD]))\n": "",
+            }
+        },
+        is_rare=True,
+    ),
+    Mutant(
         "finished-file-removed",
         "removes a finished disk before its replacement is complete",
         {"images/targets/file.py": {' if options.existing == "remove" else ()': ""}},

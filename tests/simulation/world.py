@@ -128,8 +128,23 @@ def plan(seed: int) -> Plan:
     if made.shared and Dice(f"other {seed}").happens(0.5):
         # What was left of the one disk is there when the other is asked for at its address.
         made.rounds[-1].runs[0].job = 1
+    _compare_first(Dice(f"compare {seed}"), made)
     _add_readers(Dice(f"readers {seed}"), made)
     return made
+
+
+def _compare_first(dice: Dice, made: Plan) -> None:
+    """Let a run that compares the disk stand still, while another node writes another one."""
+    if made.stages or not dice.happens(0.04):
+        return
+    job = dice.randrange(2)
+    ability = dataclasses.replace(made.rounds[-1].runs[0].storing, locks=False, fails=0.0, full=0.0, slow=0.0)
+    stopped = Run("stopped", job, storing=ability, existing="update", freeze=1000.0)
+    stopped.freeze_at = dice.randrange(30, 330)
+    other = Run("other", 1 - job, 1, after=None, storing=ability)
+    other.checksum = dice.choice(("none", "wrong"))
+    other.kill_after = _saved(dice) if dice.happens(0.3) else {}
+    made.rounds[-1:-1] = [Round([Run("whole", job, storing=ability)]), Round([stopped, other])]
 
 
 def _add_readers(dice: Dice, made: Plan) -> None:

@@ -349,6 +349,45 @@ def test_stale_run_on_another_machine_writes_no_longer_than_an_interval(
         stale.close()
 
 
+def write_and_commit(path: Path, byte: bytes) -> None:
+    with targets.open(path, SIZE) as disk:
+        write(disk, byte)
+        disk.commit()
+
+
+@pytest.mark.parametrize("state", ["taken", "abandoned", "finished"])
+def test_stale_refresh_does_not_begin(tmp_path: Path, state: str) -> None:
+    """It stood still before its first change, and another run wrote what it had compared."""
+    with two_machines(tmp_path) as (one, other):
+        write_and_commit(one, b"1")
+        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        assert stale.storage.read(0, SIZE) == b"1" * SIZE
+        with targets.open(other, SIZE) as disk:
+            # Only its head differs, and not in the first sector.
+            disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))
+            if state == "finished":
+                disk.commit()
+            elif state == "abandoned":
+                disk.close()
+            else:
+                disk.flush()
+            expected = (tmp_path / "shared").read_bytes()
+            with pytest.raises(errors.TargetLost, match="another run has written to its beginning"):
+                stale.write(SIZE - 512, memoryview(b"3" * 512))
+            check_stale(stale)
+            assert (tmp_path / "shared").read_bytes() == expected
+
+
+def test_stale_refresh_that_found_no_difference_does_not_succeed(tmp_path: Path) -> None:
+    with two_machines(tmp_path) as (one, other):
+        write_and_commit(one, b"1")
+        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        with targets.open(other, SIZE):
+            with pytest.raises(errors.TargetLost, match="another run writes to it"):
+                stale.commit()
+            stale.close()
+
+
 def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:
     """Its last write may have been before the other run began, and its next is that of the head."""
     with two_machines(tmp_path) as (one, other):

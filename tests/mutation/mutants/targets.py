@@ -209,9 +209,23 @@ MUTANTS = (
     mutant(
         "images/targets/claim.py",
         "does not look for another run's record on a device",
-        ("        if not self._is_marked:\n            return None\n"),
+        ("        if not self._expected:\n            return None\n"),
         "        return None\n",
         "tests/images/targets/test_claim.py::test_stale_run_on_another_machine_stops",
+    ),
+    mutant(
+        "images/targets/block.py",
+        "begins a refresh of a head that another run has written",
+        "        self.storage.require_unchanged()\n",
+        "",
+        "tests/images/targets/test_claim.py::test_stale_refresh_does_not_begin[taken]",
+    ),
+    mutant(
+        "images/targets/block.py",
+        "expects nothing on a device that is compared",
+        "        self._device.expect(bytes(self.head[: claim.RECORD]))\n",
+        "",
+        "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed",
     ),
     mutant(
         "sources/nbd/writer.py",
