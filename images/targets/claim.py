@@ -346,9 +346,8 @@ def read(name: str) -> bytes:
 class Marked(Claim):
     """A claim whose record is in the first sector of a device of ``size`` bytes.
 
-    It is there while the head is withheld, where any other use of the device overwrites it. Until the first
-    change of a refresh, the first sector of the old disk stands for it. A delta writes the head in place, so it
-    has no record.
+    It is there while the head is withheld, where any other use of the device overwrites it. Until a refresh
+    begins, the first sector of the old disk stands for it. A delta writes the head in place: it has none.
     """
 
     def __init__(self, path: str) -> None:
