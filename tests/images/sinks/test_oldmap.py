@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -30,10 +31,12 @@ class Target(bmaps.Disk):
         self.storage = self
         self.written: list[tuple[int, int]] = []
         self.end = 0
+        self._lock = threading.Lock()
 
     def reach(self, end: int) -> None:
-        self.end = max(self.end, end)
-        self.data.extend(bytes(max(0, end - len(self.data))))
+        with self._lock:
+            self.end = max(self.end, end)
+            self.data.extend(bytes(max(0, end - len(self.data))))
 
     def write(self, offset: int, data: memoryview) -> None:
         self.written.append((offset, offset + len(data)))
