@@ -58,7 +58,7 @@ MUTANTS = (
         "changes a device that another node has written since it was compared",
         {
             "images/targets/block.py": {
-                "        self.storage.require_unchanged()\n": "",
+                "            self.storage.require_unchanged()\n": "            pass\n",
                 "        self._device.expect(bytes(self.head[: claim.RECORD]))\n": "",
             }
         },

@@ -216,16 +216,23 @@ MUTANTS = (
     mutant(
         "images/targets/block.py",
         "begins a refresh of a head that another run has written",
-        "        self.storage.require_unchanged()\n",
-        "",
+        "        self._check_claim()\n        self.storage.withhold()\n\n    def _check_claim",
+        "        self.storage.withhold()\n\n    def _check_claim",
         "tests/images/targets/test_claim.py::test_stale_refresh_does_not_begin[taken]",
+    ),
+    mutant(
+        "images/targets/block.py",
+        "looks only at the first sector of a device that is compared",
+        "            self.storage.require_unchanged()\n",
+        "            pass\n",
+        "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed[True]",
     ),
     mutant(
         "images/targets/block.py",
         "expects nothing on a device that is compared",
         "        self._device.expect(bytes(self.head[: claim.RECORD]))\n",
         "",
-        "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed",
+        "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed[False]",
     ),
     mutant(
         "sources/nbd/writer.py",
