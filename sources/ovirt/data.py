@@ -173,6 +173,7 @@ class Pool:
                 return _like(model)
             self._model = self._client.Client(
                 self._url,
+                disk=self._name,
                 cafile=None if insecure else self._authorities,
                 secure=not insecure,
                 buffer_size=BUFFER,

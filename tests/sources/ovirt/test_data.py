@@ -8,7 +8,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -33,6 +33,11 @@ class Server:
     options: dict[str, Any] | None
     extents: str = json.dumps(EXTENTS)
     status: int = 206
+    #: Serve ranges that begin so many bytes later than requested, and say so.
+    shift: int = 0
+    #: Content-Range of a range; None: the right one, empty: none.
+    content_range: str | None = None
+    encoding: str = ""
     #: Cut an answer off after so many bytes.
     cut: int = 1 << 20
     #: Never answer a range.
@@ -85,10 +90,21 @@ def server() -> Iterator[Server]:
                 busy -= 1
             found = self.headers.get("Range", "")
             first, last = map(int, found.removeprefix("bytes=").split("-")) if found else (0, len(DATA) - 1)
-            self.answer(served.status if found else 200, DATA[first : last + 1])
+            if not found:
+                self.answer(200, DATA)
+                return
+            first, last = first + served.shift, last + served.shift
+            stated = f"bytes {first}-{last}/{len(DATA)}"
+            if served.content_range is not None:
+                stated = served.content_range
+            headers = {"Content-Range": stated, "Content-Encoding": served.encoding}
+            self.answer(served.status, DATA[first : last + 1], headers)
 
-        def answer(self, status: int, body: bytes) -> None:
+        def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
             self.send_response(status)
+            for name, value in headers.items():
+                if value:
+                    self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.close_connection = len(body) > served.cut
@@ -192,6 +208,36 @@ def test_response_that_is_not_the_range_is_refused(
     assert type(caught.value) is kind
     server.status = 206
     assert read(pool, 0, 1000) == DATA[:1000]
+
+
+@pytest.mark.parametrize("content_range", [None, "bytes */300000", "bytes 999-1998/300000", "bytes=1000-1999"])
+def test_another_range_is_never_data(
+    server: Server, pool: imageio_data.Pool, content_range: str | None
+) -> None:
+    """Its length is right, which is all that the library compares."""
+    pool.connect([server.url])
+    server.content_range = content_range
+    server.shift = 4096 if content_range is None else 0
+    with pytest.raises(errors.WrongRanges, match="requested byte 1000, received bytes"):
+        read(pool, 1000, 1000)
+    server.content_range, server.shift = None, 0
+    assert read(pool, 1000, 1000) == DATA[1000:2000]
+
+
+@pytest.mark.parametrize("content_range", ["", "bytes 1000-1499/1500", "bytes 1000-1999/*"])
+def test_content_range_of_old_daemons_is_accepted(
+    server: Server, pool: imageio_data.Pool, content_range: str
+) -> None:
+    pool.connect([server.url])
+    server.content_range = content_range
+    assert read(pool, 1000, 1000) == DATA[1000:2000]
+
+
+def test_content_encoding_is_never_data(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.encoding = "gzip"
+    with pytest.raises(errors.Unsupported, match="content encoding"):
+        read(pool, 1000, 1000)
 
 
 @pytest.mark.parametrize(
