@@ -6,6 +6,7 @@ Importing this loads the library.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import urllib.parse
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
     def extents(self, context: str = "zero") -> Iterator[Any]:
         """Yield the extents. The library keeps them, and copies them for each connection."""
         yield from self._get_extents(context) if self._can_extents else super().extents(context)
+
+    def _options(self) -> Any:
+        """Return the options of the server. Raises ``TypeError`` unless the limit of readers is a number."""
+        found = super()._options()
+        operator.index(found.get("max_readers", 1))
+        return found
 
     def _get(self, length: int) -> Any:
         """Request ``length`` bytes. The library compares only the length of the response."""

@@ -96,7 +96,7 @@ class Pool:
                 if start != found.end or not 0 < length <= _MOST_BYTES - start:
                     reason = f"{self._name}: the extents have a gap at byte {found.end}"
                     raise errors.SourceError(reason=reason)
-                found.add(base.Extent(start, length, bool(run.zero)))
+                found.add(base.Extent(start, length, bool(operator.index(run.zero))))
         return found
 
     def read(self, offset: int, into: memoryview) -> int:

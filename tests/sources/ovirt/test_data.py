@@ -180,6 +180,15 @@ def test_number_of_connections_is_limited(
     assert server.busiest <= allowed
 
 
+@pytest.mark.parametrize("readers", ["8", None, [], {}, 1.5])
+def test_limit_of_readers_that_is_no_number_is_an_error(
+    server: Server, pool: imageio_data.Pool, readers: object
+) -> None:
+    server.options = {**NEW, "max_readers": readers}
+    with pytest.raises(errors.Transient, match="invalid response"):
+        pool.connect([server.url])
+
+
 def test_bytes_before_a_cut_are_kept(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
     server.cut = 70_000
@@ -249,6 +258,8 @@ def test_content_encoding_is_never_data(server: Server, pool: imageio_data.Pool)
         ('[{"start": 0, "length": -1, "zero": true}]', "gap"),
         ('[{"start": 0, "length": 100000000000000000000, "zero": true}]', "gap"),
         ('[{"start": 0, "length": "1", "zero": true}]', "invalid response"),
+        ('[{"start": 0, "length": 10, "zero": "false"}]', "invalid response"),
+        ('[{"start": 0, "length": 10, "zero": null}]', "invalid response"),
         ('[{"start": 0.0, "length": 10, "zero": true}]', "invalid response"),
         ('[{"start": 0, "length": 10.5, "zero": true}]', "invalid response"),
     ],
