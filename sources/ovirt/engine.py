@@ -45,12 +45,14 @@ class Locked(errors.Transient):
     """The disk is locked by another operation."""
 
 
-def library() -> Any:
-    """Import and return the SDK."""
+def library() -> tuple[Any, Any]:
+    """Import and return the SDK, and ``answers``, which loads it."""
     with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
         import ovirtsdk4
         import ovirtsdk4.types
-    return ovirtsdk4
+
+        from cdi_worker.sources.ovirt import answers
+    return ovirtsdk4, answers
 
 
 class Engine:
@@ -59,9 +61,10 @@ class Engine:
     def __init__(self, location: locations.Imageio, authorities: str, cancel: base.Cancel) -> None:
         self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
-        self._sdk = library()
+        self._sdk, answers = library()
+        self._refused: str = answers.REFUSED
         access = location.access
-        self._connection = self._sdk.Connection(
+        self._connection = answers.Connection(
             url=location.endpoint.rstrip("/"),
             username=access.user,
             password=access.password,
@@ -79,30 +82,37 @@ class Engine:
         except TimeoutError as err:
             raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
 
+    @property
+    def types(self) -> Any:
+        """The SDK's classes of what the engine returns."""
+        return self._sdk.types
+
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
-        return self.ask(f"disk {number}", self._disks().disk_service(number).get)
+        return self.ask(f"disk {number}", self._disks().disk_service(number).get, self.types.Disk)
 
     def snapshot(self, disk: Any, number: str) -> Any | None:
         """Return the snapshot of ``disk`` with this id, or None."""
         domains = self._connection.system_service().storage_domains_service()
         for domain in disk.storage_domains or ():
+            what = f"snapshots in storage domain {domain.id}"
             listing = domains.storage_domain_service(domain.id).disk_snapshots_service().list
-            for found in self.ask(f"snapshots in storage domain {domain.id}", listing):
+            for found in self.ask(what, listing, list):
+                self._check(what, found, self.types.DiskSnapshot)
                 if found.id == number and (found.disk is None or found.disk.id in (None, disk.id)):
                     return found
         return None
 
     def is_locked(self, number: str) -> bool:
         """Return whether a disk is locked by a transfer or another operation."""
-        return bool(self.disk(number).status == self._sdk.types.DiskStatus.LOCKED)
+        return bool(self.disk(number).status == self.types.DiskStatus.LOCKED)
 
     def transfer(self, disk: Any, snapshot: Any | None, form: str) -> Transfer:
         """Start a download of a disk, or of a snapshot of it. ``form``: ``raw`` or ``cow``.
 
         Raises ``Locked`` while another operation locks the disk.
         """
-        types = self._sdk.types
+        types = self.types
         wanted = types.ImageTransfer(
             direction=types.ImageTransferDirection.DOWNLOAD,
             format=types.DiskFormat(form),
@@ -113,7 +123,7 @@ class Engine:
         else:
             wanted.snapshot = types.DiskSnapshot(id=snapshot.id)
         transfers = self._connection.system_service().image_transfers_service()
-        begun = self.ask("image transfer", lambda: transfers.add(wanted))
+        begun = self.ask("image transfer", lambda: transfers.add(wanted), types.ImageTransfer)
         log.info("transfer id=%r disk=%r format=%r", begun.id, disk.id, form)
         return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
 
@@ -122,10 +132,20 @@ class Engine:
         with contextlib.suppress(errors.Error, TimeoutError), self._translated("logout"):
             cancelling.apart(self._connection.close, cancelling.NEVER, limit=LOGOUT)
 
-    def ask(self, what: str, call: Callable[[], Any]) -> Any:
-        """Return the result of an SDK call. ``what``: its subject, for messages."""
+    def ask(self, what: str, call: Callable[[], Any], kind: type = object) -> Any:
+        """Return the result of an SDK call, of class ``kind``. ``what``: its subject, for messages."""
         with self._translated(what):
-            return cancelling.apart(call, self._cancel, grace=GRACE)
+            found = cancelling.apart(call, self._cancel, grace=GRACE)
+        self._check(what, found, kind)
+        return found
+
+    def _check(self, what: str, found: Any, kind: type) -> None:
+        """Raise ``errors.Transient`` for an answer of another class: the SDK makes one of any element."""
+        if not isinstance(found, kind):
+            raise self._invalid(what)
+
+    def _invalid(self, what: str) -> errors.Transient:
+        return errors.Transient(url=self.name, reason=f"{what}: invalid response")
 
     def _disks(self) -> Any:
         return self._connection.system_service().disks_service()
@@ -134,11 +154,14 @@ class Engine:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
+        except (errors.Error, TimeoutError):
+            raise
         except self._sdk.Error as err:
             raise self._error(what, err) from err
-        except (self._sdk.pycurl.error, ValueError, KeyError, TypeError) as err:
-            # The SDK raises these for a response that is not the engine's: a proxy's page, a truncated body.
-            raise errors.Transient(url=self.name, reason=f"{what}: invalid response") from err
+        except Exception as err:
+            # The SDK trusts the shape of answers. For others, such as a proxy's page or a truncated body, it
+            # raises anything, even a plain Exception.
+            raise self._invalid(what) from err
 
     def _error(self, what: str, err: Any) -> errors.Error:
         message = _message(err)
@@ -147,6 +170,8 @@ class Engine:
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")
         if isinstance(err, self._sdk.AuthError):
             return errors.Unreachable(url=self.name, reason=f"{reason}; check user, password and permissions")
+        if self._refused in message:
+            return errors.Unreachable(url=self.name, reason=f"{what}: the answer is too long; check the URL")
         if err.code == 409 and re.search(r"\blocked\b", message, re.IGNORECASE):
             return Locked(url=self.name, reason=reason)
         if (err.code is None and not _TLS.search(message)) or err.code in TRANSIENT:
@@ -180,7 +205,8 @@ class Transfer:
 
     def look(self) -> Any:
         """Return the current state of the transfer. Raises ``NotFound`` once the engine has removed it."""
-        return self._engine.ask(f"image transfer {self.id}", self._service.get)
+        kind = self._engine.types.ImageTransfer
+        return self._engine.ask(f"image transfer {self.id}", self._service.get, kind)
 
     def phase(self) -> str:
         """Return the name of the phase; ``unknown`` if the SDK does not know it."""

@@ -219,7 +219,9 @@ def test_response_that_is_not_the_range_is_refused(
     assert read(pool, 0, 1000) == DATA[:1000]
 
 
-@pytest.mark.parametrize("content_range", [None, "bytes */300000", "bytes 999-1998/300000", "bytes=1000-1999"])
+@pytest.mark.parametrize(
+    "content_range", [None, "bytes */300000", "bytes 999-1998/300000", "bytes=1000-1999"]
+)
 def test_another_range_is_never_data(
     server: Server, pool: imageio_data.Pool, content_range: str | None
 ) -> None:
