@@ -80,27 +80,26 @@ class Machine:
                 raise self._malformed(
                     f"reaches only byte {start} of {disk.size} after {requests - 1} requests"
                 )
-            answer = self._session.call(
+            begin, end, changed = self._session.call(
                 f"list the areas changed since {change_id!r}",
-                lambda start=start: self._machine.QueryChangedDiskAreas(  # type: ignore[misc]  # mypy cannot infer it with a default
-                    snapshot, disk.key, start, change_id
+                lambda start=start: _listed(  # type: ignore[misc]  # mypy cannot infer it with a default
+                    self._machine.QueryChangedDiskAreas(snapshot, disk.key, start, change_id)
                 ),
             )
-            end = answer.startOffset + answer.length
-            log.debug("changed areas from=%d to=%d count=%d", start, end, len(answer.changedArea))
+            log.debug("changed areas from=%d to=%d count=%d", start, end, len(changed))
             if end <= start:
                 where = f"at byte {end} of {disk.size}"
                 raise errors.SourceError(
                     reason=f"{self._session.name}: the list of changed areas ends {where}"
                 )
-            if answer.startOffset != start:
-                raise self._malformed(f"begins at byte {answer.startOffset} instead of {start}")
-            for area in answer.changedArea:
-                if area.start < last or area.length < 0:
-                    what = f"{area.length} bytes at byte {area.start} after byte {last}"
+            if begin != start:
+                raise self._malformed(f"begins at byte {begin} instead of {start}")
+            for offset, length in changed:
+                if offset < last or length < 0:
+                    what = f"{length} bytes at byte {offset} after byte {last}"
                     raise self._malformed(f"has an area of {what}")
-                last = area.start + area.length
-                add(areas, area.start, last, disk.size)
+                last = offset + length
+                add(areas, offset, last, disk.size)
             start = end
         return areas
 
@@ -196,6 +195,12 @@ def grown(areas: extents.Kept, before: int, size: int) -> extents.Kept:
         add(found, area.offset, min(area.offset + area.length, before), size)
     add(found, before, size, size)
     return found
+
+
+def _listed(answer: Any) -> tuple[int, int, list[tuple[int, int]]]:
+    """Return begin and end of what a list of changed areas covers, and its areas."""
+    changed = [(int(area.start), int(area.length)) for area in answer.changedArea]
+    return int(answer.startOffset), int(answer.startOffset + answer.length), changed
 
 
 def _disks(config: Any) -> list[Any]:

@@ -71,10 +71,10 @@ class Session:
         try:
             with self._translated("log in"):
                 self._log_in()
+                log.info("vsphere url=%r product=%r", self.name, self._content.about.fullName)
         except errors.Error:
             self._stub.DropConnections()
             raise
-        log.info("vsphere url=%r product=%r", self.name, self._content.about.fullName)
         return self
 
     def __exit__(self, *_: object) -> None:

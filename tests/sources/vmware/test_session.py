@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,32 @@ def test_malformed_list_of_areas_is_refused(tmp_path: Path, areas: list[tuple[in
         disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
         with pytest.raises(errors.SourceError, match=r"list of changed areas .*; start again"):
             machine.changed(disk, vcsim.change_id(0))
+
+
+@pytest.mark.parametrize("answer", [None, "text", 5])
+def test_answer_that_is_no_list_of_areas_is_an_error(
+    vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    """The library makes an object of whatever type the server names."""
+    with session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        odd = types.SimpleNamespace(_stub=None, QueryChangedDiskAreas=lambda *_: answer)
+        monkeypatch.setattr(machine, "_machine", odd)
+        with pytest.raises(errors.Unreachable, match=r"list the areas .*: unexpected response"):
+            machine.changed(disk, vcsim.change_id(0))
+
+
+def test_product_without_a_name_is_an_error(vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    def log_in(self: session.Session) -> None:
+        self._content = types.SimpleNamespace(about=None)
+
+    monkeypatch.setattr(session.Session, "_log_in", log_in)
+    with (
+        pytest.raises(errors.Unreachable, match="log in: unexpected response"),
+        session.Session(vcsim.location()),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("size", "covers"), [(1 << 20, 1), (1 << 20, 1023), (1 << 40, 32 << 20)])
