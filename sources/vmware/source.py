@@ -156,7 +156,7 @@ class VddkSource(base.Source):
             disk = machine.disk(wanted.backing_file)
             if wanted.current:
                 disk = machine.at(wanted.current, disk)
-                self._names[wanted.current] = frozenset({wanted.current, *_names(disk)})
+                self._names[wanted.current] = _names(wanted.current, disk)
             if wanted.previous:
                 self._areas = self._changed(machine, disk)
             self._allocated = machine.allocated(disk)
@@ -173,7 +173,7 @@ class VddkSource(base.Source):
                 "start again with a full copy"
             )
         areas = machine.changed(disk, since if before is None else before.change_id)
-        self._names[since] = frozenset({since, *_names(before)})
+        self._names[since] = _names(since, before)
         if before is not None and disk.size > before.size:
             # vSphere lists only what was written to the new space; the target may hold anything there.
             areas = vsphere_machine.grown(areas, before.size, disk.size)
@@ -216,6 +216,12 @@ class VddkSource(base.Source):
         )
 
 
-def _names(disk: vsphere_machine.VirtualDisk | None) -> list[str]:
-    """Return the names of the checkpoint of a disk at a snapshot: the snapshot's reference, the change id."""
-    return [name for name in (disk.snapshot, disk.change_id) if name] if disk else []
+def _names(given: str, disk: vsphere_machine.VirtualDisk | None) -> frozenset[str]:
+    """Return the names of the checkpoint ``given`` by the request, of a disk at its snapshot.
+
+    A change id is enough. It has the id of the disk, while snapshots have the same references on all disks of
+    a machine, and on other hosts.
+    """
+    if disk is None:
+        return frozenset({given})
+    return frozenset({disk.change_id} if disk.change_id else {given, disk.snapshot})

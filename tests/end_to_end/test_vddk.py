@@ -146,7 +146,9 @@ def test_stage_is_not_applied_to_another_checkpoint(vcsim: vmware.Vcsim, tmp_pat
     for _ in range(2):  # a first stage starts over
         cdi_worker.run(dataclasses.replace(vmware_stages.request(vcsim, target, 0), existing="replace"))
         for previous in ("snapshot-12", "stage 1", vcsim.change_id(1)):
-            with pytest.raises(errors.TargetError, match=r"holds the disk at checkpoint .*snapshot-11"):
+            with pytest.raises(
+                errors.TargetError, match=f"holds the disk at checkpoint {vcsim.change_id(0)},"
+            ):
                 cdi_worker.run(vmware_stages.request(vcsim, target, 2, previous=previous))
         vmware_stages.check(vcsim, target, 0)
         cdi_worker.run(vmware_stages.request(vcsim, target, 1, previous=vcsim.change_id(0)))
@@ -155,14 +157,33 @@ def test_stage_is_not_applied_to_another_checkpoint(vcsim: vmware.Vcsim, tmp_pat
             vmware_stages.check(vcsim, target, 2)
 
 
+def test_stage_is_not_applied_to_another_disk(
+    vcsim: vmware.Vcsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshots of all disks of a machine have one reference; on other hosts they have the same, too."""
+    target = tmp_path / "disk.img"
+    cdi_worker.run(vmware_stages.request(vcsim, target, 0))
+    monkeypatch.setattr(vmware, "CHANGE_ID", vmware.CHANGE_ID.replace("52 de", "52 df"))
+    other = vmware_stages.migration(tmp_path / "other")
+    with (
+        other.running(),
+        pytest.raises(errors.TargetError, match=r"holds the disk at checkpoint 52 de .*, the delta is from"),
+    ):
+        cdi_worker.run(vmware_stages.request(other, target, 1))
+    monkeypatch.undo()
+    vmware_stages.check(vcsim, target, 0)
+
+
 def test_unfinished_delta_is_only_applied_again(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target, changing = tmp_path / "disk.img", tmp_path / "disk.img.changing"
     cdi_worker.run(vmware_stages.request(vcsim, target, 0))
     target.rename(changing)
-    checkpoint.Checkpoint(frozenset({"snapshot-11"}), frozenset({"snapshot-12"})).write(str(changing))
+    # As earlier workers wrote it, with the references of snapshots.
+    names = [frozenset({vcsim.snapshot(stage), vcsim.change_id(stage)}) for stage in range(2)]
+    checkpoint.Checkpoint(*names).write(str(changing))
     for previous, current in ((0, 2), (1, 2)):
         changes = {"previous": vcsim.snapshot(previous), "current": vcsim.snapshot(current)}
-        with pytest.raises(errors.TargetError, match="with a part of the delta to snapshot-12"):
+        with pytest.raises(errors.TargetError, match=r"with a part of the delta to .*snapshot-12"):
             cdi_worker.run(vmware_stages.request(vcsim, target, 2, **changes))
     cdi_worker.run(vmware_stages.request(vcsim, target, 1))
     vmware_stages.check(vcsim, target, 1)
