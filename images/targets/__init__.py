@@ -218,6 +218,12 @@ def is_left_over(held: claim.Claim) -> bool:
         raise errors.target_error(held.path, err, "read") from err
 
 
+def unfinished(held: claim.Claim) -> str:
+    """Return the path of the unfinished disk that an interrupted run has left beside a file; empty: none."""
+    part = file.part(held.path)
+    return part if isinstance(held, claim.LockFile) and os.path.lexists(part) else ""
+
+
 def is_half_changed(held: claim.Claim) -> bool:
     """Return whether a claimed target holds what an interrupted run or update has left instead of a disk."""
     is_changed = not os.path.lexists(held.path) and os.path.lexists(file.changing(held.path))

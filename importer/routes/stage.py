@@ -75,6 +75,9 @@ def check(attempt: Attempt) -> None:
         reason = "holds an incomplete disk of an interrupted run; run that again, or the first stage"
         raise errors.TargetError(path=path, reason=reason)
     held = checkpoint.of_disk(path)
+    if held is None and (part := targets.unfinished(attempt.claim)):
+        reason = f"is beside {part}, the unfinished disk of an interrupted run"
+        raise errors.TargetError(path=path, reason=f"{reason}; run that again, or remove the file")
     if held is not None and not held.allows(*checkpoints(attempt)):
         stage = attempt.request.stage
         reason = (

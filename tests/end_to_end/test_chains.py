@@ -470,6 +470,24 @@ def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path:
     assert target.read_bytes() == before
 
 
+def test_stage_after_a_killed_first_stage_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
+    """A disk was there before, which the first stage would have replaced."""
+    plain(chain)
+    target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
+    base, first, _ = local(chain.files)
+    old = b"\xff" * (64 << 20)
+    target.write_bytes(old)
+    part.write_bytes(old[: 1 << 20])
+    with pytest.raises(errors.TargetError, match=r"is beside .*disk.img.part, the unfinished disk"):
+        stage([first], target, "base.qcow2", "layer-1.qcow2")
+    assert target.read_bytes() == old
+    stage([base], target, "", "base.qcow2")
+    # With a checkpoint it is the right disk, whatever was begun since then.
+    part.write_bytes(old[: 1 << 20])
+    stage([first], target, "base.qcow2", "layer-1.qcow2")
+    assert not part.exists()
+
+
 def test_delta_does_not_change_a_disk_that_has_another_name(chain: chains.Chain, tmp_path: Path) -> None:
     """It would stay usable by that name, and hold a part of the delta."""
     plain(chain)
