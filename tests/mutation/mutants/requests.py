@@ -126,6 +126,13 @@ MUTANTS = (
     ),
     mutant(
         "importer/routes/stage.py",
+        "applies a delta to an old disk beside an unfinished first stage",
+        "    if held is None and (part := targets.unfinished(attempt.claim)):\n",
+        "    if held is None and (part := ''):\n",
+        "tests/end_to_end/test_chains.py::test_stage_after_a_killed_first_stage_is_refused",
+    ),
+    mutant(
+        "importer/routes/stage.py",
         "applies a delta to the disk of another checkpoint",
         "    if held is not None and not held.allows(*checkpoints(attempt)):\n",
         "    if False:\n",

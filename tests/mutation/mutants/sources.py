@@ -21,6 +21,34 @@ MUTANTS = (
         "tests/sources/ovirt/test_source_trouble.py::test_disk_that_ends_early_is_refused",
     ),
     mutant(
+        "sources/ovirt/backend.py",
+        "takes another range of an oVirt disk for the requested one",
+        "if stated is not None and (found is None or int(found[1]) != self._position):",
+        "if False:",
+        "tests/sources/ovirt/test_data.py::test_another_range_is_never_data",
+    ),
+    mutant(
+        "sources/ovirt/data.py",
+        "takes any word for a hole of an oVirt disk",
+        "bool(operator.index(run.zero))",
+        "bool(run.zero)",
+        "tests/sources/ovirt/test_data.py::test_malformed_extents_are_refused",
+    ),
+    mutant(
+        "sources/ovirt/answers.py",
+        "keeps an endless answer of an oVirt engine",
+        "if self.tell() + len(data) <= LONGEST else 0",
+        "if True else 0",
+        "tests/sources/ovirt/test_engine.py::test_endless_answers_are_refused",
+    ),
+    mutant(
+        "sources/vmware/source.py",
+        "applies a delta of VMware to the disk of another machine",
+        "frozenset({disk.change_id} if disk.change_id else {given, disk.snapshot})",
+        "frozenset({disk.change_id, given, disk.snapshot})",
+        "tests/end_to_end/test_vddk.py::test_stage_is_not_applied_to_another_disk",
+    ),
+    mutant(
         "sources/vmware/source.py",
         "refuses a full copy of another size than vSphere states",
         "        if self._areas is not None:\n            reason =",
@@ -215,7 +243,7 @@ MUTANTS = (
     mutant(
         "sources/vmware/machine.py",
         "accepts overlapping areas",
-        "                if area.start < last or area.length < 0:\n",
+        "                if offset < last or length < 0:\n",
         "                if False:\n",
         "tests/sources/vmware/test_session.py::test_malformed_list_of_areas_is_refused[areas0]",
     ),
