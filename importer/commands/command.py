@@ -243,8 +243,8 @@ class Command(click.Command):
                 if of and of not in param.kinds:
                     continue
                 title = f"{OPTIONS_OF}{of or ', '.join(param.kinds)}"
-                example = param.kinds.get(of) or next(iter(param.kinds.values()))
-                example = example if of or len(param.kinds) == 1 else ""
+                one = of or next(iter(param.kinds))
+                example = param.kinds[one] if of or len(param.kinds) == 1 else ""
             found.setdefault(title, (example, []))[1].append(record)
         return [(title, example, records) for title, (example, records) in found.items()]
 
@@ -409,7 +409,7 @@ class PodGroup(SourceCommand, click.Group):
 
         ``of``: the command that runs, which may be given the variables of others; this group: a pod's role.
         """
-        known = {each.variable for each in of.options}
+        known = {each.variable for each in of.options if not each.here}
         if all(name in known and env[name].strip() for name in contract.own(env)):
             return
         # Misspelt variables, and those that only sources read.
@@ -430,6 +430,10 @@ class PodGroup(SourceCommand, click.Group):
         for search in (sources.own, sources.third_party):
             fields = (field for kind in search() for field, _ in kind.table.values())
             known |= {name for field in fields for name in (field.env, *field.more) if name}
+        here = {option.variable: option.key for option in of.options if option.here}
+        for name in [name for name in contract.own(env) if name in here]:
+            yield f"{name}: this is an option only; unset it, and give --{here[name]}"
+        known |= set(here)
         yield from contract.own_faults(env, known, {each.variable for each in options if each.empty})
 
     def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:

@@ -24,6 +24,29 @@ def test_every_option_has_a_variable_with_its_name() -> None:
             assert option.variable == f"CDI_WORKER_{option.key.upper().replace('-', '_')}"
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "command"),
+    [
+        ("DRY_RUN", "--dry-run", ("import", "SOURCE", "DISK")),
+        ("ALL", "--all", ("import", "SOURCE", "DISK")),
+        ("OUTPUT", "--output", ("map", "SOURCE")),
+        ("VERSION", "--version", ("blank", "DISK", "1Mi")),
+    ],
+)
+def test_variable_of_what_only_the_command_line_says_is_refused(
+    tmp_path: Path, name: str, option: str, command: tuple[str, ...]
+) -> None:
+    """It would be dropped in silence: an import in place of a plan."""
+    source, disk = tmp_path / "image", tmp_path / "disk.img"
+    source.write_bytes(bytes(4096))
+    paths = {"SOURCE": str(source), "DISK": str(disk)}
+    done = worker.run(*(paths.get(word, word) for word in command), env={f"CDI_WORKER_{name}": "true"})
+    assert done.status == REQUEST
+    assert f"CDI_WORKER_{name}" in done.error_message
+    assert option in done.error_message or "unknown variable" in done.error_message
+    assert not disk.exists()
+
+
 def test_table_of_a_command_is_before_keys_for_all(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("json = true\n[blank]\njson = false\n[inspect]\njson = false\n")
