@@ -72,9 +72,7 @@ def _check_disk(path: str, head: bytes) -> None:
     except errors.Refused:
         return
     if form in detect.COMPRESSIONS | detect.DISKS - {"raw", "iso"}:
-        what = (
-            "--format qcow2" if form == "qcow2" else f"cdi-worker import {path} - --write-map FILE >/dev/null"
-        )
+        what = "--format qcow2" if form == "qcow2" else f"cdi-worker import {path} DISK --write-map FILE"
         reason = (
             f"is a {form} file; for the map of the disk in it: {what}; for that of the file: --format raw"
         )

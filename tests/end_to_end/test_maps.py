@@ -512,14 +512,17 @@ def test_map_of_an_image_is_that_of_its_disk(tmp_path: Path) -> None:
     """``map`` does not take the bytes of an image for a disk, and its advice gives the right map."""
     raw, written = tmp_path / "made.img", tmp_path / "disk.bmap"
     raw.write_bytes(DATA)
-    for name in ("xz", "gz", "zst"):
+    for name in ("vmdk", "vdi", "xz", "gz", "zst"):
         image = tmp_path / f"disk.raw.{name}"
-        image.write_bytes(mapped_disks.packed(mapped_disks.Made(raw, b""), name))
+        if name in disks.FORMATS:
+            disks.convert(raw, image, disks.FORMATS[name])
+        else:
+            image.write_bytes(mapped_disks.packed(mapped_disks.Made(raw, b""), name))
         done = worker.run("map", image, "-o", written)
-        advice = f"cdi-worker import {image} - --write-map FILE >/dev/null"
+        advice = f"cdi-worker import {image} DISK --write-map FILE"
         assert (done.status, advice in done.error_message, written.exists()) == (6, True, False), done.errors
-        command = advice.replace("FILE", str(written)).removeprefix("cdi-worker ").removesuffix(" >/dev/null")
-        subprocess.run([*worker.COMMAND, *command.split()], stdout=subprocess.DEVNULL, check=True)
+        command = advice.replace("FILE", str(written)).replace("DISK", str(tmp_path / f"{name}.img"))
+        subprocess.run([*worker.COMMAND, *command.split()[1:]], stdout=subprocess.DEVNULL, check=True)
         check(written)
         written.unlink()
     assert worker.run("map", image, "--format", "raw", "-o", written).status == 0
