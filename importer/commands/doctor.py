@@ -14,7 +14,7 @@ from cdi_worker.importer.commands import command, output, parameters
 
 #: Programs, the Debian packages with them, and what needs them.
 PROGRAMS = (
-    ("qemu-img", "qemu-utils", "VDI, VHD, VHDX and rare features of qcow2 and vmdk"),
+    ("qemu-img", "qemu-utils", "qcow2 files as targets, and rare features of disk images"),
     ("xz", "xz-utils", "images compressed with xz"),
     ("gpgv", "gpgv", "signatures of OpenPGP"),
     ("tar", "tar", "clones of file systems"),
@@ -53,7 +53,9 @@ def findings() -> Iterator[Finding]:
         works = shutil.which(program, path=process.SEARCH_PATH) is not None
         yield Finding(program, what, works, f"apt-get install {package}")
     works = importlib.util.find_spec("nbd") is not None
-    yield Finding("libnbd for Python", "nbd://, and vddk", works, version.install_libnbd())
+    yield Finding(
+        "libnbd for Python", "nbd://, qcow2 files as targets, and vddk", works, version.install_libnbd()
+    )
     for extra, what in EXTRAS.items():
         missing = [name for name in _packages(extra) if not _is_installed(name)]
         yield Finding(f"[{extra}]", what, not missing, version.install(extra))
@@ -86,7 +88,7 @@ def _is_installed(name: str) -> bool:
 def doctor(obj: parameters.Context, /) -> int:
     """Show which programs and packages are installed, what needs them, and the commands that add the others.
 
-    Raw, qcow2 and vmdk from files, http(s) and container registries need none of them, and nothing needs KVM.
+    Disk images from files, http(s) and container registries hardly need them, and nothing needs KVM.
     """
     found = list(findings())
     if obj.as_json:

@@ -16,8 +16,8 @@ from cdi_worker.importer.roles import run
 log = logging.getLogger(__name__)
 
 POD = contract.Paths()
-EPILOG = """cdi-worker help COMMAND shows its options, help pod those of a pod's role. Each can be set
-by CDI_WORKER_NAME or in a configuration file."""
+EPILOG = """cdi-worker help COMMAND shows its options, help pod those of a pod's role. Nearly all can be
+set by CDI_WORKER_NAME or in a configuration file."""
 #: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset(
     {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}

@@ -156,7 +156,7 @@ _SOURCE: tuple[parameters.Decorator, ...] = (
         "--content-type",
         type=parameters.Choice(request.CONTENT_TYPES),
         default="kubevirt",
-        help="kubevirt: a disk; archive: a tar archive to unpack into the folder TARGET.",
+        help="kubevirt: a disk; archive: a tar archive, which is unpacked into a folder.",
     ),
     parameters.option(
         SOURCE,

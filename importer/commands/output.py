@@ -124,7 +124,7 @@ def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
             "updated": _updated(done),
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": digest,
-            "map": f"{_size(done.map.mapped)} in {len(done.map.ranges)} ranges" if done.map else "",
+            "map": _mapped(done.map) if done.map else "",
             "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
             "time": f"{done.seconds:.2f} s"
             + (f", {rate}/s read" if done.read and not (digest or done.confirmed) else ""),
@@ -141,8 +141,13 @@ def map_of(disk: str, path: str, found: bmap.Map, obj: parameters.Context) -> No
         fields = {"map": path, "ranges": len(found.ranges), "bytes": found.mapped}
         as_json({"target": disk, "size": found.size, **fields}, err=obj.to_stdout)
     elif not obj.quiet:
-        mapped = f"{_size(found.mapped)} in {len(found.ranges)} ranges"
-        _table({"mapped": f"{disk} -> {path}", "disk": _size(found.size), "data": mapped}, err=obj.to_stdout)
+        rows = {"mapped": f"{disk} -> {path}", "disk": _size(found.size), "data": _mapped(found)}
+        _table(rows, err=obj.to_stdout)
+
+
+def _mapped(found: bmap.Map) -> str:
+    count = len(found.ranges)
+    return f"{_size(found.mapped)} in {count} range{'s' if count != 1 else ''}"
 
 
 def verification(found: Verification, obj: parameters.Context) -> None:
