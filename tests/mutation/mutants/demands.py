@@ -20,6 +20,13 @@ MUTANTS = (
         "tests/contract/test_settings_that_demand.py::test_empty_variable_of_ours_is_refused_in_a_pod",
     ),
     mutant(
+        "importer/commands/command.py",
+        "drops a variable of what only the command line says",
+        "        known = {each.variable for each in of.options if not each.here}\n",
+        "        known = {each.variable for each in of.options}\n",
+        "tests/importer/test_config.py::test_variable_of_what_only_the_command_line_says_is_refused[DRY_RUN---dry-run-command0]",
+    ),
+    mutant(
         "importer/commands/signatures.py",
         "drops a demand that is written before the command",
         "            if origin is core.ParameterSource.COMMANDLINE:\n",
