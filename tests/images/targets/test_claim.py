@@ -378,6 +378,16 @@ def test_stale_refresh_does_not_begin(tmp_path: Path, state: str) -> None:
             assert (tmp_path / "shared").read_bytes() == expected
 
 
+def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "INTERVAL", 0.0)
+    with two_machines(tmp_path) as (one, other):
+        write_and_commit(one, b"1")
+        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        with targets.open(other, SIZE), pytest.raises(errors.TargetLost, match="another run writes to it"):
+            stale.storage.read(0, SIZE)
+        stale.close()
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_stale_refresh_that_found_no_difference_does_not_succeed(tmp_path: Path, finished: bool) -> None:
     with two_machines(tmp_path) as (one, other):
