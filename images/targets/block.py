@@ -207,14 +207,15 @@ class BlockTarget(base.Target):
 
     def _disable(self) -> None:
         """Zero the head on the device; what it held is in memory, and all of it is stored at the end."""
-        self._check_claim()
+        self.storage.require_unchanged()
         self.storage.withhold()
 
     def _check_claim(self) -> None:
         super()._check_claim()
-        if not self.has_begun:
-            # What others write may leave the first sector as it is, such as zeros.
-            self.storage.require_unchanged()
+        with self._lock:  # another thread may begin
+            if not self.has_begun:
+                # What others write may leave the first sector as it is, such as zeros.
+                self.storage.require_unchanged()
 
     def _ready(self, _size: int) -> None:
         self.storage.sync()

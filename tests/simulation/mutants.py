@@ -58,7 +58,10 @@ MUTANTS = (
         "changes a device that another node has written since it was compared",
         {
             "images/targets/block.py": {
-                "            self.storage.require_unchanged()\n": "            pass\n",
+                "                self.storage.require_unchanged()\n": "                pass\n",
+                "        self.storage.require_unchanged()\n        self.storage.withhold()\n": (
+                    "        self.storage.withhold()\n"
+                ),
                 "        self._device.expect(bytes(self.head[: claim.RECORD]))\n": "",
             }
         },

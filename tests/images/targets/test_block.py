@@ -14,6 +14,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import kernel, targets
+from cdi_worker.images.targets import block as block_module
 from tests.support import devices, oracle, processes
 
 MiB = 1 << 20
@@ -291,6 +292,27 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
         go.set()
         flushing.join()
         zeroing_thread.join()
+
+
+def test_refresh_is_not_lost_to_a_thread_of_its_own(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread makes the first change, while another looks whether others have written."""
+    begun = threading.Event()
+    require = block_module.BlockStorage.require_unchanged
+    options = targets.Options(mode="refresh", begun=lambda _: begun.set())
+    with targets.open(block, 32 * MiB, options) as disk:
+        changing = threading.Thread(target=disk.write, args=(2 * MiB, memoryview(b"x" * MiB)))
+
+        def slow(storage: block_module.BlockStorage) -> None:
+            if threading.current_thread() is threading.main_thread():
+                changing.start()
+                begun.wait(0.2)
+            require(storage)
+
+        monkeypatch.setattr(block_module.BlockStorage, "require_unchanged", slow)
+        disk.flush()
+        changing.join()
+        assert begun.is_set()
+        disk.commit()
 
 
 def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[object]:

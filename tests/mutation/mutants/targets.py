@@ -216,16 +216,23 @@ MUTANTS = (
     mutant(
         "images/targets/block.py",
         "begins a refresh of a head that another run has written",
-        "        self._check_claim()\n        self.storage.withhold()\n\n    def _check_claim",
-        "        self.storage.withhold()\n\n    def _check_claim",
+        "        self.storage.require_unchanged()\n        self.storage.withhold()\n",
+        "        self.storage.withhold()\n",
         "tests/images/targets/test_claim.py::test_stale_refresh_does_not_begin[taken]",
     ),
     mutant(
         "images/targets/block.py",
         "looks only at the first sector of a device that is compared",
-        "            self.storage.require_unchanged()\n",
-        "            pass\n",
+        "                self.storage.require_unchanged()\n",
+        "                pass\n",
         "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed[True]",
+    ),
+    mutant(
+        "images/targets/block.py",
+        "looks at the head of a device while another thread begins to change it",
+        "        with self._lock:  # another thread may begin\n",
+        "        if True:\n",
+        "tests/images/targets/test_block.py::test_refresh_is_not_lost_to_a_thread_of_its_own",
     ),
     mutant(
         "images/targets/block.py",
