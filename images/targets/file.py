@@ -129,6 +129,9 @@ class FileTarget(base.Target):
             os.ftruncate(self.storage.fd, size)
             if self._options.preallocate and not self._allocate(size):
                 self.storage.zero(self._end, size)
+        else:
+            # A run that was killed between its rename and the sync may have left it.
+            kernel.sync_directory(self._directory)
         self.storage.sync()
         self.storage.close()
         self._check_claim()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import targets
+from cdi_worker.images import kernel, targets
 from cdi_worker.images.engine import cancelling
 from tests.support import devices, oracle, processes, repository, worker
 
@@ -259,3 +259,23 @@ def test_cancel_interrupts_the_zeroing_of_a_new_file(tmp_path: Path) -> None:
     with pytest.raises(errors.Cancelled):
         targets.open(tmp_path / "disk.img", MiB, options)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+def test_refresh_without_a_change_makes_the_name_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may have been killed between its rename and the sync of the directory."""
+    path = tmp_path / "disk.img"
+    path.write_bytes(bytes(4096))
+    synced: list[str] = []
+    sync = kernel.sync_directory
+
+    def noted(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        sync(fd)
+
+    monkeypatch.setattr(kernel, "sync_directory", noted)
+    with targets.open(path, 4096, targets.Options(mode="refresh")) as disk:
+        disk.reach(4096)
+        disk.commit()
+    assert synced == [str(tmp_path)]

@@ -228,6 +228,14 @@ MUTANTS = (
         "tests/images/targets/test_claim.py::test_stale_refresh_that_found_no_difference_does_not_succeed[True]",
     ),
     mutant(
+        "images/targets/file.py",
+        "leaves the name of a disk that needs no change to the next power cut",
+        "            # A run that was killed between its rename and the sync may have left it.\n"
+        "            kernel.sync_directory(self._directory)\n",
+        "            pass\n",
+        "tests/images/targets/test_file.py::test_refresh_without_a_change_makes_the_name_durable",
+    ),
+    mutant(
         "images/targets/block.py",
         "looks at the head of a device while another thread begins to change it",
         "        with self._lock:  # another thread may begin\n",
