@@ -1,4 +1,4 @@
-"""XML from outside: of OVF descriptors and block maps.
+"""XML from outside: of OVF descriptors, block maps and the engine of oVirt.
 
 The standard library's expat is enough. These documents have no document type, and without one XML has no
 entities: neither those that expand without end nor those that name files.

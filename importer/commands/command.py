@@ -433,8 +433,8 @@ class PodGroup(SourceCommand, click.Group):
         here = {option.variable: option.key for option in of.options if option.here}
         for name in [name for name in contract.own(env) if name in here]:
             yield f"{name}: this is an option only; unset it, and give --{here[name]}"
-        known |= set(here)
-        yield from contract.own_faults(env, known, {each.variable for each in options if each.empty})
+        rest = {name: value for name, value in env.items() if name not in here}
+        yield from contract.own_faults(rest, known, {each.variable for each in options if each.empty})
 
     def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
         general = [each for each in self.sections(ctx) if each[0] == parameters.GENERAL]

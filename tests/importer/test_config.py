@@ -30,7 +30,6 @@ def test_every_option_has_a_variable_with_its_name() -> None:
         ("DRY_RUN", "--dry-run", ("import", "SOURCE", "DISK")),
         ("ALL", "--all", ("import", "SOURCE", "DISK")),
         ("OUTPUT", "--output", ("map", "SOURCE")),
-        ("VERSION", "--version", ("blank", "DISK", "1Mi")),
     ],
 )
 def test_variable_of_what_only_the_command_line_says_is_refused(
@@ -42,8 +41,7 @@ def test_variable_of_what_only_the_command_line_says_is_refused(
     paths = {"SOURCE": str(source), "DISK": str(disk)}
     done = worker.run(*(paths.get(word, word) for word in command), env={f"CDI_WORKER_{name}": "true"})
     assert done.status == REQUEST
-    assert f"CDI_WORKER_{name}" in done.error_message
-    assert option in done.error_message or "unknown variable" in done.error_message
+    assert f"CDI_WORKER_{name}: this is an option only; unset it, and give {option}" in done.error_message
     assert not disk.exists()
 
 
