@@ -61,6 +61,7 @@ class Engine:
     def __init__(self, location: locations.Imageio, authorities: str, cancel: base.Cancel) -> None:
         self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
+        self.is_https = location.endpoint.lower().startswith("https:")
         self._sdk, answers = library()
         self._refused: str = answers.REFUSED
         access = location.access
@@ -215,7 +216,8 @@ class Transfer:
     def urls(self, limit: float, pause: Pause) -> list[str]:
         """Wait until the transfer is ready; return the URLs of its data, the best first.
 
-        Raises ``errors.Unreachable`` if the transfer ends, or is not ready after ``limit`` seconds.
+        Raises ``errors.Unreachable`` if the transfer ends, is not ready after ``limit`` seconds, or has only
+        http URLs, though the engine has https: whoever reads the ticket in one reads the disk.
         """
         deadline = time.monotonic() + limit
         phase = "unknown"
@@ -227,7 +229,7 @@ class Transfer:
                 if phase == "transferring" and urls:
                     # The last part of the path is the ticket.
                     masking.hold(self, *(url.rpartition("/")[2] for url in urls))
-                    return urls
+                    return self._safe(urls)
                 if phase == "paused_system":
                     self.resume()
             if phase in self.ENDED | self.ENDING or time.monotonic() > deadline:
@@ -236,6 +238,13 @@ class Transfer:
         raise errors.Unreachable(
             url=self._engine.name, reason=f"image transfer {self.id} is not ready (phase {phase})"
         )
+
+    def _safe(self, urls: list[str]) -> list[str]:
+        safe = [url for url in urls if url.lower().startswith("https:") or not self._engine.is_https]
+        if not safe:
+            reason = f"image transfer {self.id} has only http URLs, and the engine has https"
+            raise errors.Unreachable(url=self._engine.name, reason=reason)
+        return safe
 
     def extend(self) -> None:
         """Renew the ticket."""

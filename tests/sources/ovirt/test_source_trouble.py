@@ -52,6 +52,16 @@ def test_unreachable_host_is_read_through_the_proxy(ovirt_disk: ovirt_disks.Setu
         assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
 
 
+def test_engine_with_https_cannot_name_only_http_urls(
+    ovirt_disk: ovirt_disks.Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the ticket on the way reads the disk."""
+    monkeypatch.setattr(ovirt_disk.engine.daemon, "url", lambda ticket: f"http://127.0.0.1:1/images/{ticket}")
+    with pytest.raises(errors.Unreachable, match="has only http URLs, and the engine has https"):
+        ovirt_disk.source().open(base.Opening())
+    ovirt_disk.check_ended("finished_cleanup")
+
+
 def test_broken_first_connections_need_no_second_transfer(ovirt_disk: ovirt_disks.Setup) -> None:
     """Before each attempt, both the host and the proxy are tried."""
     with upload_relay.Relay(ovirt_disk.engine.daemon.port, 0, 0) as relay:
