@@ -247,6 +247,22 @@ def test_list_of_areas_in_too_many_parts_is_refused(tmp_path: Path, size: int, c
             machine.changed(disk, vcsim.change_id(0))
 
 
+def test_parts_of_a_disk_beyond_the_largest_are_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server states the size: 8 EiB would be requests for years."""
+    monkeypatch.setattr(vsphere_machine, "LARGEST", 1 << 30)
+    vcsim = vmware.Vcsim(tmp_path, 1 << 40)
+    vcsim.take_snapshot()
+    vcsim.take_snapshot()
+    vcsim.covers = 64 << 20
+    with vcsim.running(), session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        with pytest.raises(errors.SourceError, match="after 1040 requests; start again"):
+            machine.changed(disk, vcsim.change_id(0))
+
+
 def test_list_of_areas_in_many_parts_is_read(tmp_path: Path) -> None:
     vcsim = vmware.Vcsim(tmp_path, 1 << 20)
     vcsim.take_snapshot()
