@@ -212,13 +212,15 @@ _WRITING: tuple[parameters.Decorator, ...] = (
 )
 NO_MAP = "--write-map: no map is written, because nothing is imported with --dry-run"
 NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
-report_option = parameters.option(
-    OUTPUT,
-    "--report",
-    default="",
-    metavar="FILE",
-    help="Write what an auditor keeps: an in-toto statement; - is standard output.",
-)
+
+
+def _report(text: str) -> parameters.Decorator:
+    return parameters.option(OUTPUT, "--report", default="", metavar="FILE", help=text)
+
+
+report_option = _report("Write what an auditor keeps: an in-toto statement; - is standard output.")
+#: Of a command that prints something else.
+report_file_option = _report("Write what an auditor keeps: an in-toto statement.")
 
 
 def _every(text: str) -> parameters.Decorator:

@@ -208,7 +208,7 @@ def _needs_scratch(facts: inspection.Inspection) -> bool:
     here=True,
     help="Check the request, contact the source and print the plan; write nothing.",
 )
-@options.report_option
+@options.report_file_option
 @options.progress_option
 @click.pass_obj
 def run(obj: parameters.Context, /, manifest: str, secrets: str | None, style: str, **given: Any) -> int:
