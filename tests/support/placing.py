@@ -29,6 +29,8 @@ VARIANTS = [
     if name.startswith(("qcow2", "vmdk", "vdi", "vhd")) and name not in {"vmdk-odd", "vhdx-log", "vhd-fixed"}
 ]
 
+#: In bytes. A damaged header can state more than fits into memory, which says nothing about the readers.
+LARGEST = 256 << 20
 #: The checks by qemu-img's name of the format.
 _CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {
     "vmdk": vmdk.check,
@@ -277,8 +279,10 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
 
 
 def attempts(data: bytes, form: str) -> set[bytes]:
-    """Return the disks read by both readers, without those refused by a clean error."""
-    found = set()
+    """Return the disks read by both readers, without those refused by a clean error, or too large for it."""
+    found: set[bytes] = set()
+    if (size_of(data, form) or 0) > LARGEST:
+        return found
     for way in (read_disk, streamed):
         with contextlib.suppress(errors.ImageError, errors.ScratchRequired):
             found.add(way(data, form=form))
