@@ -1,6 +1,7 @@
 """The quick tests (``make quick``): no server, no device, no root, and no Python but forks of a prepared one.
 
-It is decided for a file from its text, before it is imported, and then for each test from its fixtures.
+It is decided for a file from its text, before it is imported, and then for each test from its fixtures. What
+takes a second of a core is marked as ``slow``.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def has_quick_tests(path: Path) -> bool:
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Report whether no fixture of a test starts something."""
+    """Report whether a test is not slow, and no fixture of it starts something."""
     assert isinstance(item, pytest.Function)
+    if item.get_closest_marker("slow"):
+        return False
     fixtures = [each for found in item._fixtureinfo.name2fixturedefs.values() for each in found]
     used = {name for each in fixtures for name in each.func.__code__.co_names}
     return not any(_starts_module(name) for name in used)

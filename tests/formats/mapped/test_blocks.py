@@ -16,6 +16,7 @@ from tests.support import block_images, placing, processes, qcow2_images
 MiB = 1 << 20
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(block_images.recipes(), strategies.integers(0))
 def test_intact_image_is_read_as_by_qemu_img(recipe: block_images.Recipe, cut: int) -> None:
@@ -30,6 +31,7 @@ def test_intact_image_is_read_as_by_qemu_img(recipe: block_images.Recipe, cut: i
     assert placing.read_disk(data[:required], recipe.form) == disk
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(block_images.recipes(), strategies.randoms(use_true_random=False))
 def test_damaged_image_is_read_as_by_qemu_img_or_refused(

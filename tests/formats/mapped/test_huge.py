@@ -116,6 +116,7 @@ def delivered(file: File, checked: facts.Facts) -> Sums:
     return sums
 
 
+@pytest.mark.slow
 def test_sparse_disk_is_read_in_bounded_memory(huge: tuple[Kind, Path]) -> None:
     kind, path = huge
     file = File(path)

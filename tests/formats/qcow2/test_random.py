@@ -14,6 +14,7 @@ from cdi_worker.formats.qcow2 import check
 from tests.support import placing, processes, qcow2_images
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(qcow2_images.recipes())
 def test_intact_image_is_read_as_by_qemu_img(recipe: qcow2_images.Recipe) -> None:
@@ -29,6 +30,7 @@ def test_intact_image_is_read_as_by_qemu_img(recipe: qcow2_images.Recipe) -> Non
         placing.read_disk(data[: required - 1])
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(qcow2_images.recipes(), strategies.randoms(use_true_random=False))
 def test_damaged_image_is_read_as_by_qemu_img_or_refused(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import hypothesis
+import pytest
 from hypothesis import strategies
 
 from tests.support import placing, processes, qcow2_images, vmdk_images
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(vmdk_images.recipes(), strategies.integers(0))
 def test_intact_image_is_read_as_by_qemu_img(recipe: vmdk_images.Recipe, cut: int) -> None:
@@ -21,6 +23,7 @@ def test_intact_image_is_read_as_by_qemu_img(recipe: vmdk_images.Recipe, cut: in
         assert placing.attempts(data[:length], "vmdk") <= {disk}
 
 
+@pytest.mark.slow
 @qcow2_images.SETTINGS
 @hypothesis.given(vmdk_images.recipes(), strategies.randoms(use_true_random=False))
 def test_damaged_image_is_read_as_by_qemu_img_or_refused(

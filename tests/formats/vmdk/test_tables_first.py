@@ -18,21 +18,25 @@ SECTOR = 512
 CHUNK = 4 << 20
 GRAIN = 8
 TABLE = 512
-GRAINS = passing.LIMIT + TABLE
-TABLES = 22 + GRAINS // TABLE * 4 // SECTOR + 1
+MANY = passing.LIMIT + TABLE
+#: The grains, and sectors, of an image that has more than a lower limit.
+GRAINS = 17 * TABLE
+TABLES = 23
 FIRST = TABLES + GRAINS // TABLE * 4
 
 
-def image() -> bytearray:
+def image(grains: int) -> bytearray:
     """Return an image with grains of 4 KiB that are each stored in one sector."""
-    fields = (3, 0x30001, GRAINS * GRAIN, GRAIN, 1, 20, TABLE, 0, 22, FIRST, 0, b"\n \r\n", 1)
+    tables = 22 + -(-grains // TABLE * 4 // SECTOR)
+    first = tables + grains // TABLE * 4
+    fields = (3, 0x30001, grains * GRAIN, GRAIN, 1, 20, TABLE, 0, 22, first, 0, b"\n \r\n", 1)
     out = bytearray(struct.pack("<4sIIQQQQIQQQB4sH", b"KDMV", *fields).ljust(SECTOR, b"\0"))
-    out += vmdk_stream.descriptor(GRAINS * GRAIN)
+    out += vmdk_stream.descriptor(grains * GRAIN)
     out = out.ljust(22 * SECTOR, b"\0")
-    out += struct.pack(f"<{GRAINS // TABLE}I", *range(TABLES, FIRST, 4))
-    out = out.ljust(TABLES * SECTOR, b"\0")
-    out += struct.pack(f"<{GRAINS}I", *range(FIRST, FIRST + GRAINS))
-    for number in range(GRAINS):
+    out += struct.pack(f"<{grains // TABLE}I", *range(tables, first, 4))
+    out = out.ljust(tables * SECTOR, b"\0")
+    out += struct.pack(f"<{grains}I", *range(first, first + grains))
+    for number in range(grains):
         out += grain(number)
     return out
 
@@ -58,18 +62,21 @@ def arrivals(data: bytes | bytearray, *, has_bodies: bool = True) -> Iterator[tu
         yield from ((*hole, None) for hole in arrival.holes)
 
 
-@pytest.fixture(scope="module")
-def large() -> bytearray:
-    return image()
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> bytearray:
+    """Return an image of more grains than may be pending."""
+    monkeypatch.setattr(passing, "LIMIT", GRAINS - TABLE)
+    return image(GRAINS)
 
 
-def test_more_grains_than_the_limit_of_pending_ones_are_read(large: bytearray) -> None:
+@pytest.mark.slow
+def test_more_grains_than_the_limit_of_pending_ones_are_read() -> None:
     end = 0
-    for offset, length, body in arrivals(large):
+    for offset, length, body in arrivals(image(MANY)):
         assert offset == end
         assert body == bytes([1 + offset // (GRAIN * SECTOR) % 255]) * length
         end += length
-    assert end == GRAINS * GRAIN * SECTOR
+    assert end == MANY * GRAIN * SECTOR
 
 
 @pytest.mark.parametrize(
@@ -82,17 +89,17 @@ def test_more_grains_than_the_limit_of_pending_ones_are_read(large: bytearray) -
     ],
     ids=["grain", "table", "marker", "length"],
 )
-def test_contradiction_of_markers_and_tables_needs_scratch(large: bytearray, at: int, value: int) -> None:
-    changed = large[:]
+def test_contradiction_of_markers_and_tables_needs_scratch(crowd: bytearray, at: int, value: int) -> None:
+    changed = crowd[:]
     struct.pack_into("<I", changed, at, value)
     with pytest.raises(errors.ScratchRequired):
         list(arrivals(changed, has_bodies=False))
 
 
-def test_last_sector_may_be_incomplete(large: bytearray) -> None:
-    for data in (large[:-300], large + b"x"):
+def test_last_sector_may_be_incomplete(crowd: bytearray) -> None:
+    for data in (crowd[:-300], crowd + b"x"):
         assert sum(length for _, length, _ in arrivals(data, has_bodies=False)) == GRAINS * GRAIN * SECTOR
-    for data in (large[:-500], large[: -CHUNK // 2 - 500]):
+    for data in (crowd[:-500], crowd[: -CHUNK // 2 - 500]):
         with pytest.raises(errors.ScratchRequired):
             list(arrivals(data, has_bodies=False))
 
@@ -123,10 +130,11 @@ def test_image_of_qemu_is_read(tmp_path: Path) -> None:
     assert sum(length for _, length, body in parts if body is not None) == 12 * (64 << 10)
 
 
-def test_large_vmdk_is_crowded(tmp_path: Path, large: bytearray) -> None:
+@pytest.mark.slow
+def test_large_vmdk_is_crowded(tmp_path: Path) -> None:
     """Grains without markers are tracked one by one when they are not in order."""
     processes.need("qemu-img")
-    assert not placing.layout(placing.view(bytes(large), ordered=True), "vmdk").crowded
+    assert not placing.layout(placing.view(bytes(image(MANY)), ordered=True), "vmdk").crowded
     for size, crowded in (("16G", False), ("17G", True)):
         for form in ("vmdk", "qcow2"):
             processes.run("qemu-img", "create", "-q", "-f", form, tmp_path / size, size)

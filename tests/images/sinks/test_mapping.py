@@ -45,7 +45,7 @@ def _parts(dice: random.Random, data: bytes, unit: int) -> list[tuple[int, int]]
 @hypothesis.given(strategies.integers(0, 1 << 32), strategies.sampled_from([1, 512, 4096, 65536]))
 def test_map_of_a_disk_delivered_in_any_order(seed: int, unit: int) -> None:
     dice = random.Random(seed)
-    data = disk(dice, dice.randrange(1, 6 * MiB // 512) * 512)
+    data = disk(dice, dice.randrange(1, 3 * MiB // 512) * 512)
     stored, parts = Disk(len(data)), _parts(dice, data, unit)
     dice.shuffle(parts)
     with mapping.Mapping(stored) as sink, futures.ThreadPoolExecutor(3) as pool:
@@ -60,7 +60,7 @@ def test_map_of_a_disk_delivered_in_any_order(seed: int, unit: int) -> None:
 @hypothesis.given(strategies.integers(0, 1 << 32))
 def test_what_did_not_pass_is_read(seed: int) -> None:
     dice = random.Random(seed)
-    data = disk(dice, dice.randrange(1, 6 * MiB // 512) * 512)
+    data = disk(dice, dice.randrange(1, 3 * MiB // 512) * 512)
     stored = Disk(len(data))
     with mapping.Mapping(stored) as sink:
         for part in _parts(dice, data, 512):

@@ -235,6 +235,7 @@ def example(path: Path) -> Any:
     return datavolume.find(documents.read(str(path))).content
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data())
 def test_any_value_anywhere_is_valid_or_an_error(data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(EXAMPLES))
