@@ -136,8 +136,15 @@ class BlockStorage(storage.Storage):
 
     def _erase(self, part: slice) -> None:
         if part.stop:
-            self._put(part.start, directio.zeros()[: part.stop - part.start])
+            self._put(part.start, memoryview(self._no_data(part)))
             self.fsync()
+
+    def _no_data(self, part: slice) -> bytes:
+        """Return what is in a part of the head instead of data: at the start of the device, the record.
+
+        Without it, a delta would take what is left for its disk.
+        """
+        return (b"" if part.start else self._device.record).ljust(part.stop - part.start, b"\0")
 
     def store(self) -> None:
         """Write the head, which makes the disk usable. Raises ``errors.TargetLost`` if others write there."""
@@ -146,7 +153,8 @@ class BlockStorage(storage.Storage):
         # usable, such as a boot sector, is written when all others are on stable storage.
         last = _first_data(self.head, self._sector)
         data = bytes(self.head[last])
-        self.head[last] = bytes(len(data))
+        if data:
+            self.head[last] = self._no_data(last)
         self._put(0, memoryview(self.head))
         self.fsync()
         self._put(last.start, memoryview(data))

@@ -83,6 +83,26 @@ def test_cancel_interrupts_long_zeroing(tmp_path: Path, preallocate: bool) -> No
         oracle.unusable(device)
 
 
+def test_record_stays_until_the_disk_is_complete(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed between two writes leaves the old disk, the new one, or its record."""
+    old, new = (random.Random(seed).randbytes(4 * MiB) for seed in (1, 2))
+    devices.restore(block, old)
+    heads: list[bytes] = []
+    put = block_module.BlockStorage._put
+
+    def observed(self: block_module.BlockStorage, offset: int, data: memoryview) -> None:
+        put(self, offset, data)
+        os.fsync(self.fd)
+        heads.append(block.read_bytes()[:MiB])
+
+    monkeypatch.setattr(block_module.BlockStorage, "_put", observed)
+    with targets.open(block, 4 * MiB) as disk:
+        disk.write(0, memoryview(new))
+        disk.commit()
+    assert len(heads) > 4
+    assert [head for head in heads if not head.startswith(oracle.RECORD)] == [new[:MiB]]
+
+
 def test_small_image_does_not_touch_the_rest(block: Path) -> None:
     with targets.open(block, 1000) as disk:
         disk.write(0, memoryview(b"x" * 1000))
