@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "user.cdi-worker.checkpoint"
 _NONE: Final = frozenset({errno.ENODATA, errno.ENOENT, *kernel.REFUSALS})
+#: No attributes (an NBD export is no file), or none of this length.
+_UNABLE: Final = frozenset({errno.E2BIG, errno.ERANGE, *_NONE})
+#: Bytes of an attribute that every file system with attributes stores, if it has space (ext4: a block).
+_SHORT: Final = 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,11 +59,17 @@ class Checkpoint:
             raise errors.TargetError(path=path, reason=reason) from err
 
     def write(self, path: str) -> None:
-        """Store the checkpoint with a file, or remove the old one where that fails."""
+        """Store the checkpoint with a file, or remove the old one where the file system cannot.
+
+        Raises ``errors.TargetError`` if it can, but fails: without it, any delta would be accepted.
+        """
         text = json.dumps({"at": sorted(self.at), "to": sorted(self.to)})
         try:
             os.setxattr(path, NAME, text.encode(), follow_symlinks=False)
         except OSError as err:
+            is_full = err.errno == errno.ENOSPC and len(text) <= _SHORT
+            if is_full or err.errno not in {errno.ENOSPC, *_UNABLE}:
+                raise errors.target_error(path, err, "store the checkpoint") from err
             log.info("checkpoint not stored path=%r error=%r", path, err.strerror)
             forget(path)
 

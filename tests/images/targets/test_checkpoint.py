@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -66,6 +67,20 @@ def test_too_long_checkpoint_removes_the_old_one(tmp_path: Path) -> None:
     assert checkpoint.Checkpoint.read(str(path)) is None
 
 
+def test_checkpoint_that_finds_no_space_is_an_error(tmp_path: Path) -> None:
+    """The old one stays: without any, each delta would be accepted."""
+    with devices.filesystem("ext4", tmp_path) as point:
+        path = point / "disk.img"
+        path.touch()
+        checkpoint.Checkpoint(ONE).write(str(path))
+        with contextlib.suppress(OSError), (point / "full").open("wb", buffering=0) as full:
+            while True:
+                full.write(bytes(4096))
+        with pytest.raises(errors.TargetError, match="no space left"):
+            checkpoint.Checkpoint(ONE, frozenset({"x" * 300})).write(str(path))
+        assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)
+
+
 def test_file_system_without_attributes_keeps_none(tmp_path: Path) -> None:
     processes.need_root()
     processes.run("mount", "-t", "ramfs", "none", tmp_path)
@@ -78,7 +93,7 @@ def test_file_system_without_attributes_keeps_none(tmp_path: Path) -> None:
         processes.run("umount", tmp_path)
 
 
-def test_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+def test_checkpoint_that_cannot_be_changed_is_an_error(tmp_path: Path) -> None:
     """The disk would be taken for one at its old checkpoint."""
     with devices.filesystem("ext4", tmp_path) as point:
         path = point / "disk.img"
@@ -86,7 +101,7 @@ def test_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
         checkpoint.Checkpoint(ONE).write(str(path))
         with (
             devices.read_only(point),
-            pytest.raises(errors.TargetError, match="remove the checkpoint: read-only file system"),
+            pytest.raises(errors.TargetError, match="store the checkpoint: read-only file system"),
         ):
             checkpoint.Checkpoint(TWO).write(str(path))
         assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)
