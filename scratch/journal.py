@@ -257,6 +257,12 @@ class Journal:
         with self._saving:
             self._save(flush)
 
+    def erase(self, flush: Callable[[], None]) -> None:
+        """Remove all ranges, also from storage, from both slots; see ``save``."""
+        self.forget()
+        for _slot in range(2):
+            self.save(flush)
+
     def _add(self, start: int, end: int) -> None:
         """Add a finished range; the caller holds the lock."""
         self._done.add(max(start, self._withheld), end)

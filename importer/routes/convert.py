@@ -77,7 +77,7 @@ def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
             yield kept
         except errors.Error as err:
             # The run that has taken the target over uses the same folder.
-            if err.retryable or delivery.outlives(attempt, err) or isinstance(err, errors.TargetLost):
+            if delivery.outlives(attempt, err) or isinstance(err, errors.TargetLost):
                 kept.keep()
             raise
 

@@ -260,7 +260,8 @@ def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened)
         if not stored.differs:
             raise
         log.warning("starting over: the source has changed since the last attempt reason=%s", err)
-        noted.forget()
+        # Another sample, after a kill, may not show it.
+        noted.erase(out.flush)
 
 
 def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Opened) -> int:
@@ -337,13 +338,16 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
         try:
             yield _Opened(out, noted)
         except errors.Error as err:
-            if slots is not None and (err.retryable or outlives(attempt, err)):
-                # A failure to save must not hide the first one; then nothing is kept.
-                with contextlib.suppress(errors.TargetError):
+            # A failure to save must not hide the first one; then nothing is kept.
+            with contextlib.suppress(errors.TargetError):
+                if slots is not None and outlives(attempt, err):
                     noted.save(out.flush)
                     out.keep()
                     if isinstance(err, errors.Cancelled) and noted.covered:
                         raise errors.Interrupted(kept=_kept(noted, place)) from err
+                elif slots is not None and slots.is_apart and not isinstance(err, errors.TargetError):
+                    # The bytes were wrong, and what removes them leaves a file of its own as it is.
+                    noted.erase(out.flush)
             raise
         if attempt.group is not None and out.is_detached and slots is not None:
             noted.save(out.flush)
@@ -354,11 +358,11 @@ def outlives(attempt: Attempt, failure: errors.Error) -> bool:
     """Return whether the bytes written so far stay valid although ``failure`` ends the attempt.
 
     Ranges that are no longer served were valid. The stream that replaces them has the same bytes if the
-    identity is strong.
+    identity is strong. A source that has changed has another identity then.
     """
-    if isinstance(failure, errors.NoRanges):
+    if isinstance(failure, errors.NoRanges | errors.SourceChanged):
         return not (attempt.facts.weak or isinstance(failure, errors.WrongRanges))
-    return isinstance(failure, errors.Cancelled)
+    return failure.retryable or isinstance(failure, errors.Cancelled)
 
 
 def has_begun(attempt: Attempt, path: str, size: int) -> bool:
@@ -378,20 +382,19 @@ def _key(attempt: Attempt) -> str:
     """Return the journal's key: the bytes and the job.
 
     It contains all that selects the bytes, because servers give several objects the same identity: nginx
-    makes an ETag of date and size. It contains the owner's UID, which no other user of the same device knows.
-    A weak identity is completed by the first bytes, which are fetched in any case. Only a digest of the key
-    is used (``journal.Journal``), and it is not stored.
+    makes an ETag of date and size, and a redirect may lead to another object. So the first bytes, which are
+    fetched in any case, complete the identity. It contains the owner's UID, which no other user of the same
+    device knows. Only a digest of the key is used (``journal.Journal``), and it is not stored.
     """
     selection = lazy.load(SELECTION)
     asked, source, route = attempt.request, attempt.facts, attempt.plan.route
-    head = hashlib.sha256(source.head).hexdigest() if source.weak else ""
     parts = (
         asked.source,
         *map(selection.digest, (asked.location, *asked.layers)),
         asked.disk,
         source.name,
         source.identity,
-        head,
+        hashlib.sha256(source.head).hexdigest(),
         # Both write the bytes of a raw disk to their offsets.
         str(plan.Route.STREAM if route is plan.Route.EXTENTS else route),
         asked.room.owner,
@@ -479,6 +482,8 @@ def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:
         names = attempt.facts.names(stage.current)
         lazy.load(CHECKPOINT).Checkpoint(names).write(out.written_path)
     elif attempt.plan.compared and out.has_begun:
+        # Nor may the note be lost before them: a delta would take a half of each disk for one.
+        out.flush()
         lazy.load(CHECKPOINT).forget(out.written_path)
 
 

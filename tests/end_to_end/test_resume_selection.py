@@ -13,6 +13,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker.images.engine import fetch
+from cdi_worker.scratch import journal
 from cdi_worker.sources.web import locations
 from tests.support import forked, misbehave, processes
 
@@ -31,6 +32,15 @@ cdi_worker.run(cdi_worker.Request(
     location=locations.Http(sys.argv[1], base.Access(headers=eval(sys.argv[3]))),
     fetch=fetch.Options(connections=2, chunk=1 << 20),
 ))
+"""
+
+#: The sample is all that is kept.
+KILLED_AFTER_THE_SAMPLE = """
+import os
+from cdi_worker.importer.routes import delivery
+from cdi_worker.scratch import journal
+journal._places = lambda records: ((each.start, each.end) for each in records)
+delivery._last = lambda *_: os._exit(9)
 """
 
 Headers = tuple[tuple[str, str], ...]
@@ -77,6 +87,37 @@ def test_other_query_starts_over(server: misbehave.Server, tmp_path: Path) -> No
     result = run(location(server.url(paths["b"])), target)
     assert target.read_bytes() == DISKS["b"]
     assert not result.resumed
+
+
+def test_redirect_to_another_disk_starts_over(server: misbehave.Server, tmp_path: Path) -> None:
+    paths = {"a": "/1/disk", "b": "/2/disk"}
+    serve(server, paths, **SLOW)
+    url = server.serve("/latest", misbehave.Page(to=(paths["a"],)))
+    target = tmp_path / "disk.img"
+    kill_midway(server, paths["a"], location(url), target)
+    server.serve("/latest", misbehave.Page(to=(paths["b"],)))
+    serve(server, paths)
+    result = run(location(url), target)
+    assert target.read_bytes() == DISKS["b"]
+    assert not result.resumed
+
+
+def test_change_that_a_sample_has_shown_is_not_forgotten(
+    server: misbehave.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run finds it, and is killed at once; the sample of the next one does not show it."""
+    changed = bytearray(DISKS["a"])
+    changed[4 << 20 : (4 << 20) + 1000] = bytes(1000)
+    page = misbehave.Page(DISKS["a"], etag=None)
+    url, target = server.serve("/disk", dataclasses.replace(page, **SLOW)), tmp_path / "disk.img"
+    kill_midway(server, "/disk", location(url), target)
+    server.serve("/disk", dataclasses.replace(page, body=bytes(changed)))
+    argv = [sys.executable, "-c", KILLED_AFTER_THE_SAMPLE + WORKER, url, target, "()"]
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as killed:
+        assert killed.wait(60) == 9
+    monkeypatch.setattr(journal, "_places", lambda _: ())
+    run(location(url), target)
+    assert target.read_bytes() == changed
 
 
 def test_other_signature_resumes(server: misbehave.Server, tmp_path: Path) -> None:

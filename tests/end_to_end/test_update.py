@@ -18,7 +18,7 @@ from cdi_worker.images import volume
 from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import compared
-from cdi_worker.images.targets import checkpoint
+from cdi_worker.images.targets import checkpoint, storage
 from cdi_worker.importer import progress
 from cdi_worker.importer.routes import convert, delivery
 from cdi_worker.sources.web import locations as web_locations
@@ -379,6 +379,29 @@ def test_bytes_behind_the_image_are_zeroed_as_by_an_import(server: misbehave.Ser
         disk.write(b"written by the machine")
     cdi_worker.run(request(url, target, **size))
     same(target, OLD + bytes(6 * MIB), tmp_path)
+
+
+def test_note_of_an_update_outlives_what_is_not_on_storage(
+    server: misbehave.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may keep the removal of the note, and lose the writes: a delta would be accepted."""
+    target, order = tmp_path / "disk.img", list[str]()
+    imported(server, target)
+    flush, forget = storage.Storage.sync, checkpoint.forget
+
+    def synced(self: storage.Storage) -> None:
+        flush(self)
+        order.append("on storage")
+
+    def forgotten(path: str) -> None:
+        order.append("forgotten")
+        forget(path)
+
+    monkeypatch.setattr(storage.Storage, "sync", synced)
+    monkeypatch.setattr(checkpoint, "forget", forgotten)
+    cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(NEW))), target))
+    same(target, NEW, tmp_path)
+    assert order[order.index("forgotten") - 1] == "on storage"
 
 
 @pytest.mark.parametrize("case", ["grown", "killed"])

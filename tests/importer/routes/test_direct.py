@@ -6,12 +6,16 @@ import dataclasses
 import random
 import threading
 import time
+import types
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.importer.routes import delivery
+from cdi_worker.importer.routes.attempt import Attempt
 from tests.support import devices, misbehave, processes, ways
 
 MIB = 1 << 20
@@ -30,6 +34,25 @@ def test_disk_of_odd_size_is_padded_with_zeros(
         there = device.read_bytes()
     padding = -size % 512
     assert there == NOISE[:size] + bytes(padding) + devices.DIRT * (4 * MIB - size - padding)
+
+
+@pytest.mark.parametrize(
+    ("failure", "weak", "outlives"),
+    [
+        (errors.Cancelled(), True, True),
+        (errors.Transient(url="u", reason="r"), True, True),
+        (errors.SourceChanged(url="u", what="backup", before=1, now=2), False, True),
+        (errors.SourceChanged(url="u", what="backup", before=1, now=2), True, False),
+        (errors.NoRanges(url="u", reason="r"), False, True),
+        (errors.NoRanges(url="u", reason="r"), True, False),
+        (errors.WrongRanges(url="u", reason="r"), False, False),
+        (errors.DigestMismatch(url="u", expected="e", calculated="c"), False, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, errors.Error) else None,
+)
+def test_what_was_written_outlives_a_failure(failure: errors.Error, *, weak: bool, outlives: bool) -> None:
+    attempt = types.SimpleNamespace(facts=types.SimpleNamespace(weak=weak))
+    assert delivery.outlives(cast("Attempt", attempt), failure) == outlives
 
 
 def qcow2_of(path: Path, size: int) -> bytes:
