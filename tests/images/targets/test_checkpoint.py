@@ -99,9 +99,9 @@ def test_checkpoint_that_cannot_be_changed_is_an_error(tmp_path: Path) -> None:
         path = point / "disk.img"
         path.touch()
         checkpoint.Checkpoint(ONE).write(str(path))
-        with (
-            devices.read_only(point),
-            pytest.raises(errors.TargetError, match="store the checkpoint: read-only file system"),
-        ):
-            checkpoint.Checkpoint(TWO).write(str(path))
+        with devices.read_only(point):
+            with pytest.raises(errors.TargetError, match="store the checkpoint: read-only file system"):
+                checkpoint.Checkpoint(TWO).write(str(path))
+            with pytest.raises(errors.TargetError, match="remove the checkpoint: read-only file system"):
+                checkpoint.forget(str(path))
         assert checkpoint.Checkpoint.read(str(path)) == checkpoint.Checkpoint(ONE)

@@ -162,7 +162,7 @@ MUTANTS = (
             '            raise errors.target_error(path, err, "remove the checkpoint") from err'
         ),
         "        return",
-        "tests/images/targets/test_checkpoint.py::test_checkpoint_that_cannot_be_removed_is_an_error",
+        "tests/images/targets/test_checkpoint.py::test_checkpoint_that_cannot_be_changed_is_an_error",
     ),
     mutant(
         "images/targets/claim.py",
