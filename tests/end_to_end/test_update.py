@@ -387,7 +387,11 @@ def test_note_of_an_update_outlives_what_is_not_on_storage(
     """A power cut may keep the removal of the note, and lose the writes: a delta would be accepted."""
     target, order = tmp_path / "disk.img", list[str]()
     imported(server, target)
-    flush, forget = storage.Storage.sync, checkpoint.forget
+    put, flush, forget = storage.Storage._put, storage.Storage.sync, checkpoint.forget
+
+    def written(self: storage.Storage, offset: int, data: memoryview) -> None:
+        put(self, offset, data)
+        order.append("written")
 
     def synced(self: storage.Storage) -> None:
         flush(self)
@@ -397,10 +401,12 @@ def test_note_of_an_update_outlives_what_is_not_on_storage(
         order.append("forgotten")
         forget(path)
 
+    monkeypatch.setattr(storage.Storage, "_put", written)
     monkeypatch.setattr(storage.Storage, "sync", synced)
     monkeypatch.setattr(checkpoint, "forget", forgotten)
     cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(NEW))), target))
     same(target, NEW, tmp_path)
+    assert "written" in order
     assert order[order.index("forgotten") - 1] == "on storage"
 
 
