@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: What few imports need (start-up time).
 LAYOUT: Final = "cdi_worker.images.targets.layout:parse"
+FILE_NAME: Final = "cdi_worker.sources.staged:file_name"
 CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
 #: disk is written.
@@ -360,6 +361,10 @@ def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
         yield "layers are files of one disk, not an archive (--layer)"
     if made.checksum is not None or made.demand.checksum_file:
         yield "a checksum is of one file, this disk has several (--layer); import them one after the other"
+    last = lazy.load(FILE_NAME)(made.layers[-1].endpoint)
+    if made.stage.current not in {"", last}:
+        # The disk would be remembered as that of another file, whose delta may then be applied to it.
+        yield f"--current-checkpoint {made.stage.current!r}: the last layer (--layer) is {last!r}; name that"
     if len({each.endpoint for each in (first, *made.layers)}) <= len(made.layers):
         yield "a layer is given twice (--layer); give each file once"
     for layer in made.layers:

@@ -77,7 +77,7 @@ class Files(Staged):
 
 def file_name(endpoint: str) -> str:
     """Return the last part of a path, of the path of a URL, or of the key of an object, which is as it is."""
-    if not endpoint.startswith(("http://", "https://")):
+    if not endpoint.startswith(("http://", "https://", "file:")):
         return posixpath.basename(endpoint)
     try:
         path = urllib.parse.urlsplit(endpoint).path

@@ -82,6 +82,11 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
         existing="remove" if is_archive else paths.settings.existing,
     )
     request = request_module.make(source, _location(sources.find(source), reading, paths), target, settings)
+    if request.layers and request.stage.current:
+        reading.faults.append(
+            "CDI_WORKER_LAYER and IMPORTER_CURRENT_CHECKPOINT exclude each other: a stage in a pod reads "
+            "the file of its checkpoint; import the files one after the other"
+        )
     if reading.faults:
         request_module.check(request, reading.faults)
     return request

@@ -512,6 +512,24 @@ def test_stage_leads_to_another_checkpoint(chain: chains.Chain, tmp_path: Path) 
     stage([str(chain.files[1])], tmp_path / "disk.img", first, second)
 
 
+def test_disk_of_layers_is_remembered_as_the_last_one(chain: chains.Chain, tmp_path: Path) -> None:
+    """The delta to an earlier file would change only a part of the disk."""
+    plain(chain)
+    expected = chain.disk()
+    target = tmp_path / "disk.img"
+    base, *layers = local(chain.files)
+    with pytest.raises(errors.RequestError, match=r"'base.qcow2': .* is 'layer-2.qcow2'; name that"):
+        stage([base, *layers], target, "", "base.qcow2")
+    assert not target.exists()
+    stage([base], target, "", "base.qcow2")
+    before = target.read_bytes()
+    with pytest.raises(errors.RequestError, match=r"'layer-1.qcow2': .* is 'layer-2.qcow2'; name that"):
+        stage(layers, target, "base.qcow2", "layer-1.qcow2")
+    assert target.read_bytes() == before
+    stage([layers[0], chain.top.as_uri()], target, "base.qcow2", "layer-2.qcow2")
+    oracle.same(target, expected)
+
+
 def test_larger_delta_needs_a_larger_target(chain: chains.Chain, tmp_path: Path) -> None:
     larger(chain)
     target = tmp_path / "disk.img"
@@ -602,6 +620,21 @@ def test_layers_of_a_pod(server: misbehave.Server, chain: chains.Chain, pod: wor
     }
     assert pod.run().status == 0
     oracle.same(pod.disk, expected)
+
+
+def test_pod_reads_no_layers_beside_the_file_of_its_checkpoint(
+    server: misbehave.Server, chain: chains.Chain, pod: worker.Pod
+) -> None:
+    """Its address is made that of the checkpoint's file, which is then the first one and not the last."""
+    plain(chain)
+    base, _, second = serve(server, chain.files)
+    pod.env |= {"IMPORTER_ENDPOINT": base, "IMPORTER_IMAGE_SIZE": "16Mi"}
+    assert pod.run(IMPORTER_CURRENT_CHECKPOINT="base.qcow2").status == 0
+    before = pod.disk.read_bytes()
+    stages = {"IMPORTER_PREVIOUS_CHECKPOINT": "base.qcow2", "IMPORTER_CURRENT_CHECKPOINT": "layer-1.qcow2"}
+    assert pod.run(**stages, CDI_WORKER_LAYER=second).status != 0
+    assert "CDI_WORKER_LAYER and IMPORTER_CURRENT_CHECKPOINT exclude each other" in pod.message
+    assert pod.disk.read_bytes() == before
 
 
 def delta_in_ova(tmp_path: Path) -> tuple[Path, Path]:

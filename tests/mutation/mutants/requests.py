@@ -139,6 +139,20 @@ MUTANTS = (
         "tests/end_to_end/test_chains.py::test_stage_from_another_checkpoint_is_refused",
     ),
     mutant(
+        "importer/request.py",
+        "remembers a disk of layers as another file than the last",
+        '    if made.stage.current not in {"", last}:\n',
+        "    if False:\n",
+        "tests/end_to_end/test_chains.py::test_disk_of_layers_is_remembered_as_the_last_one",
+    ),
+    mutant(
+        "importer/roles/importer.py",
+        "reads layers on top of the file of a pod's checkpoint",
+        "    if request.layers and request.stage.current:\n",
+        "    if False:\n",
+        "tests/end_to_end/test_chains.py::test_pod_reads_no_layers_beside_the_file_of_its_checkpoint",
+    ),
+    mutant(
         "importer/plan.py",
         "begins with a requested size that does not fit",
         "    if request.is_exact and asked > space.usable:\n",
