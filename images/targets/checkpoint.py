@@ -20,6 +20,8 @@ from cdi_worker.images.targets import file
 log = logging.getLogger(__name__)
 
 NAME: Final = "user.cdi-worker.checkpoint"
+#: Begins a name of a checkpoint that belongs to one version of its files, which can be replaced.
+VERSION: Final = "version sha256:"
 _NONE: Final = frozenset({errno.ENODATA, errno.ENOENT, *kernel.REFUSALS})
 #: No attributes (an NBD export is no file), or none of this length.
 _UNABLE: Final = frozenset({errno.E2BIG, errno.ERANGE, *_NONE})
@@ -41,8 +43,8 @@ class Checkpoint:
     def __str__(self) -> str:
         if not self.at:
             return "none: it is in the middle of an update, which must be run again"
-        half = f", with a part of the delta to {' or '.join(sorted(self.to))}" if self.to else ""
-        return " or ".join(sorted(self.at)) + half
+        at, to = (" or ".join(sorted(names - _versions(names))) for names in (self.at, self.to))
+        return at + (f", with a part of the delta to {to}" if to else "")
 
     @classmethod
     def read(cls, path: str) -> Self | None:
@@ -77,11 +79,25 @@ class Checkpoint:
         """Return whether the delta from ``previous`` to ``current`` may be applied.
 
         The same delta may be applied again after its end, and alone after an interruption: it writes the
-        same bytes to the same places.
+        same bytes to the same places, unless its files were replaced (``is_of_others``).
         """
+        if self.is_of_others(current):
+            return False
         if self.to:
             return bool(self.at & previous and self.to & current)
         return bool(self.at & (previous | current))
+
+    def is_of_others(self, current: frozenset[str]) -> bool:
+        """Return whether the last delta, to a checkpoint with a name of ``current``, was of other files.
+
+        A checkpoint without a version is compared by its names.
+        """
+        applied = self.to or self.at
+        return bool(applied & current) and not _versions(applied) <= current
+
+
+def _versions(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(name for name in names if name.startswith(VERSION))
 
 
 def of_disk(path: str) -> Checkpoint | None:

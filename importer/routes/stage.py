@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+
 from cdi_worker import errors, lazy
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
@@ -9,6 +12,7 @@ from cdi_worker.images.engine import retry
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.importer.routes import delivery, disk, reading
 from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.sources import base as sources
 
 
 def update(attempt: Attempt) -> None:
@@ -51,6 +55,21 @@ def _place(attempt: Attempt, total: int | None) -> delivery.Place:
     return place._replace(options=options, begin=lambda out: begin(attempt, out))
 
 
+def versioned(image: sources.Image, current: str) -> sources.Image:
+    """Return the image of a chain, whose facts have the version of its files as a name of ``current``.
+
+    Files can be replaced under their names. Files without an identity have no version.
+    """
+    facts = image.facts
+    if not (current and facts.identity):
+        return image
+    stated = repr((facts.name, facts.identity)).encode()
+    # A weak identity is completed by the first bytes, as in a journal's key.
+    digest = hashlib.sha256(stated + (facts.head if facts.weak else b"")).hexdigest()
+    names = {current: facts.names(current) | {checkpoint.VERSION + digest}}
+    return sources.Image(image.source, dataclasses.replace(facts, checkpoints=names), image.engine)
+
+
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names of the previous and the current checkpoint."""
     stage, names = attempt.request.stage, attempt.facts.names
@@ -78,7 +97,14 @@ def check(attempt: Attempt) -> None:
     if held is None and (part := targets.unfinished(attempt.claim)):
         reason = f"is beside {part}, the unfinished disk of an interrupted run"
         raise errors.TargetError(path=path, reason=f"{reason}; run that again, or remove the file")
-    if held is not None and not held.allows(*checkpoints(attempt)):
+    previous, current = checkpoints(attempt)
+    if held is not None and held.is_of_others(current):
+        reason = (
+            f"holds the disk at checkpoint {held}, but of other files than these: one was replaced, or has "
+            "another address; give the same files again, or start again with a first stage"
+        )
+        raise errors.TargetError(path=path, reason=reason)
+    if held is not None and not held.allows(previous, current):
         stage = attempt.request.stage
         reason = (
             f"holds the disk at checkpoint {held}, the delta is from {stage.previous} to "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -549,7 +550,9 @@ def test_interrupted_stage_is_run_again(
     base, *layers = serve(server, chain.files)
     stage([base], target, "", "base.qcow2")
     server.serve(
-        "/layer-2.qcow2", (misbehave.Page(chain.top.read_bytes(), etag='"a"'), 2), misbehave.Page(status=410)
+        "/layer-2.qcow2",
+        (misbehave.Page(chain.top.read_bytes(), etag='"layer-2.qcow2"'), 2),
+        misbehave.Page(status=410),
     )
     with pytest.raises(errors.SourceError):
         stage(layers, target, "base.qcow2", "layer-2.qcow2")
@@ -559,6 +562,67 @@ def test_interrupted_stage_is_run_again(
         stage(layers[:1], target, "base.qcow2", "layer-1.qcow2")
     stage(layers, target, "base.qcow2", "layer-2.qcow2")
     oracle.same(target, expected)
+
+
+def replaced(chain: chains.Chain) -> tuple[bytes, bytes]:
+    """Return two versions of an increment, as long as each other: the disk was reverted, and less is new."""
+    chain.base("16M", "write -P 1 0 16M")
+    old = chain.overlay("write -P 2 1M 4M", "write -P 3 12M 2M").read_bytes()
+    del chain.files[1:], chain.forms[1:]
+    new = chain.overlay("write -P 9 12M 2M").read_bytes()
+    return old, new.ljust(len(old), b"\0")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"etag": '"1"'}, {"etag": '"2"'}),
+        ({"etag": '"1"'}, {"etag": None, "modified": None}),
+        # The same second: only the first bytes differ.
+        ({"etag": None}, {"etag": None}),
+    ],
+)
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_increment_that_was_replaced_is_not_applied_over_the_old_one(
+    server: misbehave.Server,
+    chain: chains.Chain,
+    tmp_path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    is_cut: bool,
+) -> None:
+    """Clusters that only the old one has would stay."""
+    old, new = (
+        misbehave.Page(data, **page) for data, page in zip(replaced(chain), (before, after), strict=True)
+    )
+    target = tmp_path / "disk.img"
+    held = tmp_path / ("disk.img.changing" if is_cut else "disk.img")
+    first = server.serve("/base.qcow2", misbehave.Page(chain.files[0].read_bytes()))
+    stage([first], target, "", "base.qcow2")
+    wanted = request([server.serve("/layer-1.qcow2", old)], target)
+    wanted = dataclasses.replace(
+        wanted,
+        location=staged(wanted.location.endpoint, "base.qcow2", "layer-1.qcow2"),
+        fetch=fetch.Options(connections=1, chunk=MIB, no_progress=1),
+    )
+    if is_cut:
+        server.serve("/layer-1.qcow2", dataclasses.replace(old, cut_at=5 * MIB))
+        with pytest.raises(errors.TransferFailed):
+            cdi_worker.run(wanted)
+    else:
+        cdi_worker.run(wanted)
+    part = held.read_bytes()
+    assert b"\2" * MIB in part
+    server.serve("/layer-1.qcow2", new)
+    with pytest.raises(errors.TargetError, match="but of other files than these: one was replaced"):
+        cdi_worker.run(wanted)
+    assert held.read_bytes() == part
+    server.serve("/layer-1.qcow2", old)
+    cdi_worker.run(wanted)
+    server.serve("/layer-1.qcow2", new)
+    stage([first], target, "", "base.qcow2")
+    cdi_worker.run(wanted)
+    oracle.same(target, chain.disk())
 
 
 def test_checkpoints_of_a_manifest_are_files(
@@ -637,12 +701,12 @@ def test_pod_reads_no_layers_beside_the_file_of_its_checkpoint(
     assert pod.disk.read_bytes() == before
 
 
-def delta_in_ova(tmp_path: Path) -> tuple[Path, Path]:
+def delta_in_ova(tmp_path: Path, at: str = "1M") -> tuple[Path, Path]:
     """Return a raw disk, and an OVA with a qcow2 of what has changed since."""
     full, changed, package = tmp_path / "full.raw", tmp_path / "changed.qcow2", tmp_path / "changed.ova"
     full.write_bytes(random.Random(1).randbytes(4 << 20))
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", full, "-F", "raw", changed)
-    processes.run("qemu-io", "-f", "qcow2", "-c", "write -P 9 1M 64k", changed)
+    processes.run("qemu-io", "-f", "qcow2", "-c", f"write -P 9 {at} 64k", changed)
     package.write_bytes(ovas.ova(ovas.Disk(changed.read_bytes(), changed.name, capacity=4)))
     return full, package
 
@@ -655,8 +719,33 @@ def test_delta_may_be_in_an_ova(tmp_path: Path, options: list[str]) -> None:
     disk = folder / "changed.img"
     names = "--previous-checkpoint=full.raw", "--current-checkpoint=changed.qcow2"
     assert worker.run("import", full, disk, "--current-checkpoint=full.raw").status == 0
-    done = worker.run("import", *options, package, folder if "--all" in options else disk, *names)
+    again = "import", *options, package, folder if "--all" in options else disk, *names
+    done = worker.run(*again)
     assert done.status == 0, done.errors
     expected = tmp_path / "expected.raw"
     processes.run("qemu-img", "convert", "-O", "raw", tmp_path / "changed.qcow2", expected)
     oracle.same(disk, expected)
+    assert worker.run(*again).status == 0
+    os.utime(package, (1, 1))
+    done = worker.run(*again)
+    assert "holds the disk at checkpoint changed.qcow2, but of other files than these" in done.errors
+    oracle.same(disk, expected)
+
+
+def test_delta_in_an_ova_that_was_replaced_is_refused(server: misbehave.Server, tmp_path: Path) -> None:
+    """In the same second: only the first bytes of its disk differ."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    full, old = delta_in_ova(tmp_path / "old")
+    _, new = delta_in_ova(tmp_path / "new", at="3M")
+    assert old.stat().st_size == new.stat().st_size
+    target = tmp_path / "disk.img"
+    stage([str(full)], target, "", "full.raw")
+    address = server.serve("/changed.ova", misbehave.Page(old.read_bytes(), etag=None))
+    stage([address], target, "full.raw", "changed.qcow2")
+    stage([address], target, "full.raw", "changed.qcow2")
+    before = target.read_bytes()
+    server.serve("/changed.ova", misbehave.Page(new.read_bytes(), etag=None))
+    with pytest.raises(errors.TargetError, match="but of other files than these"):
+        stage([address], target, "full.raw", "changed.qcow2")
+    assert target.read_bytes() == before

@@ -13,6 +13,8 @@ from cdi_worker.images.targets import checkpoint
 from tests.support import devices, processes
 
 ONE, TWO, THREE = frozenset({"one"}), frozenset({"two", "2"}), frozenset({"three"})
+#: Files may be replaced under their names.
+OLD, NEW = ({"two", f"{checkpoint.VERSION}{digit * 64}"} for digit in "12")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,15 @@ ONE, TWO, THREE = frozenset({"one"}), frozenset({"two", "2"}), frozenset({"three
         (checkpoint.Checkpoint(ONE, TWO), TWO, THREE, False),
         (checkpoint.Checkpoint(ONE, TWO), ONE, frozenset({""}), False),
         (checkpoint.Checkpoint(ONE, frozenset({""})), ONE, frozenset({""}), True),
+        (checkpoint.Checkpoint(ONE, frozenset(OLD)), ONE, frozenset(OLD), True),
+        (checkpoint.Checkpoint(ONE, frozenset(OLD)), ONE, frozenset(NEW), False),
+        (checkpoint.Checkpoint(ONE, frozenset(OLD)), ONE, TWO, False),
+        (checkpoint.Checkpoint(frozenset(OLD)), ONE, frozenset(OLD), True),
+        (checkpoint.Checkpoint(frozenset(OLD)), ONE, frozenset(NEW), False),
+        (checkpoint.Checkpoint(frozenset(OLD)), TWO, THREE, True),
+        # Of an earlier version, or without an identity: by the name.
+        (checkpoint.Checkpoint(ONE, TWO), ONE, frozenset(NEW), True),
+        (checkpoint.Checkpoint(TWO), ONE, frozenset(NEW), True),
     ],
 )
 def test_delta_starts_at_the_checkpoint_of_the_disk(

@@ -134,7 +134,7 @@ MUTANTS = (
     mutant(
         "importer/routes/stage.py",
         "applies a delta to the disk of another checkpoint",
-        "    if held is not None and not held.allows(*checkpoints(attempt)):\n",
+        "    if held is not None and not held.allows(previous, current):\n",
         "    if False:\n",
         "tests/end_to_end/test_chains.py::test_stage_from_another_checkpoint_is_refused",
     ),
@@ -151,6 +151,20 @@ MUTANTS = (
         "    if request.layers and request.stage.current:\n",
         "    if False:\n",
         "tests/end_to_end/test_chains.py::test_pod_reads_no_layers_beside_the_file_of_its_checkpoint",
+    ),
+    mutant(
+        "importer/execute.py",
+        "names the files of a stage by their names alone",
+        "                if survey.is_chain(served.files, asked):\n",
+        "                if False:\n",
+        "tests/end_to_end/test_chains.py::test_increment_that_was_replaced_is_not_applied_over_the_old_one",
+    ),
+    mutant(
+        "importer/routes/stage.py",
+        "takes the date of a stage's file for its version",
+        '(facts.head if facts.weak else b"")',
+        'b""',
+        "tests/end_to_end/test_chains.py::test_delta_in_an_ova_that_was_replaced_is_refused",
     ),
     mutant(
         "importer/plan.py",

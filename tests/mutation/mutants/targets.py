@@ -108,6 +108,13 @@ MUTANTS = (
         "tests/images/targets/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
     ),
     mutant(
+        "images/targets/checkpoint.py",
+        "applies an increment over another version of it",
+        "        return bool(applied & current) and not _versions(applied) <= current\n",
+        "        return False\n",
+        "tests/images/targets/test_checkpoint.py::test_delta_starts_at_the_checkpoint_of_the_disk",
+    ),
+    mutant(
         "images/targets/__init__.py",
         "does not check the claim when a target is opened again",
         "        options.claim.check()\n",
