@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
+from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -62,6 +63,7 @@ class ImageioSource(base.Source):
         self._refusals = 0
         self._read = 0
         self._identity: str | None = None
+        self._checkpoints: dict[str, frozenset[str]] = {}
         self._previous_size: int | None = None
 
     def open(self, opening: base.Opening) -> base.Facts:
@@ -92,6 +94,7 @@ class ImageioSource(base.Source):
             head=head,
             identity=self._identity,
             format=self._format,
+            checkpoints=self._checkpoints,
             previous_size=self._previous_size,
             ranges=self,
             extents=(lambda: extents.coarse(self._extents)) if has_extents else None,
@@ -125,8 +128,9 @@ class ImageioSource(base.Source):
         """Find the disk and the checkpoint's snapshot. The active state of the disk has no snapshot."""
         wanted = self._location.current
         self._identity = None
+        self._checkpoints = {}
         self._disk = self._engine.disk(self._location.disk_id)
-        self._snapshot = self._engine.snapshot(self._disk, wanted) if wanted else None
+        self._snapshot = self._at(wanted) if wanted else None
         if self._snapshot is not None:
             found = self._snapshot
             # A snapshot is immutable, but removing another snapshot can merge data into it.
@@ -136,8 +140,18 @@ class ImageioSource(base.Source):
         elif wanted and self._disk.image_id != wanted:
             raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {wanted}")
         if self._location.previous:
-            previous = self._engine.snapshot(self._disk, self._location.previous)
+            previous = self._at(self._location.previous)
             self._previous_size = None if previous is None else previous.provisioned_size
+
+    def _at(self, checkpoint: str) -> Any | None:
+        """Return the snapshot of the disk at a checkpoint, or None; note the checkpoint's name.
+
+        An image that other data was merged into keeps its id, but then belongs to another snapshot.
+        """
+        found = self._engine.snapshot(self._disk, checkpoint)
+        if found is not None and found.snapshot is not None and found.snapshot.id:
+            self._checkpoints[checkpoint] = frozenset({f"{checkpoint} of snapshot {found.snapshot.id}"})
+        return found
 
     # -- the transfer
 

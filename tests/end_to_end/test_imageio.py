@@ -110,7 +110,9 @@ def test_stage_is_not_applied_to_another_checkpoint(
     ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
 ) -> None:
     first, second, third = (volume.id for volume in first_stage.volumes)
-    with pytest.raises(errors.TargetError, match=f"holds the disk at checkpoint {first}, the delta is from"):
+    with pytest.raises(
+        errors.TargetError, match=f"holds the disk at checkpoint {first} of snapshot .*, the delta is from"
+    ):
         cdi_worker.run(ovirt.request(first_stage, target, third, second))
     oracle.same(target, ovirt.content(first_stage, first))
     for previous, current in ((first, second), (second, third), (second, third)):
@@ -118,6 +120,47 @@ def test_stage_is_not_applied_to_another_checkpoint(
         oracle.same(target, ovirt.content(first_stage, current))
     with pytest.raises(errors.TargetError, match=f"holds the disk at checkpoint {third}"):
         cdi_worker.run(ovirt.request(first_stage, target, second, first))
+    ovirt.check_settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_stage_is_not_applied_to_a_checkpoint_that_got_other_data(
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
+) -> None:
+    """Removing a snapshot merges the data above into its image, which keeps its id."""
+    first, second, third = (volume.id for volume in first_stage.volumes)
+    first_stage.snapshot(*FINAL)
+    fourth = first_stage.active.id
+    cdi_worker.run(ovirt.request(first_stage, target, second, first))
+    before = ovirt.content(first_stage, second).read_bytes()
+    first_stage.remove(second)
+    assert first_stage.volume(third) is None
+    for current, previous in ((fourth, second), (second, first)):
+        with pytest.raises(
+            errors.TargetError, match=f"at checkpoint {second} of snapshot vm-snapshot-{second},"
+        ):
+            cdi_worker.run(ovirt.request(first_stage, target, current, previous))
+        assert target.read_bytes() == before
+    cdi_worker.run(ovirt.request(first_stage, target, second))
+    cdi_worker.run(ovirt.request(first_stage, target, fourth, second))
+    oracle.same(target, ovirt.content(first_stage, fourth))
+    ovirt.check_settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_disk_that_was_copied_while_it_was_active_is_no_checkpoint(
+    ovirt: ovirt_stages.Setup, target: Path
+) -> None:
+    """The machine may have written to the image since then, before its snapshot."""
+    chain = ovirt.chain()
+    active = chain.active.id
+    cdi_worker.run(ovirt.request(chain, target, active))
+    before = target.read_bytes()
+    chain.write(*ovirt_stages.FIRST)
+    chain.snapshot(*SECOND)
+    with pytest.raises(errors.TargetError, match=f"at checkpoint {active}, the delta is from"):
+        cdi_worker.run(ovirt.request(chain, target, chain.active.id, active))
+    assert target.read_bytes() == before
     ovirt.check_settled()
 
 

@@ -242,7 +242,7 @@ class Engine:
         found = [
             f'<disk_snapshot id="{volume.id}"><actual_size>{volume.path.stat().st_size}</actual_size>'
             f"<provisioned_size>{volume.size}</provisioned_size>"
-            f'<disk id="{chain.disk}"/><snapshot id="vm-snapshot-{volume.id}"/></disk_snapshot>'
+            f'<disk id="{chain.disk}"/><snapshot id="{volume.snapshot}"/></disk_snapshot>'
             for chain in self.chains.values()
             for volume in chain.volumes[:-1]
             if rest[0] == DOMAINS[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -114,11 +115,12 @@ handlers = stderr
 
 @dataclasses.dataclass(frozen=True)
 class Volume:
-    """One qcow2 file of a disk: the changes since its backing file."""
+    """One qcow2 file of a disk: the changes since its backing file. ``snapshot``: its owner."""
 
     id: str
     path: Path
     size: int
+    snapshot: str
 
 
 class Chain:
@@ -128,9 +130,10 @@ class Chain:
         self.directory = directory
         self.disk = disk
         directory.mkdir()
-        path = directory / f"{disk}-0"
-        processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", content, path)
-        self.volumes = [Volume(path.name, path, content.stat().st_size)]
+        self._numbers = itertools.count()
+        first = self._volume(content.stat().st_size)
+        processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", content, first.path)
+        self.volumes = [first]
 
     @property
     def active(self) -> Volume:
@@ -145,12 +148,27 @@ class Chain:
         """Freeze the active volume, add a new one on top and write to it; ``writes`` are qemu-io commands."""
         below = self.active
         size = size or below.size
-        path = self.directory / f"{self.disk}-{len(self.volumes)}"
+        above = self._volume(size)
         backing = ["-b", below.path.name, "-F", "qcow2"]
-        processes.run("qemu-img", "create", "-q", "-f", "qcow2", *backing, path, str(size))
-        self.volumes.append(Volume(path.name, path, size))
+        processes.run("qemu-img", "create", "-q", "-f", "qcow2", *backing, above.path, str(size))
+        self.volumes.append(above)
         self.write(*writes)
         return self.active
+
+    def remove(self, number: str) -> None:
+        """Remove the snapshot that owns a frozen volume, which gets data and snapshot of the one above."""
+        index = [volume.id for volume in self.volumes].index(number)
+        below, above, *rest = self.volumes[index:]
+        processes.run("qemu-img", "commit", "-q", "-f", "qcow2", above.path)
+        if rest:
+            backing = ["-b", below.path.name, "-F", "qcow2"]
+            processes.run("qemu-img", "rebase", "-u", "-f", "qcow2", *backing, rest[0].path)
+        above.path.unlink()
+        self.volumes[index:] = [dataclasses.replace(above, id=below.id, path=below.path), *rest]
+
+    def _volume(self, size: int) -> Volume:
+        name = f"{self.disk}-{next(self._numbers)}"
+        return Volume(name, self.directory / name, size, f"vm-snapshot-{name}")
 
     def write(self, *writes: str) -> None:
         """Run qemu-io commands on the active volume."""

@@ -36,6 +36,8 @@ def migration(workspace: manifests.Workspace, ovirt: ovirt_stages.Setup, *, fina
 def test_stages_run_in_order_and_pause(workspace: manifests.Workspace, ovirt: ovirt_stages.Setup) -> None:
     """Stages run one after the other; the result is paused unless the last checkpoint is final."""
     chain = migration(workspace, ovirt, final=False)
+    # Only an image that does not change any more is a checkpoint.
+    chain.snapshot()
     scratch = f"--scratch={workspace.directory / 'scratch'}"
     assert workspace.plan(scratch)["format"] == "raw"
     done = workspace.run(scratch)
@@ -46,7 +48,7 @@ def test_stages_run_in_order_and_pause(workspace: manifests.Workspace, ovirt: ov
     oracle.same(workspace.target, chain.content(chain.volumes[1].id, workspace.directory / "content"))
 
     spec = workspace.documents[0]["spec"]
-    chain.snapshot("write -P 2 5M 64k")
+    chain.write("write -P 2 5M 64k")
     spec["checkpoints"].append({"previous": chain.volumes[1].id, "current": chain.active.id})
     spec["finalCheckpoint"] = True
     done = workspace.run(scratch, f"--after={chain.volumes[1].id}")
