@@ -156,10 +156,14 @@ class ImageioSource(base.Source):
     # -- the transfer
 
     def _begin(self) -> None:
-        """Start a transfer, once the disk is unlocked."""
+        """Start a transfer, once the disk is unlocked; find the disk again, which is now locked.
+
+        Raises ``errors.SourceChanged`` if removing another snapshot has merged data into it meanwhile.
+        """
         form = "cow" if self._format == "qcow2" else "raw"
         deadline = time.monotonic() + self._patience.locked
         while True:
+            before = self._identity
             try:
                 self._transfer = self._engine.transfer(self._disk, self._snapshot, form)
                 break
@@ -171,6 +175,12 @@ class ImageioSource(base.Source):
                 # The operation that holds the lock may change it.
                 self._find()
         self._refusals = 0
+        retry.patiently(self._find, self._patience.first, self._cancel)
+        self._check_same(before)
+
+    def _check_same(self, before: str | None) -> None:
+        if self._identity != before:
+            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
 
     def _look(self) -> bytes:
         """Connect; return the first bytes. Retries on this transfer, as a new one waits for its lock."""
@@ -243,10 +253,8 @@ class ImageioSource(base.Source):
         before = self._identity
         transfer.end(self._limit, succeeded=False)
         self._begin()
-        # The disk was unlocked until now: removing another snapshot may have merged data into this one.
-        retry.patiently(self._find, self._patience.first, self._cancel)
-        if self._identity != before:
-            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
+        # The disk was unlocked until now.
+        self._check_same(before)
         if self._transfer is not None:
             self._connect(self._transfer)
 

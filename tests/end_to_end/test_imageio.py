@@ -124,8 +124,9 @@ def test_stage_is_not_applied_to_another_checkpoint(
 
 
 @pytest.mark.parametrize("target", ["file"], indirect=True)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "just before the disk is locked"])
 def test_stage_is_not_applied_to_a_checkpoint_that_got_other_data(
-    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain
+    ovirt: ovirt_stages.Setup, target: Path, first_stage: imageiod.Chain, late: bool
 ) -> None:
     """Removing a snapshot merges the data above into its image, which keeps its id."""
     first, second, third = (volume.id for volume in first_stage.volumes)
@@ -133,14 +134,17 @@ def test_stage_is_not_applied_to_a_checkpoint_that_got_other_data(
     fourth = first_stage.active.id
     cdi_worker.run(ovirt.request(first_stage, target, second, first))
     before = ovirt.content(first_stage, second).read_bytes()
-    first_stage.remove(second)
-    assert first_stage.volume(third) is None
+    if late:
+        ovirt.engine.ending = lambda: first_stage.remove(second)
+    else:
+        first_stage.remove(second)
     for current, previous in ((fourth, second), (second, first)):
         with pytest.raises(
             errors.TargetError, match=f"at checkpoint {second} of snapshot vm-snapshot-{second},"
         ):
             cdi_worker.run(ovirt.request(first_stage, target, current, previous))
         assert target.read_bytes() == before
+    assert first_stage.volume(third) is None
     cdi_worker.run(ovirt.request(first_stage, target, second))
     cdi_worker.run(ovirt.request(first_stage, target, fourth, second))
     oracle.same(target, ovirt.content(first_stage, fourth))

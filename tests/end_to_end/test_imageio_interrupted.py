@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
+from cdi_worker import errors
 from cdi_worker.images import targets
 from tests.support import devices, forked, imageiod, oracle, ovirt_stages, processes
 from tests.support import engine as engine_module
@@ -99,6 +100,27 @@ def test_killed_full_copy_is_resumed(ovirt: ovirt_stages.Setup, target: Path, ph
     result = cdi_worker.run(request)
     oracle.same(target, ovirt.content(chain, first))
     assert result.resumed > 0
+    ovirt.check_settled()
+
+
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+def test_killed_full_copy_is_not_resumed_with_other_data(ovirt: ovirt_stages.Setup, target: Path) -> None:
+    """The disk is found before it is locked; a snapshot may be removed in between."""
+    chain = ovirt.chain()
+    first = chain.active.id
+    chain.snapshot(*ovirt_stages.FIRST)
+    chain.snapshot()
+    ovirt.engine.inactivity, ovirt.engine.delay = 2.0, "200ms"
+    request = ovirt.request(chain, target, first)
+    assert kill(request, "transfer", lambda: journal_saved_twice(target)) == -signal.SIGKILL
+    ovirt.engine.delay = ""
+    ovirt.engine.ending = lambda: chain.remove(first)
+    with pytest.raises(errors.SourceChanged, match="snapshot was"):
+        cdi_worker.run(request)
+    oracle.unusable(target)
+    result = cdi_worker.run(request)
+    oracle.same(target, ovirt.content(chain, first))
+    assert not result.resumed
     ovirt.check_settled()
 
 

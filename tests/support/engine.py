@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import escape
@@ -34,7 +34,8 @@ class Engine:
     URLs always do), ``delay`` of each read, ``flat``: serve raw disks from a file, without extents,
     ``mute``: answer no request until it is reset, ``extends``: whether an extend renews a lost ticket,
     ``front``: the port of a relay to the daemon, for all transfer URLs, ``short``: bytes that files lack at
-    the end, of ``flat`` disks and of deltas.
+    the end, of ``flat`` disks and of deltas, ``ending``: an operation that ends just before the next transfer
+    locks the disk.
     """
 
     def __init__(self, directory: Path, daemon: imageiod.Daemon, pair: tls.KeyPair) -> None:
@@ -54,6 +55,7 @@ class Engine:
         self.extends = True
         self.front: int | None = None
         self.short = 0
+        self.ending: Callable[[], object] | None = None
         self._pair = pair
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
@@ -271,6 +273,10 @@ class Engine:
             if chain.disk in self.locked:
                 detail = "[Cannot transfer Virtual Disk: Disk is locked. Please try again later.]"
                 return 409, _fault("Operation Failed", detail)
+            if self.ending is not None:
+                ending, self.ending = self.ending, None
+                ending()
+                return self._add(body)
             self.locked.add(chain.disk)
             transfer = Transfer(f"transfer-{next(self._numbers)}", chain.disk, volume, form[1])
             self.transfers.append(transfer)

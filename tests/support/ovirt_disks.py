@@ -37,7 +37,7 @@ class Setup:
         engine.calls.clear()
         engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
         engine.flat = engine.mute = False
-        engine.front, engine.delay, engine.short = None, "", 0
+        engine.front, engine.delay, engine.short, engine.ending = None, "", 0, None
 
     def location(self, current: str = "", previous: str = "", disk: str = "disk") -> locations.Imageio:
         """Return the location of a disk, or of the delta between two checkpoints."""

@@ -97,6 +97,19 @@ def test_disk_that_stays_locked_fails(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.check_ended()
 
 
+def test_snapshot_that_changes_before_it_is_locked_is_not_read(ovirt_disk: ovirt_disks.Setup) -> None:
+    """Removing another snapshot has merged data into it since it was found."""
+
+    def merge() -> None:
+        with ovirt_disk.engine.chains["disk"].volumes[0].path.open("ab") as stream:
+            stream.write(bytes(1 << 20))
+
+    ovirt_disk.engine.ending = merge
+    with pytest.raises(errors.SourceChanged, match="snapshot was"):
+        ovirt_disk.source("disk-0").open(base.Opening())
+    ovirt_disk.check_ended("finished_cleanup")
+
+
 def test_cancel_ends_waiting_for_the_disk(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 60.0
     cancel = cancelling.Cancel()
