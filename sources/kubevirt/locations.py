@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import posixpath
 import urllib.parse
 from collections.abc import Iterator
 from typing import Final
@@ -71,6 +72,12 @@ class KubeVirt(staged.Staged):
         """What is at the URL; None if KubeVirt has no such path."""
         path = _path(self.endpoint)
         return next((form for end, form in ENDS.items() if path.endswith(end)), None)
+
+    @property
+    def checkpoints(self) -> dict[str, frozenset[str]]:
+        """The checkpoints' names on a target, with the disk: all disks of a machine share a checkpoint."""
+        disk = posixpath.basename(posixpath.dirname(_path(self.endpoint)))
+        return {name: frozenset({f"{name} of {disk}"}) for name in (self.previous, self.current) if name}
 
     def beside(self, name: str) -> str:
         """Return the URL of the endpoint ``name`` of the same disk in a backup: ``map`` or ``data``."""

@@ -50,7 +50,8 @@ class ArchiveSource(http.HttpSource):
 
     def open(self, opening: base.Opening) -> base.Facts:
         description = {"form": str(self._location.form)}
-        return dataclasses.replace(super().open(opening), description=description)
+        facts = super().open(opening)
+        return dataclasses.replace(facts, description=description, checkpoints=self._location.checkpoints)
 
 
 class RawSource(ArchiveSource):
@@ -117,6 +118,7 @@ class BackupSource(http.HttpSource):
             facts,
             format="raw",
             extents=lambda: extents.coarse(self._map.extents()),
+            checkpoints=self._location.checkpoints,
             description=self._description(),
         )
         # Nothing in the answers names the backup.

@@ -305,6 +305,13 @@ MUTANTS = (
         "tests/sources/kubevirt/test_backup.py::test_backup_that_was_replaced_is_not_mixed_with_the_new_one[]",
     ),
     mutant(
+        "sources/kubevirt/locations.py",
+        "applies the changes of another disk of the machine",
+        'frozenset({f"{name} of {disk}"})',
+        "frozenset({name})",
+        "tests/sources/kubevirt/test_backup.py::test_changes_of_another_disk_are_refused",
+    ),
+    mutant(
         "sources/kubevirt/source.py",
         "imports an incremental backup as a full one",
         "        if self._map.lists_changes and not self._location.previous:\n",

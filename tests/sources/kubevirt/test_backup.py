@@ -151,6 +151,28 @@ def test_changes_of_another_checkpoint_are_refused(machine: kubevirt_stages.Setu
     oracle.same(disk, machine.content(first))
 
 
+@pytest.mark.parametrize("first", ["map", "disk.img", "disk.img.gz"])
+def test_changes_of_another_disk_are_refused(
+    machine: kubevirt_stages.Setup, tmp_path: Path, first: str
+) -> None:
+    """All disks of a machine have the checkpoints of its tracker."""
+    disk = tmp_path / "disk.img"
+    machine.server.volumes["root"] = machine.directory / "first.raw"
+    before = machine.checkpoint()
+    folder = "exports" if first == "map" else "volumes"
+    with machine.backup():
+        cdi_worker.run(machine.request(disk, folder, "root", first, current=before))
+    now = machine.checkpoint(*kubevirt_stages.FIRST)
+    changed = [(0, MIB, 1), (MIB, SIZE - MIB, 0)]
+    machine.server.backups["data"] = kubevirt.Plain(b"D" * SIZE, changed, kubevirt.CHANGED)
+    with pytest.raises(errors.TargetError, match=f"holds the disk at checkpoint {before} of root"):
+        cdi_worker.run(machine.request(disk, "exports", "data", "map", previous=before, current=now))
+    oracle.same(disk, machine.content(before))
+    with machine.backup(since=before):
+        cdi_worker.run(machine.request(disk, previous=before, current=now))
+    oracle.same(disk, machine.content(now))
+
+
 def test_disk_that_has_grown_needs_a_larger_volume(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
     disk = tmp_path / "disk.img"
     disk.write_bytes(bytes(MIB))
