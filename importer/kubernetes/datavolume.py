@@ -136,17 +136,27 @@ class DataVolume:
     def stages_after(self, copied: str) -> tuple[base.Stage, ...]:
         """Return the stages after checkpoint ``copied``, or all of them if it is empty.
 
-        Raises ``RequestError`` if there is no such checkpoint, or no stage after it.
+        Raises ``RequestError`` if there is no such checkpoint, or no stage after it, or several of KubeVirt.
         """
         if not copied:
-            return self.checkpoints
+            return self._readable(self.checkpoints)
         names = [stage.current for stage in self.checkpoints]
         if copied not in names:
             raise errors.RequestError(f"spec.checkpoints: no checkpoint has current {copied!r}")
         following = self.checkpoints[names.index(copied) + 1 :]
         if not following:
             raise errors.RequestError(f"spec.checkpoints: no checkpoint follows {copied!r}")
-        return following
+        return self._readable(following)
+
+    def _readable(self, stages: tuple[base.Stage, ...]) -> tuple[base.Stage, ...]:
+        """Check that the address of the source serves all stages."""
+        # The second stage would read the backup of the first again, which looks like a full one.
+        if self.source.kind == "kubevirt" and len(stages) > 1:
+            raise errors.RequestError(
+                f"spec.checkpoints: {len(stages)} stages, but every backup has its own URL; remove the "
+                "checkpoints after that of spec.source.kubevirt.url, and give the one before it with --after"
+            )
+        return stages
 
 
 def find(found: list[documents.Document]) -> documents.Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import operator
@@ -17,6 +18,7 @@ import yaml
 
 from cdi_worker import errors
 from cdi_worker.importer.kubernetes import datavolume, documents
+from cdi_worker.sources import base
 from tests.support import repository
 
 EXAMPLES = sorted(repository.DATAVOLUMES.glob("*.yaml"))
@@ -372,6 +374,16 @@ def test_exactly_one_data_volume_is_required(tmp_path: Path) -> None:
         errors.RequestError, match=r"expected one DataVolume, found 0 \(documents: Secret, Pod\)"
     ):
         datavolume.find(documents.read(str(path)))
+
+
+def test_one_backup_of_kubevirt_is_one_stage() -> None:
+    assert len(parse("kubevirt").stages_after("")) == 1
+    stages = base.Stage("", "a"), base.Stage("a", "b"), base.Stage("b", "c")
+    volume = dataclasses.replace(parse("kubevirt"), checkpoints=stages)
+    assert volume.stages_after("b") == stages[2:]
+    for copied, count in (("", 3), ("a", 2)):
+        with pytest.raises(errors.RequestError, match=f"{count} stages, but every backup has its own URL"):
+            volume.stages_after(copied)
 
 
 def test_later_stages_are_selected() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import engine as engine_module
-from tests.support import imageiod, kubevirt, kubevirt_stages, manifests, oracle, ovirt_stages, vmware
+from tests.support import imageiod, kubevirt, kubevirt_stages, manifests, oracle, ovirt_stages, vmware, worker
 
 
 @pytest.fixture
@@ -111,3 +111,23 @@ def test_backups_of_kubevirt_are_stages(workspace: manifests.Workspace) -> None:
             done = workspace.run(f"--after={first}")
         assert (done.status, manifests.phases(done)[-1]) == (0, "Succeeded"), done.errors
         oracle.same(workspace.target, machine.content(second))
+
+
+def test_one_backup_of_kubevirt_is_not_copied_as_two_stages(workspace: manifests.Workspace) -> None:
+    """The second would read the first backup again, which looks like a full one."""
+    folder = workspace.directory / "kubevirt"
+    folder.mkdir()
+    with kubevirt_stages.running(folder) as machine:
+        source = {"url": machine.server.url("exports", "root", "map"), "secretRef": "export"}
+        checkpoints = [{"previous": "", "current": "a"}, {"previous": "a", "current": "b"}]
+        workspace.volume({"kubevirt": source | {"certConfigMap": "ca"}}, checkpoints=checkpoints, size="16Mi")
+        workspace.secret("export", token=kubevirt.TOKEN)
+        workspace.config_map("ca", **{"ca.pem": machine.authority.certificate.read_text()})
+        with machine.backup():
+            done = workspace.run()
+    manifest = "manifest", workspace.directory / "dv.yaml", "--image=x"
+    for refused in (done, worker.run(*manifest)):
+        assert refused.status == 2, refused.output
+        assert "spec.checkpoints: 2 stages, but every backup has its own URL" in refused.errors
+    assert not workspace.target.exists()
+    assert worker.run(*manifest, "--after=a").status == 0

@@ -38,6 +38,14 @@ MUTANTS = (
         "tests/importer/kubernetes/test_datavolume.py::test_later_stages_are_selected",
     ),
     mutant(
+        "importer/kubernetes/datavolume.py",
+        "copies one backup of KubeVirt as two checkpoints",
+        '        if self.source.kind == "kubevirt" and len(stages) > 1:\n',
+        "        if False:\n",
+        "tests/importer/kubernetes/test_datavolume.py::test_one_backup_of_kubevirt_is_one_stage",
+        "tests/importer/kubernetes/test_stages.py::test_one_backup_of_kubevirt_is_not_copied_as_two_stages",
+    ),
+    mutant(
         "importer/roles/cron.py",
         "notes the digest with another object",
         '        if metadata.get("name") != self._name:\n',
