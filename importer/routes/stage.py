@@ -122,5 +122,6 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     checkpoint.Checkpoint(*checkpoints(attempt)).write(opened.written_path)
     size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
+        opened.flush()
         opened.zero_rest(size)
     opened.flush()

@@ -14,8 +14,10 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer.routes import delivery
+from cdi_worker.images import targets
+from cdi_worker.importer.routes import delivery, stage
 from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.sources import base
 from tests.support import devices, misbehave, processes, ways
 
 MIB = 1 << 20
@@ -53,6 +55,23 @@ def test_disk_of_odd_size_is_padded_with_zeros(
 def test_what_was_written_outlives_a_failure(failure: errors.Error, *, weak: bool, outlives: bool) -> None:
     attempt = types.SimpleNamespace(facts=types.SimpleNamespace(weak=weak))
     assert delivery.outlives(cast("Attempt", attempt), failure) == outlives
+
+
+def test_note_of_a_delta_is_on_storage_before_anything_is_zeroed(tmp_path: Path) -> None:
+    """A power cut would leave a disk at its old checkpoint that is neither the old nor the new one."""
+    order: list[str] = []
+    opened = types.SimpleNamespace(
+        written_path=str(tmp_path / "disk.img.changing"),
+        flush=lambda: order.append("flush"),
+        zero_rest=lambda _: order.append("zero"),
+    )
+    attempt = types.SimpleNamespace(
+        request=types.SimpleNamespace(stage=base.Stage(previous="a", current="b")),
+        facts=base.Facts(name="source"),
+        plan=types.SimpleNamespace(virtual_size=1),
+    )
+    stage.begin(cast("Attempt", attempt), cast("targets.Target", opened))
+    assert order[:2] == ["flush", "zero"]
 
 
 def qcow2_of(path: Path, size: int) -> bytes:
