@@ -57,7 +57,9 @@ def base_name(facts: base.Facts) -> str:
 
 
 def _joined(facts: Sequence[base.Facts]) -> str:
-    return hashlib.sha256("\n".join(map(_identity, facts)).encode()).hexdigest()
+    text = "\n".join(map(_identity, facts))
+    # A local path may be no UTF-8.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _identity(facts: base.Facts) -> str:

@@ -312,6 +312,14 @@ def test_name_may_lead_to_where_the_file_was(chain: chains.Chain, tmp_path: Path
     oracle.same(tmp_path / "disk.img", expected)
 
 
+def test_path_of_a_layer_may_be_no_text(chain: chains.Chain, tmp_path: Path) -> None:
+    plain(chain)
+    expected = chain.disk()
+    folder = chain.top.parent.rename(chain.top.parent.with_name("not-\udcff"))
+    cdi_worker.run(request(local([folder / file.name for file in chain.files]), tmp_path / "disk.img"))
+    oracle.same(tmp_path / "disk.img", folder / expected.name)
+
+
 def test_truncated_layer_is_refused(chain: chains.Chain, target: Path) -> None:
     plain(chain)
     top = chain.top.read_bytes()
