@@ -57,7 +57,7 @@ class Law:
         self._wrote: dict[schedulers.Process, int] = {}
         #: Of each reader: the image, its version when it began, whether the target was that, and was changed.
         self._readers: dict[schedulers.Process, _Reader] = {}
-        self._failures: dict[schedulers.Process, str] = {}
+        self._failures: dict[schedulers.Process, Exception] = {}
         self._succeeded: set[schedulers.Process] = set()
         self._finished: tuple[schedulers.Process, int, disks.Sparse] | None = None
         #: Whether a write was on its way when its process was stopped, without a lock that keeps others out.
@@ -185,7 +185,7 @@ class Law:
             _require(took < _GRACE, f"{process.name}: ended {took:.0f} s after it was asked to")
         world.note("failure", type(error).__name__, error)
         self.outcomes.append(type(error).__name__)
-        self._failures[process] = type(error).__name__
+        self._failures[process] = error
         if not hasattr(error, "retryable"):
             # A call with arguments that the simulator does not take fails in the frame of the product.
             kind = schedulers.Harness if isinstance(error, _OF_CODE) else schedulers.Broken
@@ -200,14 +200,20 @@ class Law:
             self._others += [inode.data.view.copy(), inode.data.stable.copy()]
             self._usable = 0, {}
 
-    def must_have_finished(self, process: schedulers.Process) -> None:
-        """The last run, without faults."""
+    def must_have_finished(self, process: schedulers.Process, *, has_lied: bool) -> None:
+        """The last run, without faults.
+
+        ``has_lied``: the server had said otherwise how long the changes are. What an earlier run has applied
+        is then of another file, as far as anybody knows.
+        """
         names = self._disk.directory.entries
         # An update that has not ended is refused as well.
         is_there = self._inode() is not None or "disk.img.changing" in names
-        is_refused = self._asked[process][0] == "refuse" and is_there
+        failure = self._failures.get(process)
+        is_refused = self._asked[process][0] == "refuse" and is_there and _is_a(failure, "TargetExists")
+        is_of_others = has_lied and _is_a(failure, "TargetError") and "but of other files" in str(failure)
         _require(
-            process in self._succeeded or (is_refused and self._failures.get(process) == "TargetExists"),
+            process in self._succeeded or is_refused or is_of_others,
             f"{process.name}: failed without a fault",
         )
 
@@ -311,6 +317,11 @@ class Law:
 def _is(data: disks.Sparse, disk: disks.Sparse, inode: disks.Inode) -> bool:
     """Return whether these are the bytes of a disk: a file has no others, a device may."""
     return data.begins_with(disk, len(disk)) if inode.is_device else data == disk
+
+
+def _is_a(failure: Exception | None, name: str) -> bool:
+    # Each run has classes of its own.
+    return type(failure).__name__ == name
 
 
 def _require(condition: object, what: str) -> None:

@@ -496,7 +496,9 @@ class World:
                     world.kill(process)
                 self.machines.calls.pop(process)
         if is_last:
-            self.law.must_have_finished(self._last)
+            runs = [run for each in self.plan.rounds for run in each.runs]
+            has_lied = self.plan.stages and any(run.serving.lies for run in runs)
+            self.law.must_have_finished(self._last, has_lied=has_lied)
         if each.power:
             world.note("power failure")
             self.disk.lose(world.dice)
