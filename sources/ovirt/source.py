@@ -77,12 +77,12 @@ class ImageioSource(base.Source):
             self._pool = data.Pool(self.name, self._location.access, trusted, self._cancel)
             stack.callback(self._end, succeeded=False)
             self._begin()
-            # Started before the extents are read: for a large disk that may outlast the ticket.
+            # Started before the disk is found again and its extents are read: that may outlast the ticket.
             renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
-            head = self._look()
+            head = self._look(self._identity)
             self._check_size()
             self._open = stack.pop_all()
         size = self._extents.end
@@ -156,14 +156,10 @@ class ImageioSource(base.Source):
     # -- the transfer
 
     def _begin(self) -> None:
-        """Start a transfer, once the disk is unlocked; find the disk again, which is now locked.
-
-        Raises ``errors.SourceChanged`` if removing another snapshot has merged data into it meanwhile.
-        """
+        """Start a transfer, once the disk is unlocked. It locks the disk, which is to be found again."""
         form = "cow" if self._format == "qcow2" else "raw"
         deadline = time.monotonic() + self._patience.locked
         while True:
-            before = self._identity
             try:
                 self._transfer = self._engine.transfer(self._disk, self._snapshot, form)
                 break
@@ -175,17 +171,24 @@ class ImageioSource(base.Source):
                 # The operation that holds the lock may change it.
                 self._find()
         self._refusals = 0
-        retry.patiently(self._find, self._patience.first, self._cancel)
-        self._check_same(before)
 
-    def _check_same(self, before: str | None) -> None:
+    def _find_locked(self, before: str | None) -> None:
+        """Find the disk again, which is locked now.
+
+        Raises ``errors.SourceChanged`` if removing another snapshot has merged data into it since ``before``.
+        """
+        self._find()
         if self._identity != before:
             raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
 
-    def _look(self) -> bytes:
-        """Connect; return the first bytes. Retries on this transfer, as a new one waits for its lock."""
+    def _look(self, before: str | None) -> bytes:
+        """Find the locked disk, connect; return the first bytes.
+
+        Retries on this transfer, as a new one waits for its lock.
+        """
 
         def look() -> bytes:
+            self._find_locked(before)
             if self._transfer is not None:
                 self._connect(self._transfer)
             self._extents = self._pool.extents()
@@ -254,7 +257,7 @@ class ImageioSource(base.Source):
         transfer.end(self._limit, succeeded=False)
         self._begin()
         # The disk was unlocked until now.
-        self._check_same(before)
+        retry.patiently(lambda: self._find_locked(before), self._patience.first, self._cancel)
         if self._transfer is not None:
             self._connect(self._transfer)
 

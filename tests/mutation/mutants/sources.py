@@ -30,16 +30,16 @@ MUTANTS = (
     mutant(
         "sources/ovirt/source.py",
         "reads an image that data was merged into since the disk was found",
-        "self._cancel)\n        self._check_same(before)\n",
-        "self._cancel)\n",
+        "        self._find()\n        if self._identity != before:\n",
+        "        self._find()\n        if False:\n",
         "tests/sources/ovirt/test_source_trouble.py::test_snapshot_that_changes_before_it_is_locked_is_not_read",
         "tests/end_to_end/test_imageio_interrupted.py::test_killed_full_copy_is_not_resumed_with_other_data",
     ),
     mutant(
         "sources/ovirt/source.py",
         "compares the checkpoint as it was before the disk was locked",
-        "        retry.patiently(self._find, self._patience.first, self._cancel)\n",
-        "",
+        "        self._find()\n        if self._identity",
+        "        if self._identity",
         "tests/end_to_end/test_imageio.py::test_stage_is_not_applied_to_a_checkpoint_that_got_other_data",
     ),
     mutant(

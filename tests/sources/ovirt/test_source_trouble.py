@@ -158,6 +158,18 @@ def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> 
     processes.wait_for(lambda: not left_behind(), "what was asked is answered")
 
 
+def test_engine_that_is_away_after_it_began_a_transfer_is_asked_again(ovirt_disk: ovirt_disks.Setup) -> None:
+    """The disk is found again then; the import is begun anew, within its patience."""
+    ovirt_disk.engine.inactivity = 2
+    ovirt_disk.engine.ending = lambda: setattr(ovirt_disk.engine, "broken", 1 << 20)
+    with pytest.raises(errors.Transient):
+        ovirt_disk.source(patience=dataclasses.replace(ovirt_disks.QUICK, first=0.5, last=1)).open(
+            base.Opening()
+        )
+    ovirt_disk.engine.broken = 0
+    processes.wait_for(lambda: not ovirt_disk.engine.locked, "the transfer is given up")
+
+
 def test_starting_engine_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.broken = 2
     with pytest.raises(errors.Transient, match=r"503|invalid response|content type"):
