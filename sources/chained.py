@@ -63,6 +63,9 @@ def _joined(facts: Sequence[base.Facts]) -> str:
 
 
 def _identity(facts: base.Facts) -> str:
-    """Return what a journal must know of a file; a weak identity is completed by the first bytes."""
+    """Return what a journal must know of a file; a weak identity is completed by the first bytes.
+
+    Where the file is does not matter: its address is known to the journal from the request.
+    """
     head = hashlib.sha256(facts.head).hexdigest() if facts.weak else ""
-    return f"{facts.name} {facts.identity} {head}"
+    return f"{base_name(facts)} {facts.identity} {head}"

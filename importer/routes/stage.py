@@ -58,14 +58,14 @@ def _place(attempt: Attempt, total: int | None) -> delivery.Place:
 def versioned(image: sources.Image, current: str) -> sources.Image:
     """Return the image of a chain, whose facts have the version of its files as a name of ``current``.
 
-    Files can be replaced under their names. Files without an identity have no version.
+    Files can be replaced under their names. Of a weak identity only the first bytes count: a refusal is
+    final here, and a copy of the same file may have another date. Without an identity there is no version.
     """
     facts = image.facts
     if not (current and facts.identity):
         return image
-    stated = repr((facts.name, facts.identity)).encode()
-    # A weak identity is completed by the first bytes, as in a journal's key.
-    digest = hashlib.sha256(stated + (facts.head if facts.weak else b"")).hexdigest()
+    stated = b"" if facts.weak else facts.identity.encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(stated + facts.head).hexdigest()
     names = {current: facts.names(current) | {checkpoint.VERSION + digest}}
     return sources.Image(image.source, dataclasses.replace(facts, checkpoints=names), image.engine)
 
@@ -100,14 +100,14 @@ def check(attempt: Attempt) -> None:
     previous, current = checkpoints(attempt)
     if held is not None and held.is_of_others(current):
         reason = (
-            f"holds the disk at checkpoint {held}, but of other files than these: one was replaced, or has "
-            "another address; give the same files again, or start again with a first stage"
+            f"holds the disk at checkpoint {held}, but of other files than these: one was replaced; give the "
+            "same files again, or start again with a first stage"
         )
         raise errors.TargetError(path=path, reason=reason)
     if held is not None and not held.allows(previous, current):
         stage = attempt.request.stage
         reason = (
-            f"holds the disk at checkpoint {held}, the delta is from {stage.previous} to "
+            f"holds the disk at checkpoint {held}, the delta is from {checkpoint.Checkpoint(previous)} to "
             f"{stage.current or 'now'}; run the stages in order, or start again with a first stage"
         )
         raise errors.TargetError(path=path, reason=reason)

@@ -735,6 +735,9 @@ def test_delta_may_be_in_an_ova(tmp_path: Path, options: list[str]) -> None:
     oracle.same(disk, expected)
     assert worker.run(*again).status == 0
     os.utime(package, (1, 1))
+    assert worker.run(*again).status == 0
+    (tmp_path / "new").mkdir()
+    package.write_bytes(delta_in_ova(tmp_path / "new", at="3M")[1].read_bytes())
     done = worker.run(*again)
     assert "holds the disk at checkpoint changed.qcow2, but of other files than these" in done.errors
     oracle.same(disk, expected)

@@ -161,9 +161,9 @@ MUTANTS = (
     ),
     mutant(
         "importer/routes/stage.py",
-        "takes the date of a stage's file for its version",
-        '(facts.head if facts.weak else b"")',
-        'b""',
+        "takes all files of a stage with a weak identity for one version",
+        "sha256(stated + facts.head)",
+        "sha256(stated)",
         "tests/end_to_end/test_chains.py::test_delta_in_an_ova_that_was_replaced_is_refused",
     ),
     mutant(
