@@ -257,11 +257,18 @@ class Journal:
         with self._saving:
             self._save(flush)
 
-    def erase(self, flush: Callable[[], None]) -> None:
-        """Remove all ranges, also from storage, from both slots; see ``save``."""
+    def erase(self) -> None:
+        """Remove all ranges, also from storage, from both slots. Nothing is to be synced for that.
+
+        Raises ``errors.TargetError`` if a slot cannot be written.
+        """
         self.forget()
-        for _slot in range(2):
-            self.save(flush)
+        slots = self._slots
+        with self._saving:
+            for _ in range(2):
+                self._save(lambda: None)
+        if self._slots is not slots and slots is not None:
+            raise errors.TargetError(path=slots.path, reason="the journal of another disk cannot be erased")
 
     def _add(self, start: int, end: int) -> None:
         """Add a finished range; the caller holds the lock."""

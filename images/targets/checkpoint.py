@@ -63,13 +63,14 @@ class Checkpoint:
     def write(self, path: str) -> None:
         """Store the checkpoint with a file, or remove the old one where the file system cannot.
 
-        Raises ``errors.TargetError`` if it can, but fails: without it, any delta would be accepted.
+        Raises ``errors.TargetError`` if it can, but fails, or has no space to replace the old one: without
+        any, each delta would be accepted.
         """
         text = json.dumps({"at": sorted(self.at), "to": sorted(self.to)})
         try:
             os.setxattr(path, NAME, text.encode(), follow_symlinks=False)
         except OSError as err:
-            is_full = err.errno == errno.ENOSPC and len(text) <= _SHORT
+            is_full = err.errno == errno.ENOSPC and len(text) <= _SHORT and self.read(path) is not None
             if is_full or err.errno not in {errno.ENOSPC, *_UNABLE}:
                 raise errors.target_error(path, err, "store the checkpoint") from err
             log.info("checkpoint not stored path=%r error=%r", path, err.strerror)

@@ -32,6 +32,9 @@ READBACK: Final = "cdi_worker.images.readback"
 CHECKPOINT: Final = "cdi_worker.images.targets.checkpoint"
 SELECTION: Final = "cdi_worker.sources.selection"
 
+#: Failures that say nothing against the bytes that were written.
+_NO_VERDICT: Final = errors.TargetError, errors.Unreachable, errors.Withdrawn
+
 #: Makes the disk to deliver; again for a sample, whose failure must not end the reads of the attempt.
 Make: TypeAlias = Callable[[Attempt], disks.Disk]
 
@@ -261,7 +264,7 @@ def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened)
             raise
         log.warning("starting over: the source has changed since the last attempt reason=%s", err)
         # Another sample, after a kill, may not show it.
-        noted.erase(out.flush)
+        noted.erase()
 
 
 def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Opened) -> int:
@@ -345,9 +348,9 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
                     out.keep()
                     if isinstance(err, errors.Cancelled) and noted.covered:
                         raise errors.Interrupted(kept=_kept(noted, place)) from err
-                elif slots is not None and slots.is_apart and not isinstance(err, errors.TargetError):
+                elif slots is not None and slots.is_apart and not isinstance(err, _NO_VERDICT):
                     # The bytes were wrong, and what removes them leaves a file of its own as it is.
-                    noted.erase(out.flush)
+                    noted.erase()
             raise
         if attempt.group is not None and out.is_detached and slots is not None:
             noted.save(out.flush)

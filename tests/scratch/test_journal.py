@@ -201,6 +201,30 @@ def test_many_bytes_are_saved_before_the_interval(location: Location) -> None:
     assert len(clock.saves) == 2
 
 
+def test_erased_ranges_are_not_loaded(location: Location) -> None:
+    """In none of both slots: one may be torn."""
+    save(location, (0, MiB))
+    opened = save(location, (2 * MiB, 3 * MiB))
+    opened.erase()
+    assert not opened.covered
+    for slot in range(2):
+        with Path(location.path).open("r+b") as file:
+            before = file.read()
+            file.seek(location.offset + slot * journal.SLOT)
+            file.write(bytes(4096))
+        assert not journal.Journal(location, "etag", TOTAL).covered
+        Path(location.path).write_bytes(before)
+
+
+def test_journal_that_cannot_be_erased_is_an_error(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = save(location, (0, MiB))
+    monkeypatch.setattr(os, "pwrite", lambda *_: failing(0))
+    with pytest.raises(errors.TargetError, match="cannot be erased"):
+        opened.erase()
+
+
 def test_torn_write_keeps_the_older_state(location: Location) -> None:
     opened = save(location, (0, MiB))
     before = Path(location.path).read_bytes()

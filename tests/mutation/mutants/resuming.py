@@ -219,14 +219,14 @@ MUTANTS = (
     mutant(
         "importer/routes/delivery.py",
         "forgets only in memory that a sample has shown a change",
-        "        noted.erase(out.flush)\n\n\ndef _behind_kept",
+        "        noted.erase()\n\n\ndef _behind_kept",
         "        noted.forget()\n\n\ndef _behind_kept",
         "tests/end_to_end/test_resume_selection.py::test_change_that_a_sample_has_shown_is_not_forgotten",
     ),
     mutant(
         "importer/routes/delivery.py",
         "keeps the journal of a disk that was wrong",
-        "                    noted.erase(out.flush)\n            raise\n",
+        "                    noted.erase()\n            raise\n",
         "                    pass\n            raise\n",
         "tests/end_to_end/test_nbd_targets.py::test_disk_that_was_wrong_is_not_continued",
     ),
