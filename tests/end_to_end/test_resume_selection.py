@@ -18,7 +18,9 @@ from cdi_worker.sources.web import locations
 from tests.support import forked, misbehave, processes
 
 SIZE = 24 << 20
-DISKS = {name: random.Random(name).randbytes(SIZE) for name in "ab"}
+DISKS = {name: random.Random(name).randbytes(SIZE) for name in "abc"}
+#: Only the address tells it from the first one.
+DISKS["b"] = DISKS["a"][: 1 << 20] + DISKS["b"][1 << 20 :]
 #: 8 MiB a second for each connection.
 SLOW = {"drip": (256 << 10, 0.03)}
 OPTIONS = fetch.Options(connections=2, chunk=1 << 20, no_progress=20)
@@ -90,15 +92,15 @@ def test_other_query_starts_over(server: misbehave.Server, tmp_path: Path) -> No
 
 
 def test_redirect_to_another_disk_starts_over(server: misbehave.Server, tmp_path: Path) -> None:
-    paths = {"a": "/1/disk", "b": "/2/disk"}
+    paths = {"a": "/1/disk", "c": "/2/disk"}
     serve(server, paths, **SLOW)
     url = server.serve("/latest", misbehave.Page(to=(paths["a"],)))
     target = tmp_path / "disk.img"
     kill_midway(server, paths["a"], location(url), target)
-    server.serve("/latest", misbehave.Page(to=(paths["b"],)))
+    server.serve("/latest", misbehave.Page(to=(paths["c"],)))
     serve(server, paths)
     result = run(location(url), target)
-    assert target.read_bytes() == DISKS["b"]
+    assert target.read_bytes() == DISKS["c"]
     assert not result.resumed
 
 

@@ -305,6 +305,7 @@ def test_sample_finds_what_it_reads_and_the_seed_repeats_it(server: misbehave.Se
     assert 20 * MIB <= found.compared <= 23 * MIB
     assert found.chance == found.compared / size
     places = [*sample.places(size, b"")]
+    assert places == [*sampling.Sample.parse("10%", 7).places(size, b"")]
     for start, end in (places[0], places[5], places[-1]):
         byte = disk.read_bytes()[end - 1]
         devices.change(disk, end - 1, bytes([byte ^ 1]))
