@@ -12,7 +12,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.images import image, targets
@@ -48,8 +48,6 @@ ROUTES: lazy.Table[Route, Callable[[Attempt], None]] = lazy.Table(
         Route.EXTRACT: "cdi_worker.importer.routes.unpack:extract_disk",
     }
 )
-#: Only chains need it.
-VERSIONED: Final = "cdi_worker.importer.routes.stage:versioned"
 
 
 def run(
@@ -164,12 +162,9 @@ def attempts(
         try:
             if is_wrong:
                 whole, is_wrong = whole.renewed(run.reads), False
-            with package.unpacked(whole.anew(), request, run.reads) as (served, part):
+            with package.unpacked(whole.anew(), request, run.reads) as (disk, part):
                 # Each time: what an attempt has written may be wrong, and is not what the map says.
                 asked = _having(part, claim)
-                disk = served
-                if survey.is_chain(served.files, asked):
-                    disk = lazy.load(VERSIONED)(served, asked.stage.current)
                 facts = survey.survey(disk, asked, run.reads, two_passes, claim)
                 plan = facts.plan(asked)
                 attempt = Attempt(

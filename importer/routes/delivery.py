@@ -482,12 +482,25 @@ def _settle(attempt: Attempt, out: targets.Target, size: int) -> None:
             out.zero_rest(attempt.outcome.size)
         # The bytes must not be lost after the checkpoint is stored.
         out.flush()
-        names = attempt.facts.names(stage.current)
-        lazy.load(CHECKPOINT).Checkpoint(names).write(out.written_path)
+        lazy.load(CHECKPOINT).Checkpoint(current_names(attempt)).write(out.written_path)
     elif attempt.plan.compared and out.has_begun:
         # Nor may the note be lost before them: a delta would take a half of each disk for one.
         out.flush()
         lazy.load(CHECKPOINT).forget(out.written_path)
+
+
+def current_names(attempt: Attempt) -> frozenset[str]:
+    """Return all names of the current checkpoint, with the version of a chain: files can be replaced.
+
+    Of a weak identity only the first bytes count: a refusal is final here, and a copy of the same file may
+    have another date. Without an identity there is no version.
+    """
+    facts = attempt.facts
+    names = facts.names(attempt.request.stage.current)
+    if not (attempt.content.chain and facts.identity):
+        return names
+    stated = b"" if facts.weak else facts.identity.encode("utf-8", "surrogateescape")
+    return names | {lazy.load(CHECKPOINT).VERSION + hashlib.sha256(stated + facts.head).hexdigest()}
 
 
 def _begin_update(path: str) -> None:

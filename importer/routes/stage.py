@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-
 from cdi_worker import errors, lazy
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
@@ -12,7 +9,6 @@ from cdi_worker.images.engine import retry
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.importer.routes import delivery, disk, reading
 from cdi_worker.importer.routes.attempt import Attempt
-from cdi_worker.sources import base as sources
 
 
 def update(attempt: Attempt) -> None:
@@ -55,25 +51,9 @@ def _place(attempt: Attempt, total: int | None) -> delivery.Place:
     return place._replace(options=options, begin=lambda out: begin(attempt, out))
 
 
-def versioned(image: sources.Image, current: str) -> sources.Image:
-    """Return the image of a chain, whose facts have the version of its files as a name of ``current``.
-
-    Files can be replaced under their names. Of a weak identity only the first bytes count: a refusal is
-    final here, and a copy of the same file may have another date. Without an identity there is no version.
-    """
-    facts = image.facts
-    if not (current and facts.identity):
-        return image
-    stated = b"" if facts.weak else facts.identity.encode("utf-8", "surrogateescape")
-    digest = hashlib.sha256(stated + facts.head).hexdigest()
-    names = {current: facts.names(current) | {checkpoint.VERSION + digest}}
-    return sources.Image(image.source, dataclasses.replace(facts, checkpoints=names), image.engine)
-
-
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names of the previous and the current checkpoint."""
-    stage, names = attempt.request.stage, attempt.facts.names
-    return names(stage.previous), names(stage.current)
+    return attempt.facts.names(attempt.request.stage.previous), delivery.current_names(attempt)
 
 
 def check(attempt: Attempt) -> None:

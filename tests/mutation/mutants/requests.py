@@ -153,14 +153,14 @@ MUTANTS = (
         "tests/end_to_end/test_chains.py::test_pod_reads_no_layers_beside_the_file_of_its_checkpoint",
     ),
     mutant(
-        "importer/execute.py",
+        "importer/routes/delivery.py",
         "names the files of a stage by their names alone",
-        "                if survey.is_chain(served.files, asked):\n",
-        "                if False:\n",
+        "    if not (attempt.content.chain and facts.identity):\n",
+        "    if True:\n",
         "tests/end_to_end/test_chains.py::test_increment_that_was_replaced_is_not_applied_over_the_old_one",
     ),
     mutant(
-        "importer/routes/stage.py",
+        "importer/routes/delivery.py",
         "takes all files of a stage with a weak identity for one version",
         "sha256(stated + facts.head)",
         "sha256(stated)",
