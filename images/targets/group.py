@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Self
 
 from cdi_worker import errors
@@ -20,15 +21,15 @@ class Group:
         self._stack = contextlib.ExitStack()
         self._claims: dict[str, claim.Claim] = {}
         self._targets: list[tuple[base.Target, int]] = []
-        self._resumable: list[base.Target] = []
+        self._resumable: list[tuple[base.Target, Callable[[errors.Error], bool]]] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        is_kept = isinstance(error, errors.Error) and (error.retryable or isinstance(error, errors.Cancelled))
-        for out in self._resumable if is_kept else ():
-            out.keep()
+        for out, outlives in self._resumable:
+            if isinstance(error, errors.Error) and outlives(error):
+                out.keep()
         with self._stack:
             for out, _ in self._targets:
                 out.close()
@@ -46,9 +47,9 @@ class Group:
         out.is_detached = True
         self._targets.append((out, size))
 
-    def keep(self, out: base.Target) -> None:
-        """Keep the bytes of a target with a journal if the group fails and a later run can resume it."""
-        self._resumable.append(out)
+    def keep(self, out: base.Target, outlives: Callable[[errors.Error], bool]) -> None:
+        """Keep the bytes of a target with a journal if they outlive the error that ends the group."""
+        self._resumable.append((out, outlives))
 
     def publish(self) -> None:
         """Make all disks durable, check them, and make them usable."""

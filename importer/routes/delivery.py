@@ -354,7 +354,7 @@ def _resumable(attempt: Attempt, place: Place, size: int) -> Iterator[_Opened]:
             raise
         if attempt.group is not None and out.is_detached and slots is not None:
             noted.save(out.flush)
-            attempt.group.keep(out)
+            attempt.group.keep(out, functools.partial(outlives, attempt))
 
 
 def outlives(attempt: Attempt, failure: errors.Error) -> bool:

@@ -200,6 +200,26 @@ def test_kill_while_the_second_disk_is_written_leaves_no_usable_disk(
     check(folder, disks)
 
 
+@pytest.mark.parametrize("etag", [None, '"one"'], ids=["weak", "strong"])
+def test_finished_disks_are_kept_of_a_changed_package_with_a_strong_identity_only(
+    server: misbehave.Server, disks: disks_module.Disks, folder: Path, etag: str | None
+) -> None:
+    """A package that has had two states under one date may have had the second one all along."""
+    good = misbehave.Page(package(disks, "not"), etag=etag)
+    url = server.serve("/vm.ova", dataclasses.replace(good, drip=(32 << 10, 0.05)))
+    with worker.started("import", "--all", url, folder) as first:
+        processes.wait_for((folder / "b.img.part").exists, "the second disk")
+        other = {"etag": '"two"'} if etag else {"modified": "Mon, 02 Nov 2026 11:00:00 GMT"}
+        server.serve("/vm.ova", dataclasses.replace(good, **other))
+        assert first.wait(processes.PATIENCE) != 0
+    kept = [name for name in os.listdir(folder) if name.startswith("a.img")]
+    assert bool(kept) is bool(etag), kept
+    server.serve("/vm.ova", good)
+    done = worker.run("import", "--all", url, folder)
+    assert done.status == 0, done.errors
+    check(folder, disks)
+
+
 def test_same_command_succeeds_after_several_kills_and_failures(
     server: misbehave.Server, disks: disks_module.Disks, folder: Path
 ) -> None:

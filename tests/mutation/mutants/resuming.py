@@ -239,6 +239,13 @@ MUTANTS = (
     ),
     mutant(
         "importer/routes/delivery.py",
+        "keeps the finished disks of a package that has changed though its identity is weak",
+        "functools.partial(outlives, attempt))\n",
+        "lambda error: error.retryable)\n",
+        "tests/end_to_end/test_ova_together.py::test_finished_disks_are_kept_of_a_changed_package_with_a_strong_identity_only",
+    ),
+    mutant(
+        "importer/routes/delivery.py",
         "continues with a source that has changed though its identity is weak",
         "    if noted.covered and attempt.facts.weak:\n",
         "    if False:\n",
