@@ -114,6 +114,7 @@ class Object:
     (they are of other bytes, and say so). ``has_replicas``: they send different dates for the same version.
     ``lead``: zeros at the beginning. ``shared``: all objects have one address, but for its query,
     and one ETag. ``gap``, ``grown``: see ``Version``. ``base``: the object whose disk the delta changes.
+    ``like``: the object whose disk this one's resembles, as another version of it does.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Object:
         grown: int = 0,
         shared: bool = False,
         base: Object | None = None,
+        like: Object | None = None,
         dice: random.Random,
     ) -> None:
         self.name = name
@@ -137,6 +139,7 @@ class Object:
         self._tag = "image" if shared else name
         self.gap, self.grown = gap, grown
         self._base = base
+        self._like = like
         self.form = form
         self.identity = identity
         self.size = size
@@ -155,7 +158,7 @@ class Object:
     def versions(self) -> list[Version]:
         """All versions, the newest last; the first is made when it is needed."""
         if not self._versions:
-            self._versions.append(self._made())
+            self._versions.append(self._made() if self._like is None else self._another(self._like.now))
         return self._versions
 
     @property
@@ -163,12 +166,8 @@ class Object:
         return self.versions[-1]
 
     def replace(self) -> None:
-        """Make a new version: often with the same beginning, or with the same bytes where requests meet."""
-        if self._dice.random() < 0.7:
-            self.versions.append(self._serving(_alike(self._dice, self.now.disk)))
-            return
-        head = self.now.disk[:_HEAD] if self._dice.random() < 0.5 else b""
-        self.versions.append(self._made(head))
+        """Make a new version."""
+        self.versions.append(self._another(self.now))
 
     def headers(self, dice: random.Random) -> dict[str, str]:
         """Return the headers that identify the version."""
@@ -184,6 +183,12 @@ class Object:
     @property
     def is_delta(self) -> bool:
         return self._base is not None
+
+    def _another(self, before: Version) -> Version:
+        """Make another version: often with the same beginning, or with the same bytes where requests meet."""
+        if self._dice.random() < 0.7:
+            return self._serving(_alike(self._dice, before.disk))
+        return self._made(before.disk[:_HEAD] if self._dice.random() < 0.5 else b"")
 
     def _made(self, head: bytes = b"") -> Version:
         if self._base is not None:

@@ -74,7 +74,8 @@ class Plan:
 
     ``gap``: zeros in the middle of the disk, up to the border of 4 GiB. ``grow``: bytes by which the size
     that is asked for is larger than the largest disk. ``shared``: both images have one address but for its
-    query, and the same identity. ``stages``: the second image is a delta of the first.
+    query, the same identity, and often the same beginning. ``stages``: the second image is a delta of the
+    first.
     """
 
     target: str
@@ -449,6 +450,8 @@ class World:
                     grown=made.grown,
                     shared=made.shared,
                     base=self.objects[0] if form == "delta" else None,
+                    # The first bytes, too, would tell the two apart.
+                    like=self.objects[0] if made.shared and self.objects else None,
                     dice=dice,
                 )
             )
