@@ -263,7 +263,9 @@ def _is_changed(target: Path) -> bool:
     if not target.is_block_device():
         return Path(f"{target}.changing").exists()
     with target.open("rb") as stream:
-        return stream.read(10) == b"cdi-worker"
+        head = stream.read(MIB // 4)
+    # The old head is erased after the record is there.
+    return head.startswith(b"cdi-worker") and not any(head[512:])
 
 
 WORKER = """
