@@ -207,8 +207,10 @@ def test_changed_areas_beyond_memory_become_coarse(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "what", ["empty", "faults", "errors", "data", "holes", "void", "status", "contexts", "exports"]
 )
-def test_endless_answer_is_given_up(tmp_path: Path, what: str) -> None:
+def test_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """It arrives faster than it is read, so that no call of libnbd would ever return."""
+    # It fills a core until it is noticed.
+    monkeypatch.setattr(connection, "_NOTICE", 0.5)
     began = time.monotonic()
     with pytest.raises(errors.SourceError):
         import_(nbd_servers.Disk(sizes=(8 * MIB,), endless=what), tmp_path, patience=1.0)
