@@ -26,7 +26,7 @@ test: setup ## run all tests, four at a time
 	@.venv/bin/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 quick: setup ## run the tests that start no server and need no root, in about a minute
-	@.venv/bin/python -m pytest -n auto --dist worksteal --quick $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 4 --dist worksteal --quick $(PYTEST_ARGS)
 
 test-lowest: setup ## run all tests with the lowest version of every dependency
 	@tools/lowest $(PYTEST_ARGS)

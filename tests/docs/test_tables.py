@@ -45,6 +45,7 @@ def _listed() -> set[str]:
     return {each.name for found in tables.VARIABLES.values() for each in found}
 
 
+@pytest.mark.slow
 def test_every_variable_that_is_read_is_listed() -> None:
     """A role reads by ``contract.Reading``, which has its table."""
     read = {name for _, method, name in _calls() if method in READERS}

@@ -202,6 +202,7 @@ def test_raw_disk_of_unusable_size_is_refused():
             safety.check("raw", b"x", size=size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vmdk-footer", "vdi", "vhd", "vhd-fixed", "vhdx"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(

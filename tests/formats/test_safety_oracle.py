@@ -106,6 +106,7 @@ def test_mutated_header_refused_by_openstack_is_refused(disks, variant, data):
     check(variant.partition("-")[0], bytes(bad))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["vmdk", "vmdk-footer"])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(

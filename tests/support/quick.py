@@ -1,7 +1,7 @@
 """The quick tests (``make quick``): no server, no device, no root, and no Python but forks of a prepared one.
 
 It is decided for a file from its text, before it is imported, and then for each test from its fixtures. What
-takes a second of a core is marked as ``slow``.
+takes a second or more, with all its cases, is marked as ``slow``.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ def test_cut_second_member_is_truncated(kind):
         plain(kind, data + data[:-1])
 
 
+@pytest.mark.slow
 @every_kind
 def test_input_larger_than_the_buffer_is_decompressed(kind):
     big = random.Random(2).randbytes(3 << 20) + bytes(5 << 20)
@@ -112,6 +113,7 @@ def test_garbage_is_detected_at_the_limit(kind):
         plain(kind, data + b"x", limit=len(PLAIN))
 
 
+@pytest.mark.slow
 @every_kind
 def test_every_flipped_bit_is_detected(kind):
     data = COMPRESS[kind](PLAIN)
@@ -129,6 +131,7 @@ def test_close_closes_the_source(kind):
     assert source.closed
 
 
+@pytest.mark.slow
 @every_kind
 def test_bomb_needs_bounded_memory(kind):
     size = 1 << 26
@@ -170,6 +173,7 @@ def test_gz_header_with_all_fields_is_read(step):
     assert reading.read_all(decompress.open("gz", reading.ShortReads(data, step))) == PLAIN
 
 
+@pytest.mark.slow
 @every_kind
 def test_end_of_feed_may_fall_anywhere(kind):
     # A feed is 128 KiB: move its end through the last block, the checksum and the next member's header.
@@ -265,6 +269,7 @@ def test_xz_tool_is_not_started_for_a_single_block():
         plain("xz", b"\xfd7zXZ\0", tool=pytest.fail)
 
 
+@pytest.mark.slow
 @every_kind
 @hypothesis.given(st.data())
 @hypothesis.settings(deadline=None, max_examples=100)

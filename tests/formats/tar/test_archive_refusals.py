@@ -45,6 +45,7 @@ def test_hostile_archive_is_refused(disks, name):
     assert caught.value.fields["rule"] == RULES[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_archive_is_detected(disks, name):
     with pytest.raises(BROKEN[name]):

@@ -145,6 +145,7 @@ def test_global_headers_are_ignored() -> None:
     assert [name for name, *_ in walk(out.getvalue())] == ["a"]
 
 
+@pytest.mark.slow
 def test_endless_extension_headers_are_refused() -> None:
     empty = tar_parts.resummed(tar_parts.block(), 156, headers.EXTENDED)
     with pytest.raises(errors.Refused, match="extension headers of more than"):

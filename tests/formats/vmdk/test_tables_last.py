@@ -23,6 +23,7 @@ NOISE = random.Random(1).randbytes(3 * GRAIN)
 DISK = NOISE + bytes(REACH) + b"x" * GRAIN + NOISE[:512]
 
 
+@pytest.mark.slow
 def test_disk_is_read_with_tables_last() -> None:
     for zeros in (False, True):
         assert placing.read_vmdk(vmdk_stream.streamed(DISK, zeros=zeros)) == DISK
@@ -88,6 +89,7 @@ def test_unknown_marker_needs_scratch() -> None:
             read_stream(changed(good, offset, layout, value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offset", "layout", "value"),
     [

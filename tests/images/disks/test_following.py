@@ -18,6 +18,7 @@ from tests.support import placing, qcow2_images
 MiB = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
 @pytest.mark.parametrize("variant", placing.VARIANTS)
 def test_disk_is_placed_as_qemu_img_reads_it(disks: disks_module.Disks, variant: str, content: str) -> None:
@@ -43,6 +44,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
 
 
+@pytest.mark.slow
 def test_image_of_many_chunks_is_placed(large: tuple[bytes, bytes]) -> None:
     data, expected = large
     assert placing.streamed(data) == expected
@@ -72,6 +74,7 @@ def tables_after_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, 
     return qcow2_images.tables_last((folder / "image").read_bytes()), (folder / "raw").read_bytes()
 
 
+@pytest.mark.slow
 def test_more_than_memory_needs_scratch(tables_after_data: tuple[bytes, bytes], tmp_path: Path) -> None:
     data, expected = tables_after_data
     with pytest.raises(errors.ScratchRequired):

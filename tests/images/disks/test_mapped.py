@@ -73,6 +73,7 @@ def passing(data: bytes, selection: mapped.Selection) -> base.Disk:
     return mapped.Passing(lambda _: opened, selection, cancelling.Cancel(), NAMES, footer=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", [256 * KIB, 6 * MIB])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_range_that_is_wrong_is_fetched_again(seed: int, longest: int) -> None:

@@ -40,6 +40,7 @@ class FailsAfter(placing.Bytes):
         return super().read_range(offset, into)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", disks_module.CONTENTS)
 @pytest.mark.parametrize("variant", placing.VARIANTS)
 def test_disk_is_placed_as_qemu_img_reads_it(disks: disks_module.Disks, variant: str, content: str) -> None:

@@ -111,6 +111,7 @@ def test_repeated_cut_at_the_same_byte_fails() -> None:
         read(Server(5000, *[100] * 50, ranges=False))
 
 
+@pytest.mark.slow
 def test_outage_is_waited_for_where_only_the_beginning_can_be_read() -> None:
     server = Server(5000, *[4000] * 7, ranges=False)
     stream = resume.Resuming(

@@ -361,6 +361,7 @@ def test_offsets_of_32_bits_are_found() -> None:
     assert len(fetcher(Huge((1 << 64) - 1)).read(1 << 20, 512)) == 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 511, 600])
 def test_fruitless_answers_end_the_ranges(cut: int) -> None:
     """Less than a 64th of 16 KiB, and the sector before it."""

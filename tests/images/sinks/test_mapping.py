@@ -41,6 +41,7 @@ def _parts(dice: random.Random, data: bytes, unit: int) -> list[tuple[int, int]]
     return list(itertools.pairwise(borders))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(strategies.integers(0, 1 << 32), strategies.sampled_from([1, 512, 4096, 65536]))
 def test_map_of_a_disk_delivered_in_any_order(seed: int, unit: int) -> None:

@@ -104,6 +104,7 @@ def deliver(sink: oldmap.OldMap, data: bytes, dice: random.Random) -> None:
     sink.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [None, 0, 300_000])
 @pytest.mark.parametrize("seed", range(40))
 def test_updated_disk_is_the_new_one(seed: int, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

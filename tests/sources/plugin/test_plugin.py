@@ -60,6 +60,7 @@ def test_variable_of_the_plugin_is_used(site: Path, tmp_path: Path) -> None:
     assert "IMPORTER_PATTERN_BYTE: '700' is not a byte" in pod.message
 
 
+@pytest.mark.slow
 def test_help_shows_the_options_of_each_source(site: Path) -> None:
     for command in ("import", "inspect"):
         for kind, option in (

@@ -55,6 +55,7 @@ def test_disk_is_found(compression: str, step: int) -> None:
     found.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zst", "gz"])
 @settings(max_examples=30)
 @given(st.data())
