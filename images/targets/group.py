@@ -48,7 +48,10 @@ class Group:
         self._targets.append((out, size))
 
     def keep(self, out: base.Target, outlives: Callable[[errors.Error], bool]) -> None:
-        """Keep the bytes of a target with a journal if they outlive the error that ends the group."""
+        """Keep the bytes of a target with a journal if the group fails and they outlive that error.
+
+        ``outlives``: returns whether a later run can resume them after this error.
+        """
         self._resumable.append((out, outlives))
 
     def publish(self) -> None:
