@@ -85,10 +85,9 @@ def check(attempt: Attempt) -> None:
         )
         raise errors.TargetError(path=path, reason=reason)
     if held is not None and not held.allows(previous, current):
-        stage = attempt.request.stage
         reason = (
             f"holds the disk at checkpoint {held}, the delta is from {checkpoint.Checkpoint(previous)} to "
-            f"{stage.current or 'now'}; run the stages in order, or start again with a first stage"
+            f"{attempt.request.stage.current}; run the stages in order, or start again with a first stage"
         )
         raise errors.TargetError(path=path, reason=reason)
 
