@@ -223,7 +223,8 @@ def until_named(name: str, pid: int) -> None:
 def state(pid: int) -> str:
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # The file of a process that is waited for after open() cannot be read any more.
         return ""
 
 
