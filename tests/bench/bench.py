@@ -22,6 +22,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.bench import inputs, measure
 from tests.bench.measure import Cost
 from tests.bench.settings import Setting
@@ -137,7 +139,8 @@ class Bench:
     """What the rows measure with, in one setting.
 
     ``directory``: for inputs and servers; ``file`` and ``block``: the targets, on storage of the setting.
-    ``group``: the control group of every side, if the setting has limits.
+    ``group``: the control group of every side, if the setting has limits. ``before``: where another version
+    of the worker is installed.
     """
 
     directory: Path
@@ -148,6 +151,7 @@ class Bench:
     group: limits.Cgroup | None
     rounds: int
     scale: Scale = Scale()
+    before: Path | None = None
 
     @functools.cached_property
     def raw(self) -> Path:
@@ -185,6 +189,21 @@ class Bench:
 
         return run
 
+    def earlier(self, ours: Side) -> Side | None:
+        """Return our side with the worker that is installed in ``before``."""
+        path = self.before
+        if path is None:
+            return None
+
+        def run() -> Cost:
+            # Without the second one, "python -m" would find our package in the current directory.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", str(path))
+                patch.setenv("PYTHONSAFEPATH", "1")
+                return ours()
+
+        return run
+
     def shell(self, command: str, target: Path) -> Side:
         """Return a side that runs a pipeline of the shell."""
         return self.command(["bash", "-o", "pipefail", "-c", command], target)
@@ -219,12 +238,14 @@ def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[se
 
 
 @contextlib.contextmanager
-def opened(directory: Path, setting: Setting, rounds: int, scale: Scale) -> Iterator[Bench]:
+def opened(
+    directory: Path, setting: Setting, rounds: int, scale: Scale, before: Path | None = None
+) -> Iterator[Bench]:
     """Prepare the servers, the targets and the limits of a setting."""
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(nginx(directory, "plain", servers.Settings()))
         folder, block = stack.enter_context(setting.storage(directory))
         group = stack.enter_context(setting.limited())
-        bench = Bench(directory, web, folder / "target", block, setting, group, rounds, scale)
+        bench = Bench(directory, web, folder / "target", block, setting, group, rounds, scale, before)
         stack.callback(bench.fresh, bench.file)
         yield bench

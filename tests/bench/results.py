@@ -26,6 +26,8 @@ class Result:
     ours: Cost | None = None
     rival: Cost | None = None
     go: Cost | None = None
+    #: Of another version of the worker.
+    before: Cost | None = None
     ratio: float | None = None
     note: str = ""
     limit: tuple[str, float] | None = None
@@ -89,7 +91,7 @@ class Results:
 
 
 def _result(value: dict[str, Any]) -> Result:
-    for side in ("ours", "rival", "go"):
-        if value[side]:
+    for side in ("ours", "rival", "go", "before"):
+        if value.get(side):
             value[side] = Cost(**value[side])
     return Result(**value)

@@ -35,15 +35,18 @@ def row(bench: Bench, declared: Row, machine: Machine) -> Result:
 
 def _measure(bench: Bench, sides: Sides, result: Result) -> None:
     compared = [sides.ours, *([sides.rival] if sides.rival else []), *sides.others]
-    found = [_median(each) for each in alternate(bench, [*compared, *([sides.go] if sides.go else [])])]
+    more = {name: side for name, side in (("Go", sides.go), ("before", bench.earlier(sides.ours))) if side}
+    found = [_median(each) for each in alternate(bench, [*compared, *more.values()])]
     costs = [cost for cost in found[: len(compared)] if isinstance(cost, Cost)]
+    others = {name: _split(each) for name, each in zip(more, found[len(compared) :], strict=True)}
     result.rounds = bench.rounds
     result.ours, result.failure = _split(found[0])
+    failures = [f"{name}: {failure}" for name, (_, failure) in others.items() if failure]
     if sides.rival:
-        result.rival, result.rival_failure = _split(found[1])
-    if sides.go:
-        result.go, failure = _split(found[-1])
-        result.rival_failure = "; ".join(filter(None, (result.rival_failure, failure and f"Go: {failure}")))
+        result.rival, failure = _split(found[1])
+        failures.insert(0, failure)
+    result.go, result.before = (others.get(name, (None, ""))[0] for name in ("Go", "before"))
+    result.rival_failure = "; ".join(filter(None, failures))
     if len(costs) == len(compared):
         result.ratio, result.note = sides.judge(costs)
     if not bench.setting.is_pod:

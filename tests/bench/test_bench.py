@@ -19,7 +19,7 @@ from tests.bench.measure import Cost
 from tests.bench.results import Result, Results
 from tests.bench.rows import scale
 from tests.bench.settings import FAR, MACHINE, POD
-from tests.support import limits, processes, repository, servers
+from tests.support import limits, processes, repository, servers, worker
 
 MiB = 1 << 20
 
@@ -75,6 +75,22 @@ def test_row_killed_for_memory_says_so(bench: Bench) -> None:
         pod = dataclasses.replace(bench, setting=POD, group=group, rounds=1)
         eat = pod.command([sys.executable, "-c", "bytearray(128 << 20)"], pod.file)
         assert measured(pod, Sides(eat, always(1))).failure.startswith("killed for memory")
+
+
+def test_another_version_is_measured_in_turn_with_this_one(bench: Bench, tmp_path: Path) -> None:
+    earlier = tmp_path / "installed" / "cdi_worker"
+    earlier.mkdir(parents=True)
+    (earlier / "__main__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
+    compared = dataclasses.replace(bench, before=earlier.parent)
+    result = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
+    assert (tmp_path / "ran").read_text() == "xxx"
+    assert result.ours
+    assert result.before
+    assert f"before {result.before.wall:.2f} s" in report.line(result)
+    (earlier / "__main__.py").write_text("exit('too old')")
+    result = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
+    assert (result.before, result.failure) == (None, "")
+    assert result.rival_failure.endswith("too old")
 
 
 def test_pod_is_compared_with_the_go_worker(bench: Bench) -> None:
