@@ -70,7 +70,9 @@ def _measure(given: argparse.Namespace, setting: Setting, path: Path) -> None:
     with contextlib.ExitStack() as stack:
         if setting.delay:
             stack.enter_context(wire.delayed(directory, setting.delay, setting.wire))
-        bench = stack.enter_context(benches.opened(directory, setting, given.rounds, scale, given.before))
+        bench = stack.enter_context(
+            benches.opened(directory, setting, given.rounds, scale, given.before, given.alone)
+        )
         machine = Machine(bench, results.rates.setdefault(setting.name, {}))
         for row in benches.ROWS:
             if not row.is_for(setting) or not any(part in row.key for part in given.only or [""]):
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure another version of the worker in turn with this one; it was installed there by "
         "pip install --target DIRECTORY 'CHECKOUT[all]'",
     )
+    parser.add_argument("--alone", action="store_true", help="without the rivals, for a quick --before")
     parser.add_argument("--report", type=Path, default=Path("docs/about/benchmarks-rows.md"))
     parser.add_argument("--unshared", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -140,7 +140,7 @@ class Bench:
 
     ``directory``: for inputs and servers; ``file`` and ``block``: the targets, on storage of the setting.
     ``group``: the control group of every side, if the setting has limits. ``before``: where another version
-    of the worker is installed.
+    of the worker is installed. ``is_alone``: without the rivals.
     """
 
     directory: Path
@@ -152,6 +152,7 @@ class Bench:
     rounds: int
     scale: Scale = Scale()
     before: Path | None = None
+    is_alone: bool = False
 
     @functools.cached_property
     def raw(self) -> Path:
@@ -239,13 +240,20 @@ def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[se
 
 @contextlib.contextmanager
 def opened(
-    directory: Path, setting: Setting, rounds: int, scale: Scale, before: Path | None = None
+    directory: Path,
+    setting: Setting,
+    rounds: int,
+    scale: Scale,
+    before: Path | None = None,
+    is_alone: bool = False,
 ) -> Iterator[Bench]:
     """Prepare the servers, the targets and the limits of a setting."""
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(nginx(directory, "plain", servers.Settings()))
         folder, block = stack.enter_context(setting.storage(directory))
         group = stack.enter_context(setting.limited())
-        bench = Bench(directory, web, folder / "target", block, setting, group, rounds, scale, before)
+        bench = Bench(
+            directory, web, folder / "target", block, setting, group, rounds, scale, before, is_alone
+        )
         stack.callback(bench.fresh, bench.file)
         yield bench

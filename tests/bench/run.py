@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ def row(bench: Bench, declared: Row, machine: Machine) -> Result:
     result = Result(declared.name, declared.target, declared.rival, declared.aim, curve=declared.curve)
     try:
         with declared.open(bench) as sides:
+            if bench.is_alone:
+                sides = dataclasses.replace(sides, rival=None, others=(), go=None, verdict=None)  # noqa: PLW2901
             _measure(bench, sides, result)
             result.limit = machine.limit(sides.work, declared.target)
     except pytest.skip.Exception as err:
