@@ -22,8 +22,8 @@ try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 setup: ## install everything that the tests need
 	@tools/setup test
 
-test: setup ## run all tests, four at a time
-	@.venv/bin/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+test: setup ## run all tests, six at a time
+	@.venv/bin/python -m pytest -n 6 --dist worksteal $(PYTEST_ARGS)
 
 quick: setup ## run the tests that start no server and need no root, in about a minute
 	@.venv/bin/python -m pytest -n 4 --dist worksteal --quick $(PYTEST_ARGS)

@@ -336,6 +336,8 @@ def test_server_of_a_target_gets_the_disk(number: int, place: Path, disks: disks
     waiting = f"while [ ! -S {socket} ]; do sleep 0.05; done\ncdi-worker"
     script = block.replace("/run/target.sock", str(socket)).replace("\ncdi-worker", f"\n{waiting}")
     script = script.replace("cdi-worker", f"{sys.executable} -m cdi_worker")
+    # By default each use of a passphrase takes two seconds of CPU time.
+    script = script.replace("key-secret=key disk.luks", "key-secret=key,iter-time=10 disk.luks")
     # A server in the background ends with the shell, a daemon by its file.
     ending = "status=$?; kill $(jobs -p) $(cat nbd-server.pid 2>/dev/null); wait; exit $status"
     (place / "script").write_text(f"trap '{ending}' EXIT\nset -e\n{script}")

@@ -221,7 +221,7 @@ def test_too_large_disk_is_refused_before_the_transfer(
     url = server.serve("/disk", misbehave.Page(data))
     is_device = target.is_block_device()
     done = worker.run("import", url, target, *([] if is_device else ["--size=16Mi"]))
-    needs, room = f"{64 * MiB} bytes (64.0 MiB)", f"{16 * MiB} bytes (16.0 MiB)"
+    needs, room = f"{24 * MiB} bytes (24.0 MiB)", f"{16 * MiB} bytes (16.0 MiB)"
     message = f"the disk needs {needs}, --size allows {room}; give a larger --size, or leave it out"
     if is_device:
         message = (

@@ -50,7 +50,7 @@ FEW = cdi_worker.FetchOptions(connections=3, chunk=512 << 10, no_progress=3)
 
 def request(url: str, target: object, written: Path, **options: Any) -> cdi_worker.Request:
     values = {"fetch": FEW, "existing": "replace", **options}
-    location = cdi_worker.Location(url)
+    location = cdi_worker.Location(url, access=cdi_worker.Access(patience=3.0))
     return cdi_worker.Request(
         source="http", location=location, target=str(target), write_map=str(written), **values
     )

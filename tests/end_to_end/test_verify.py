@@ -32,7 +32,8 @@ def disk(tmp_path: Path) -> Path:
 
 def request(url: str, disk: Path, **options: Any) -> cdi_worker.Request:
     kind = "http" if url.startswith("http") else "local"
-    location = options.pop("location", None) or cdi_worker.Location(url)
+    access = cdi_worker.Access(patience=5.0)
+    location = options.pop("location", None) or cdi_worker.Location(url, access=access)
     return cdi_worker.Request(source=kind, location=location, target=str(disk), fetch=FEW, **options)
 
 

@@ -38,7 +38,8 @@ class Damaging(cdi_worker.NullProgress):
 
 def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
     values = {"existing": "replace", "read_back": True, **options}
-    return cdi_worker.Request(source="http", location=cdi_worker.Location(url), target=str(target), **values)
+    location = cdi_worker.Location(url, access=cdi_worker.Access(patience=2.0))
+    return cdi_worker.Request(source="http", location=location, target=str(target), **values)
 
 
 def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:

@@ -96,6 +96,7 @@ class Server(threaded.Threaded):
         try:
             yield
         finally:
+            request.ended = time.monotonic()
             with self.lock:
                 self._busy -= 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 
 
@@ -89,10 +90,15 @@ class Page:
 
 @dataclasses.dataclass
 class Request:
-    """A received request; header names in lower case. ``sent``: bytes of the body sent so far."""
+    """A received request; header names in lower case. ``sent``: bytes of the body sent so far.
+
+    ``begun``, ``ended``: when it was received and answered (``time.monotonic``).
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     status: int = 0
     sent: int = 0
+    begun: float = dataclasses.field(default_factory=time.monotonic)
+    ended: float = 0.0
