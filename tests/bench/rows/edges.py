@@ -95,8 +95,12 @@ def clone_source(bench: Bench, own: Path) -> Iterator[Run]:
 
         def log_message(self, *_: object) -> None: ...
 
+    made = uploads.certificates(own)
     with Timed.serving() as port:
         env = {
+            "CLIENT_KEY": made.client.key.read_text(),
+            "CLIENT_CERT": made.client.certificate.read_text(),
+            "SERVER_CA_CERT": made.authority.certificate.read_text(),
             "UPLOAD_URL": f"http://127.0.0.1:{port}{uploads.SYNC}",
             "VOLUME_MODE": "filesystem",
             "MOUNT_POINT": str(volume),
