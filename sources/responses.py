@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import io
 import time
-from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, Final
 
 from cdi_worker.images.engine import retry
@@ -59,7 +58,9 @@ class Response(http.client.HTTPResponse):
     def receive(self, into: memoryview) -> int:
         """Read 1 to ``len(into)`` bytes of a body that has more, past the buffer of ``fp``; 0 at the end."""
         if self._is_drained:
-            count = self._body.read(lambda: self._receiver.readinto(into))
+            began = time.monotonic()
+            count = self._receiver.readinto(into)
+            self._body.count(count, began)
         else:
             # With bytes in its buffer, a longer ``readinto1`` reads the socket too, and a reset loses them.
             self._is_drained = len(into) >= io.DEFAULT_BUFFER_SIZE
@@ -148,8 +149,10 @@ class _Body:
         #: None while the head is read: it has its own limit, and a server may need long to begin.
         self.meter: retry.Meter | None = None
 
-    def read(self, call: Callable[[], int]) -> int:
-        return call() if self.meter is None else self.meter.read(call)
+    def count(self, count: int, began: float) -> None:
+        """Add a read that has begun at a time (``time.monotonic``). Raises ``retry.Slow``."""
+        if count and self.meter is not None:
+            self.meter.count(count, time.monotonic() - began)
 
 
 class _Metered(io.RawIOBase):
@@ -166,7 +169,10 @@ class _Metered(io.RawIOBase):
         return int(self._raw.fileno())
 
     def readinto(self, into: Any, /) -> int:
-        return self._body.read(lambda: self._raw.readinto(into))
+        began = time.monotonic()
+        count: int = self._raw.readinto(into)
+        self._body.count(count, began)
+        return count
 
     def close(self) -> None:
         if not self.closed:

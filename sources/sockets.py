@@ -33,7 +33,7 @@ class Receiver:
 
     def readinto(self, into: memoryview, /) -> int:
         """Receive 1 to ``len(into)`` bytes, all of which must be on their way; 0 at the end."""
-        self._wait_for(1 if self._is_slow else max(1, min(len(into), _LEAST) - self._margin))
+        self._wait_for(1 if self._is_slow else self._least_of(len(into)))
         try:
             return self._receive(into)
         except TimeoutError:
@@ -42,6 +42,11 @@ class Receiver:
             if not self._has_data():
                 raise
             return self._receive(into)
+
+    def _least_of(self, length: int) -> int:
+        least = max(1, min(length, _LEAST) - self._margin)
+        # TLS returns a record at a time: else each would be a system call with another number.
+        return 1 << least.bit_length() - 1 if self._margin else least
 
     def reset(self) -> None:
         """Let the next wait, also one of others, end with the first byte."""
@@ -80,6 +85,10 @@ def shut(sock: Any) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+#: Without the search of ``super``, for each 16 KiB.
+_read: Final = ssl.SSLSocket.read
+
+
 class Secure(ssl.SSLSocket):
     """A client's socket that empties OpenSSL's error queue of the thread when it fails.
 
@@ -91,7 +100,7 @@ class Secure(ssl.SSLSocket):
     # All other methods that receive or send call one of these.
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002  (the name in ssl)
         try:
-            return super().read(len, buffer)
+            return _read(self, len, buffer)
         except OSError:
             self._clear()
             raise

@@ -119,8 +119,11 @@ class Fetcher:
     ) -> None:
         self.size = size
         self.options = options
+        # Asked once: an instance of a protocol is recognized by all its attributes, which takes 10 us.
+        self._continuing = reader if isinstance(reader, readers.Continuing) else None
+        self._is_batching = isinstance(reader, readers.Batching)
         #: The best length for the ranges of ``each``.
-        self.step = min(PIECE, options.chunk) if isinstance(reader, readers.Continuing) else options.chunk
+        self.step = options.chunk if self._continuing is None else min(PIECE, options.chunk)
         self._reader = reader
         self._name = name
         self._seams = reader if isinstance(reader, seams.Compared) else None
@@ -253,7 +256,7 @@ class Fetcher:
         done, in this thread, while other threads deliver. Raises the first failure of a read or of
         ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will be.
         """
-        at_once = tables or isinstance(self._reader, readers.Batching)
+        at_once = tables or self._is_batching
         pending = _together(ranges, functools.partial(self._longest, tables=tables))
         arrived = self._confirm_later if tables else self._confirmed
         gate = threading.Lock()
@@ -288,11 +291,10 @@ class Fetcher:
 
     def _longest(self, *, tables: bool) -> int:
         """Return the longest request for nearby ranges, in bytes; 0: one for each range."""
-        continuing = isinstance(self._reader, readers.Continuing)
-        if continuing and not tables:
+        if self._continuing is not None and not tables:
             return self.request_length()
         # One read, and a buffer for all of it.
-        return self.options.chunk if continuing or isinstance(self._reader, readers.Batching) else 0
+        return self.options.chunk if self._continuing is not None or self._is_batching else 0
 
     def _fill_batch(self, items: list[Range], start: int, into: memoryview) -> None:
         """Fill ``into`` from ``start``. What is read between the ranges ``items`` is not progress."""
@@ -304,8 +306,8 @@ class Fetcher:
 
     def expect(self, group: list[Range]) -> None:
         """Announce ranges that this thread will read with one request, if the source can do that."""
-        if isinstance(self._reader, readers.Continuing):
-            self._reader.expect(*_span(group))
+        if self._continuing is not None:
+            self._continuing.expect(*_span(group))
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return a reader from ``start`` to the end that fetches ahead in parallel."""

@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import requests
@@ -299,11 +300,16 @@ class _HttpStream:
             into[:count] = self.replay[:count]
             self.replay = self.replay[count:]
             return count
+        with self._reading():
+            return connections.read(self._response.raw, into)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
         with (
             self._resource.reading(self._response),
             session.translated(self._resource.name, first=False),
         ):
-            return connections.read(self._response.raw, into)
+            yield
 
     def close(self) -> None:
         self._resource.drop(self._response)
@@ -325,8 +331,10 @@ class _Range(_HttpStream):
         done = 0
         broken: errors.Transient | None = None
         try:
-            while done < len(into) and (count := self.readinto(into[done:])):
-                done += count
+            # One block for all reads: over TLS, each returns 16 KiB at most.
+            with self._reading():
+                while done < len(into) and (count := connections.read(self._response.raw, into[done:])):
+                    done += count
         except errors.Cancelled:
             self.close()
             raise

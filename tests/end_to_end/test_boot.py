@@ -1,7 +1,7 @@
 """A real operating system's disk, imported over HTTP from a compressed qcow2, boots.
 
-With ``--whole`` (make boot, make prove) to the installer's menu, also from a qcow2 file; else until the kernel
-runs: the boot loader has then read it and the initial file system from the disk.
+With ``--whole`` (make boot, make prove) to the installer's menu, also from a qcow2 file; else until the
+kernel runs: the boot loader has then read it and the initial file system from the disk.
 """
 
 from __future__ import annotations
