@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks at the record while data is written: so long a run may write after another has
 #: taken the target over.
 INTERVAL: Final = 5.0
+#: Seconds for which a target is waited for in any case. That of a killed run is busy until the program that
+#: it was starting executes its own code, and so closes the descriptors: up to 50 ms on two busy cores.
+_REMNANT: Final = 1.0
 #: The name of standard output in messages.
 STDOUT: Final = "standard output"
 #: Only a failure needs it (start-up time).
@@ -484,7 +487,7 @@ def _reopen(fd: int) -> int:
 
 def wait_for(make: Callable[[], Claim], terms: Terms) -> Claim:
     """Return a claim; wait while the target is busy. Raises ``errors.TargetBusy``."""
-    end = time.monotonic() + terms.wait
+    end = time.monotonic() + max(terms.wait, _REMNANT)
     is_waiting = False
     while True:
         try:
@@ -493,7 +496,7 @@ def wait_for(make: Callable[[], Claim], terms: Terms) -> Claim:
             left = end - time.monotonic()
             if left <= 0:
                 raise
-            if not is_waiting:
+            if terms.wait and not is_waiting:
                 log.warning("waiting seconds=%.0f reason=%s", terms.wait, err)
             is_waiting = True
         # Nothing wakes a process when a device is closed, or a lock on another machine is released.

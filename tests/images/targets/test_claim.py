@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +21,7 @@ from cdi_worker.images import kernel, targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import claim
 from cdi_worker.scratch import journal
-from tests.support import devices
+from tests.support import devices, repository
 
 MiB = 1 << 20
 SIZE = 4 * MiB
@@ -79,6 +82,24 @@ def test_waits_for_the_first_run(tmp_path: Path) -> None:
     threading.Timer(0.5, first.close).start()
     with targets.take(path, targets.Terms(wait=20)):
         assert first.lost is None
+
+
+KILLED = """
+import os, signal, sys, time
+from cdi_worker.images import targets
+taken = targets.take(sys.argv[1])
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.4)
+"""
+
+
+def test_program_that_a_killed_run_was_starting_is_waited_for(tmp_path: Path) -> None:
+    """It has the descriptor of the lock until it executes its own code."""
+    path = tmp_path / "disk.img"
+    done = subprocess.run([sys.executable, "-c", KILLED, path], cwd=repository.ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    targets.take(path).close()
 
 
 def test_cancel_ends_the_wait(tmp_path: Path) -> None:

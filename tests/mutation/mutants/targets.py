@@ -6,6 +6,13 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "images/targets/claim.py",
+        "does not wait for the program that a killed run was starting",
+        "max(terms.wait, _REMNANT)",
+        "terms.wait",
+        "tests/images/targets/test_claim.py::test_program_that_a_killed_run_was_starting_is_waited_for",
+    ),
+    mutant(
         "images/targets/qcow2.py",
         "makes an overlay of a file that has changed meanwhile",
         "        if _state(self._form.backing) != self._backing:\n",
