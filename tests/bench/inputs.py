@@ -67,15 +67,15 @@ def form(raw: Path, name: str) -> Path:
     return path
 
 
-def huge(directory: Path) -> Path:
-    """Return a qcow2 image of 1 TiB with 100 MiB of data spread over it."""
-    path = directory / "huge.qcow2"
+def huge(directory: Path, form: str = "qcow2") -> Path:
+    """Return an image of 1 TiB with 100 MiB of data spread over it."""
+    path = directory / f"huge.{form}"
     if not path.exists():
         growing = path.with_suffix(".part")
-        processes.run("qemu-img", "create", "-q", "-f", "qcow2", growing, "1T")
+        processes.run("qemu-img", "create", "-q", "-f", form, growing, "1T")
         writes = [f"write -q -P {1 + part} {part * 10}G 1M" for part in range(100)]
         arguments = [item for command in writes for item in ("-c", command)]
-        processes.run("qemu-io", "-f", "qcow2", *arguments, growing)
+        processes.run("qemu-io", "-f", form, *arguments, growing)
         growing.rename(path)
     return path
 

@@ -53,7 +53,7 @@ def check_refused(done: worker.Completed, process: subprocess.Popen[str]) -> Non
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same command", "another source"])
-def test_second_import_fails_at_once(server: misbehave.Server, target: Path, same: bool) -> None:
+def test_second_import_fails_soon(server: misbehave.Server, target: Path, same: bool) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:
         wait_until_begun(server)

@@ -183,12 +183,15 @@ def resets(bench: Bench) -> Iterator[Sides]:
         )
 
 
-@benches.row("1 TiB virtual, 100 MiB data", pod=False)
-def huge(bench: Bench) -> Iterator[Sides]:
+def huge(bench: Bench, form: str) -> Iterator[Sides]:
     """Measure 1 TiB of virtual size with 100 MiB of data, to a file system with space for the data."""
-    url = bench.web.url(inputs.huge(bench.directory))
+    url = bench.web.url(inputs.huge(bench.directory, form))
     with devices.filesystem("xfs", bench.directory, 1100 * inputs.GIB) as mount:
         yield Sides(bench.imports(url, mount / "disk.img"), work=Work(100 * MIB, 100 * MIB))
+
+
+for _form, _name in (("qcow2", "1 TiB virtual, 100 MiB data"), ("vhdx", "vhdx of 1 TiB, 100 MiB data")):
+    benches.row(_name, pod=False)(functools.partial(huge, form=_form))
 
 
 @benches.row("blank 1 GiB", rival="`qemu-img create`, then a sync; the aim is in seconds", aim=0.3)
