@@ -51,7 +51,7 @@ _LOCKED: Final = 4096
 
 
 class Terms(NamedTuple):
-    """How to take a claim. ``wait``: seconds to wait for another run, until ``cancel`` is set.
+    """How to take a claim. ``wait``: seconds to wait for another run, at least one, until ``cancel`` is set.
 
     ``permissions`` of a lock file, as in ``base.Options``. ``key``: names the command, without blanks, which
     may replace the disks that it has left when it was killed (``Claim.note``). ``connect``: to NBD exports.
