@@ -51,15 +51,15 @@ class Request:
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
-    compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait
-    for another run that writes to the target, at least one. ``permissions`` of the disk's file; None: by the
-    umask. ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished disk
-    once, for its SHA-256. ``write_map``: the file of the disk's block map, empty: none. ``to``: the location
-    of a target that is an NBD export, for TLS; None: that of its address alone. ``state``: the folder for the
-    journal of an NBD export; empty: an interrupted import starts over. ``sample``: ``verify`` compares only
-    this much of it. ``format``: of the target's file, ``raw`` or ``qcow2[,OPTION=VALUE…]``; empty: raw.
-    ``compress``: write compressed clusters. ``backing``: write an overlay of this file, with what differs
-    from it.
+    compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait for
+    another run that writes to the target, at least one. ``permissions`` of the disk's file; None: by the
+    umask. ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished
+    disk once, for its SHA-256. ``write_map``: the file of the disk's block map, empty: none. ``to``: the
+    location of a target that is an NBD export, for TLS; None: that of its address alone. ``state``: the
+    folder for the journal of an NBD export; empty: an interrupted import starts over. ``sample``: ``verify``
+    compares only this much of it. ``format``: of the target's file, ``raw`` or ``qcow2[,OPTION=VALUE…]``;
+    empty: raw. ``compress``: write compressed clusters. ``backing``: write an overlay of this file, with what
+    differs from it.
     """
 
     source: str
