@@ -85,10 +85,6 @@ def shut(sock: Any) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-#: Without the search of ``super``, for each 16 KiB.
-_read: Final = ssl.SSLSocket.read
-
-
 class Secure(ssl.SSLSocket):
     """A client's socket that empties OpenSSL's error queue of the thread when it fails.
 
@@ -100,7 +96,7 @@ class Secure(ssl.SSLSocket):
     # All other methods that receive or send call one of these.
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002  (the name in ssl)
         try:
-            return _read(self, len, buffer)
+            return super().read(len, buffer)
         except OSError:
             self._clear()
             raise

@@ -44,14 +44,15 @@ def cells(result: Result) -> list[str]:
 def line(result: Result) -> str:
     """Return a line for the terminal."""
     why = (result.failure, result.rival_failure and f"rival: {result.rival_failure}", result.skipped)
-    return " | ".join([*cells(result), _compared(result), *filter(None, why)])
+    return " | ".join([*cells(result), *filter(None, (_compared(result), *why))])
 
 
 def _compared(result: Result) -> str:
     ours, before = result.ours, result.before
     if not ours or not before:
         return ""
-    return f"before {before.wall:.2f} s: {ours.wall / before.wall:.2f}, CPU {ours.cpu / before.cpu:.2f}"
+    cpu = f", CPU {ours.cpu / before.cpu:.2f}" if before.cpu else ""
+    return f"before {before.wall:.2f} s: {ours.wall / before.wall:.2f}{cpu}"
 
 
 def write(path: Path, keys: Sequence[str], now: Results) -> None:

@@ -1,7 +1,7 @@
 """A real operating system's disk, imported over HTTP from a compressed qcow2, boots.
 
-With ``--whole`` (make boot, make prove) to the installer's menu, also from a qcow2 file; else until the
-kernel runs: the boot loader has then read it and the initial file system from the disk.
+With ``--whole`` (make boot, make prove) to the installer's menu, also from a qcow2 file; else to its first
+program: the boot loader has then read the kernel, and the kernel has unpacked the initial file system.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_imported_disk_boots_to_its_menu(tmp_path: Path, pytestconfig: pytest.Co
     processes.need(command[0], *makers, "mcopy", "mkfs.vfat", "sfdisk")
     image, is_whole = tmp_path / "installer.qcow2", pytestconfig.getoption("--whole")
     processes.run("tools/demo-disk", image)
-    end = b"Select a language" if is_whole else b"Linux version"
+    end = b"Select a language" if is_whole else b"Run /init as init process"
     (tmp_path / "nginx").mkdir()
     with servers.nginx(tmp_path / "nginx", tmp_path) as server:
         for form in ("raw", "qcow2") if is_whole else ("raw",):

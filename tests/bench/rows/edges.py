@@ -45,7 +45,7 @@ def importer(bench: Bench, own: Path) -> Iterator[Run]:
             pod.disk.unlink(missing_ok=True)
             server.requests.clear()
             started = time.monotonic()
-            cost = bench.run([*_set(env), *worker.COMMAND, *pod.arguments])
+            cost = bench.run([*_environment(env), *worker.COMMAND, *pod.arguments])
             ended, known = time.monotonic(), server.requests
             return Edges(cost, started, known[0].begun, max(each.ended for each in known), ended)
 
@@ -59,16 +59,23 @@ def upload_server(bench: Bench, own: Path) -> Iterator[Run]:
         data=str(own), block="/no", scratch="/no", termination_log="", metrics_port=0
     )
     server = uploads.Server(uploads.certificates(own), {"DESTINATION": str(target)}, paths)
-    argv = [*_set(server.env), *worker.COMMAND, "--metrics-port=0", f"--termination-log={own / 'message'}"]
+    argv = [
+        *_environment(server.env),
+        *worker.COMMAND,
+        "--metrics-port=0",
+        f"--termination-log={own / 'message'}",
+    ]
     with futures.ThreadPoolExecutor(1) as pool:
 
         def run() -> Edges:
             target.unlink(missing_ok=True)
             started = time.monotonic()
             running = pool.submit(lambda: (bench.run(argv), time.monotonic()))
-            while not processes.is_listening(server.port):
+            while not running.done() and not processes.is_listening(server.port):
                 time.sleep(0.001)
             first = time.monotonic()
+            if running.done():
+                running.result()  # raises why it does not listen
             assert server.ask("POST", uploads.SYNC, noise).status == 200
             last = time.monotonic()
             cost, ended = running.result()
@@ -82,16 +89,16 @@ def clone_source(bench: Bench, own: Path) -> Iterator[Run]:
     (volume := own / "volume").mkdir()
     (volume / "disk.img").write_bytes(inputs.noise(bench.directory, SIZE).read_bytes())
 
+    begun: list[float] = []
+    answered: list[float] = []
+
     class Timed(uploads.MinimalServer):
-        begun: list[float] = []  # noqa: RUF012
-        ended: list[float] = []  # noqa: RUF012
-
         def answer(self) -> None:
-            self.begun.append(time.monotonic())
+            begun.append(time.monotonic())
             super().answer()
-            self.ended.append(time.monotonic())
+            answered.append(time.monotonic())
 
-        do_HEAD = do_POST = do_PATCH = answer  # noqa: N815
+        do_HEAD = do_POST = do_PATCH = answer  # noqa: N815  (the names in http.server)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -105,19 +112,24 @@ def clone_source(bench: Bench, own: Path) -> Iterator[Run]:
             "VOLUME_MODE": "filesystem",
             "MOUNT_POINT": str(volume),
         }
-        argv = [*_set(env), *worker.COMMAND, "--metrics-port=0", f"--termination-log={own / 'message'}"]
+        argv = [
+            *_environment(env),
+            *worker.COMMAND,
+            "--metrics-port=0",
+            f"--termination-log={own / 'message'}",
+        ]
 
         def run() -> Edges:
-            Timed.begun.clear()
-            Timed.ended.clear()
+            begun.clear()
+            answered.clear()
             started = time.monotonic()
             cost = bench.run(argv)
-            return Edges(cost, started, Timed.begun[0], Timed.ended[-1], time.monotonic())
+            return Edges(cost, started, begun[0], answered[-1], time.monotonic())
 
         yield run
 
 
-def _set(env: dict[str, str]) -> list[str | Path]:
+def _environment(env: dict[str, str]) -> list[str | Path]:
     return ["env", *(f"{name}={value}" for name, value in env.items())]
 
 
