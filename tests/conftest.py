@@ -13,6 +13,7 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -30,6 +31,7 @@ from tests.support import (
     ovirt_disks,
     ovirt_stages,
     pods,
+    products,
     quick,
     registries,
     repository,
@@ -46,6 +48,8 @@ hypothesis.settings.load_profile("busy")
 
 #: What the processes of this run share, if this process has used it.
 TOGETHER = pytest.StashKey[shared.Shared]()
+#: The number of combinations of parameters that are left to make prove.
+LEFT_OUT = pytest.StashKey[int]()
 #: Variables that name a file or folder with logins.
 LOGINS = ("NETRC", "CURL_HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
 
@@ -55,7 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--quick", action="store_true", help="only tests that start nothing (make quick)")
     parser.addoption(
-        "--whole", action="store_true", help="all power cuts and kills, and a boot to the menu (make prove)"
+        "--whole",
+        action="store_true",
+        help="all combinations of parameters, power cuts and kills, and a boot to the menu (make prove)",
     )
     parser.addoption("--first-seed", type=int, help="the first simulated world")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
@@ -126,12 +132,16 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # of what -k has left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the quick tests, with ``--quick``."""
+    """Select the quick tests, with ``--quick``; without ``--whole`` a sample of the combinations."""
     if config.getoption("--quick"):
-        slow = [item for item in items if not quick.is_quick(item)]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        others = [item for item in items if not quick.is_quick(item)]
+    else:
+        others = [] if config.getoption("--whole") else products.left_out(items)
+        config.stash[LEFT_OUT] = len(others)
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
@@ -146,6 +156,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the number of skipped tests, and the simulated worlds again: the header is far above."""
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"combinations of parameters left to make prove: {left_out}")
     reports = [report for found in terminalreporter.stats.values() for report in found]
     totals = collections.Counter[str]()
     for report in reports:
@@ -158,8 +170,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(pytest_report_header(config))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a process of pytest-xdist has counted: all collect the same."""
+    node.config.stash[LEFT_OUT] = node.workeroutput.get("left out", 0)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop what all processes share; fail the run if tests were skipped and ``--no-skips`` is given."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, 0)
     if (together := session.config.stash.get(TOGETHER, None)) is not None:
         together.close()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import escape
 
-from tests.support import engine_http, imageiod, processes, tls
+from tests.support import engine_http, imageiod, processes, threaded, tls
 from tests.support.engine_states import ENDED, NEXT, Transfer
 
 USER, PASSWORD = "admin@internal", "secret-of-the-engine"
@@ -60,8 +60,9 @@ class Engine:
         self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stopping = threading.Event()
-        self._http: engine_http.Server | None = None
+        self._listening = contextlib.ExitStack()
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -70,7 +71,9 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
+        with self._lock:
+            self._stopping.set()
+            self._changed.notify_all()
         self.stop()
         for transfer in self.transfers:
             self._drop(transfer)
@@ -83,16 +86,12 @@ class Engine:
     def start(self) -> None:
         """Listen, on the same port after ``stop``; all sessions are forgotten."""
         self._tokens.clear()
-        self._http = engine_http.Server(self, self.port, self._pair)
-        self.port = self._http.server_address[1]
-        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        server = threaded.Threaded(engine_http.Server(self, self.port, self._pair))
+        self.port = self._listening.enter_context(server).port
 
     def stop(self) -> None:
         """Refuse connections."""
-        if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
-            self._http = None
+        self._listening.close()
 
     def add_disk(self, disk: str, content: Path) -> imageiod.Chain:
         """Add a disk with the content of a raw file."""
@@ -118,6 +117,7 @@ class Engine:
                 self._drop(transfer)
             if phase in ENDED:
                 self.locked.discard(transfer.disk)
+            self._changed.notify_all()
 
     def expire(self, transfer: Transfer) -> None:
         """Remove the ticket on the host, as a restart of the daemon does."""
@@ -165,14 +165,16 @@ class Engine:
 
     def _watch(self) -> None:
         """Advance transfers to their next phase in time, and cancel unused ones."""
-        while not self._stopping.wait(0.02):
-            with self._lock:
+        with self._lock:
+            while not self._stopping.is_set():
                 for transfer in self.transfers:
                     due = self.slow if transfer.phase in {"initializing", "resuming"} else 0.05
                     if transfer.phase in NEXT and time.monotonic() - transfer.since >= due:
                         self.enter(transfer, NEXT[transfer.phase])
                     elif transfer.admitted and self.daemon.idle(transfer.ticket) >= self.inactivity:
                         self.enter(transfer, "cancelled_system")
+                is_open = any(each.phase in NEXT or each.admitted for each in self.transfers)
+                self._changed.wait(0.02 if is_open else None)
 
     # -- the REST API
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 
 def covering(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return combinations in which each value meets each value of every other dimension."""
     every = list(itertools.product(*(range(len(values)) for values in dimensions)))
-    pairs = {numbers: set(itertools.combinations(enumerate(numbers), 2)) for numbers in every}
-    left = set().union(*pairs.values())
+    return [
+        tuple(values[at] for values, at in zip(dimensions, row, strict=True)) for row in sufficient(every, 2)
+    ]
+
+
+def sufficient(rows: Sequence[tuple[Hashable, ...]], size: int) -> list[tuple[Hashable, ...]]:
+    """Return some of the rows, in which all is that ``size`` columns of a row have together in any of them."""
+    parts = {row: set(itertools.combinations(enumerate(row), size)) for row in rows}
+    left = set().union(*parts.values())
     found = []
     while left:
-        best = max(every, key=lambda numbers: len(pairs[numbers] & left))
-        left -= pairs[best]
-        found.append(tuple(values[at] for values, at in zip(dimensions, best, strict=True)))
+        best = max(rows, key=lambda row: len(parts[row] & left))
+        left -= parts[best]
+        found.append(best)
     return found
 
 

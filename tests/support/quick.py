@@ -24,13 +24,14 @@ TEXTS = ("sys.executable", "need_root", "processes.running", "create_server", "s
 OFFERING = frozenset({"forked", "processes", "worker"})
 
 
+@functools.cache
 def has_quick_tests(path: Path) -> bool:
     """Report whether a file may have quick tests."""
     return path.relative_to(TESTS).parts[0] not in PROOFS and not _starts(path)
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Report whether a test is not slow, and no fixture of it starts something."""
+    """Report whether a test of such a file is not slow, and no fixture of it starts something."""
     assert isinstance(item, pytest.Function)
     if item.get_closest_marker("slow"):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import ssl
 import threading
@@ -24,13 +25,19 @@ class Threaded:
                 server.socket, server_side=True, do_handshake_on_connect=False
             )
         self.port: int = server.server_address[1]
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._is_stopping = True
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which does not poll
         self._thread.join()
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            self._server.handle_request()
