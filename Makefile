@@ -22,7 +22,7 @@ try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 setup: ## install everything that the tests need
 	@tools/setup test
 
-test: setup ## run all tests, six at a time
+test: setup ## run all tests, six at a time, with a sample of the combinations of their parameters
 	@.venv/bin/python -m pytest -n 6 --dist worksteal $(PYTEST_ARGS)
 
 quick: setup ## run the tests that start no server and need no root, in about a minute

@@ -228,8 +228,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _stall(self) -> None:
         """Wait until the client disconnects."""
         self.close_connection = True
-        while not self.server.server.stopping.wait(0.02):
-            if select.select([self.connection], [], [], 0)[0]:
+        while not self.server.server.stopping.is_set():
+            if select.select([self.connection], [], [], 0.1)[0]:
                 return
 
     def _reset(self) -> None:

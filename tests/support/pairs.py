@@ -16,7 +16,7 @@ def covering(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def sufficient(rows: Sequence[tuple[Hashable, ...]], size: int) -> list[tuple[Hashable, ...]]:
-    """Return some of the rows, in which all is that ``size`` columns of a row have together in any of them."""
+    """Return some of the rows: they have all that ``size`` columns have together in any row."""
     parts = {row: set(itertools.combinations(enumerate(row), size)) for row in rows}
     left = set().union(*parts.values())
     found = []

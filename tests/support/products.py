@@ -1,4 +1,4 @@
-"""Tests with all combinations of several parameters: a sample of these (make test), or the whole (make prove).
+"""Tests of several parameters: a sample of their combinations (make test), or all (make prove).
 
 A test's sample has each value of each parameter. Which of them meet is drawn from the name of the test: it is
 the same in every run. Quick tests are not sampled.

@@ -12,7 +12,11 @@ import pytest
 from tests.support import repository
 
 #: Files with tests of two and three parameters, of one, and of none.
-FILES = ("tests/end_to_end/test_mapped_imports.py", "tests/end_to_end/test_liars.py", "tests/formats/test_bmap.py")
+FILES = (
+    "tests/end_to_end/test_mapped_imports.py",
+    "tests/end_to_end/test_liars.py",
+    "tests/formats/test_bmap.py",
+)
 #: Parameters of a test, and its sample: one case for each value of the longest one.
 THREE = ("test_wrong_range_is_fetched_again", ("file", "block512", "block4096"), 6)
 TWO = ("test_ranges_that_wrap_are_never_taken_for_the_disk", ("behind-the-head", "in-the-middle"), 10)
@@ -49,7 +53,9 @@ def test_no_test_is_left_out(sample: dict[str, list[str]], whole: dict[str, list
 
 
 @pytest.mark.parametrize(("name", "values", "count"), [THREE, TWO])
-def test_every_value_occurs(sample: dict[str, list[str]], name: str, values: tuple[str, ...], count: int) -> None:
+def test_every_value_occurs(
+    sample: dict[str, list[str]], name: str, values: tuple[str, ...], count: int
+) -> None:
     assert len(sample[name]) == count
     assert all(any(value in case for case in sample[name]) for value in values)
 

@@ -85,7 +85,7 @@ def connected(server: uploads.Server, client: tls.KeyPair | str | None = "right"
 def secure(server: uploads.Server, client: tls.KeyPair | str | None = "right") -> ssl.SSLSocket:
     """Return a connection after the TLS handshake."""
     pair = server.certificates.client if isinstance(client, str) else client
-    return server.certificates.context(pair).wrap_socket(plain(server), server_hostname="localhost")
+    return server.certificates.shared(pair).wrap_socket(plain(server), server_hostname="localhost")
 
 
 def plain(server: uploads.Server) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import http.client
 import http.server
 import random
@@ -49,6 +50,11 @@ class Certificates:
         if client is not None:
             certificates.load_cert_chain(client.certificate, client.key)
         return certificates
+
+    @functools.cache  # noqa: B019 - there are as many as processes
+    def shared(self, client: tls.KeyPair | None) -> ssl.SSLContext:
+        """Return the context of all who do not change it."""
+        return self.context(client)
 
 
 def certificates(directory: Path) -> Certificates:
@@ -156,7 +162,7 @@ class Server:
     def connect(self, client: tls.KeyPair | str | None = "right") -> Iterator[http.client.HTTPSConnection]:
         """Yield a connection; by default with the client's valid certificate."""
         pair = self.certificates.client if isinstance(client, str) else client
-        context = self.certificates.context(pair)
+        context = self.certificates.shared(pair)
         connection = http.client.HTTPSConnection("localhost", self.port, context=context, timeout=20)
         with contextlib.closing(connection):
             yield connection
