@@ -245,7 +245,7 @@ def _commit(attempt: Attempt, path: str) -> None:
     size, previous = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     attempt.progress.phase("merge", size)
     direct = targets.facts(attempt.request.target).direct
-    options = targets.Options(mode="delta", claim=attempt.claim)
+    options = delivery.options(attempt)._replace(mode="delta")
     with targets.open(attempt.request.target, None, options) as out:
         stage.begin(attempt, out)
         if previous:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +261,27 @@ def pod(
         return worker.returncode, text, False
     document = json.loads(text)
     return worker.returncode, document["message"], document["scratchSpaceRequired"]
+
+
+def test_cancel_interrupts_zeroing_of_what_a_disk_has_grown_by(
+    ovirt: ovirt_stages.Setup, tmp_path: Path
+) -> None:
+    """A pod has 30 seconds from SIGTERM to its end."""
+    chain, size = ovirt.chain(), 600 * ovirt_stages.MIB
+    first = chain.active.id
+    chain.snapshot("write -P 7 4k 4k", size=size)
+    cancel = threading.Event()
+
+    class Told(cdi_worker.NullProgress):
+        def phase(self, name: str, _total: int | None) -> None:
+            if name == "merge":
+                threading.Timer(1, cancel.set).start()
+
+    with devices.slow(tmp_path, size, bytes_per_second=10 * ovirt_stages.MIB) as device:
+        cdi_worker.run(ovirt.request(chain, device, first))
+        delta = dataclasses.replace(ovirt.request(chain, device, chain.active.id, first), preallocation=True)
+        started = time.monotonic()
+        with pytest.raises(errors.Cancelled):
+            cdi_worker.run(delta, Told(), cancel)
+        assert time.monotonic() - started < processes.PATIENCE  # the whole takes 60 s
+    assert not ovirt.engine.locked
