@@ -7,7 +7,8 @@ import contextlib
 import json
 import threading
 import time
-from typing import NamedTuple, Protocol, Self, TextIO
+from collections.abc import Callable
+from typing import NamedTuple, Self, TextIO
 
 from cdi_worker import errors, units
 
@@ -22,10 +23,10 @@ STEP = 0.5
 SAMPLE = 2.0
 
 
-class Progress(Protocol):
+class Progress:
     """Receives progress. Methods are called from several threads and must not raise.
 
-    The bytes of a phase are the bytes to be moved: holes are not moved.
+    The bytes of a phase are the bytes to be moved: holes are not moved. Here, each method does nothing.
     """
 
     def phase(self, name: str, total: int | None) -> None:
@@ -65,28 +66,8 @@ class Progress(Protocol):
         """End: everything is on storage. Never called after a failure."""
 
 
-class NullProgress:
+class NullProgress(Progress):
     """Progress that is ignored, and base class of reporters that need only some of it."""
-
-    def phase(self, name: str, total: int | None) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-    def skip(self, count: int) -> None: ...
-
-    def keep(self, count: int) -> None: ...
-
-    def resume(self, kept: int, total: int) -> None: ...
-
-    def disk(self, size: int) -> None: ...
-
-    def read(self, count: int) -> None: ...
-
-    def stored(self, count: int) -> None: ...
-
-    def retry(self, failure: errors.Error) -> None: ...
-
-    def done(self) -> None: ...
 
 
 class Numbers(NamedTuple):
@@ -412,51 +393,32 @@ def _as_json(numbers: Numbers) -> str:
     )
 
 
-class Several:
+def _each(name: str) -> Callable[..., None]:
+    """Return the method of ``Several`` that calls ``name`` of each reporter."""
+
+    def method(self: Several, *args: object) -> None:
+        for one in self._reporters:
+            getattr(one, name)(*args)
+
+    return method
+
+
+class Several(Progress):
     """Passes progress on to several reporters, such as a bar and the metrics."""
 
-    def __init__(self, *each: Progress) -> None:
-        self._each = each
+    def __init__(self, *reporters: Progress) -> None:
+        self._reporters = reporters
 
-    def phase(self, name: str, total: int | None) -> None:
-        for one in self._each:
-            one.phase(name, total)
-
-    def advance(self, count: int) -> None:
-        for one in self._each:
-            one.advance(count)
-
-    def skip(self, count: int) -> None:
-        for one in self._each:
-            one.skip(count)
-
-    def keep(self, count: int) -> None:
-        for one in self._each:
-            one.keep(count)
-
-    def resume(self, kept: int, total: int) -> None:
-        for one in self._each:
-            one.resume(kept, total)
-
-    def disk(self, size: int) -> None:
-        for one in self._each:
-            one.disk(size)
-
-    def read(self, count: int) -> None:
-        for one in self._each:
-            one.read(count)
-
-    def stored(self, count: int) -> None:
-        for one in self._each:
-            one.stored(count)
-
-    def retry(self, failure: errors.Error) -> None:
-        for one in self._each:
-            one.retry(failure)
-
-    def done(self) -> None:
-        for one in self._each:
-            one.done()
+    phase = _each("phase")
+    advance = _each("advance")
+    skip = _each("skip")
+    keep = _each("keep")
+    resume = _each("resume")
+    disk = _each("disk")
+    read = _each("read")
+    stored = _each("stored")
+    retry = _each("retry")
+    done = _each("done")
 
 
 class Continued(Several):
