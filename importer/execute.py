@@ -167,19 +167,7 @@ def attempts(
                 asked = _having(part, claim)
                 facts = survey.survey(disk, asked, run.reads, two_passes, claim)
                 plan = facts.plan(asked)
-                attempt = Attempt(
-                    asked,
-                    claim,
-                    disk,
-                    facts.content,
-                    plan,
-                    facts.space,
-                    run.progress,
-                    run.reads,
-                    accepted=run.accepted,
-                    group=run.group,
-                    comparing=run.comparing,
-                )
+                attempt = Attempt(asked, claim, disk, facts.content, plan, facts.space, **run._asdict())
                 two_passes = _follow(attempt, facts)
                 if not two_passes:
                     return attempt, disk.finish()
