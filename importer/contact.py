@@ -98,11 +98,7 @@ def _informed(start: Contact, progress: Progress) -> Contact:
 
 @contextlib.contextmanager
 def opened(
-    source: base.Source,
-    engine: image.Engine,
-    request: Request,
-    progress: Progress,
-    cancel: cancelling.Cancel,
+    source: base.Source, request: Request, progress: Progress, cancel: cancelling.Cancel
 ) -> Iterator[base.Image]:
     """Yield the image of the source, opened and reached; close it after the block.
 
@@ -111,7 +107,7 @@ def opened(
     """
     progress.phase("connect", None)
     try:
-        yield _open(source, engine, request, cancel)
+        yield _open(source, image.Engine(request.fetch, progress.retry), request, cancel)
     finally:
         source.close()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker import errors, lazy, units
-from cdi_worker.images import image, targets
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
 from cdi_worker.importer import contact, destination, package, survey
@@ -127,12 +127,12 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
         # On a volume, an earlier pod may have created a link that leads to other mounts.
         request = dataclasses.replace(request, target=targets.followed(request.target))
     log.info("request source=%r target=%r size=%r", request.source, request.target, request.size)
-    group, engine = run.group, image.Engine(request.fetch, run.progress.retry)
+    group = run.group
     with (
         contextlib.nullcontext(group.claim(request.target))
         if group
         else claimed(request, run.reads) as claim,
-        contact.opened(source, engine, request, run.progress, run.reads) as whole,
+        contact.opened(source, request, run.progress, run.reads) as whole,
         reached(),
     ):
         folder = request.room.mount or request.target

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors, lazy, units
-from cdi_worker.images import image, targets
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contact, destination, package, survey
 from cdi_worker.importer import request as request_module
@@ -59,16 +59,15 @@ def inspect(
     request = request_module.of(source) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
     silent = NullProgress()
-    engine = image.Engine(request.fetch)
     with (
         contact.begun(request, silent, cancel) as start,
-        contact.opened(start.source(), engine, start.request, silent, start.reads) as whole,
+        contact.opened(start.source(), start.request, silent, start.reads) as whole,
         destination.inspected(start.request, start.reads) as held,
     ):
         try:
             return _inspected(whole.anew(), start, held, overhead)
         except errors.NoRanges as err:
-            contact.fall_back(engine, err, silent)
+            contact.fall_back(whole.engine, err, silent)
             return _inspected(whole.anew(), start, held, overhead)
 
 

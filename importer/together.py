@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cdi_worker import errors
 from cdi_worker.formats.ova import descriptor
 from cdi_worker.formats.ova import package as package_format
-from cdi_worker.images import image, targets
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import group
 from cdi_worker.importer import contact, execute, package, verification
@@ -35,16 +35,15 @@ def run_all(
     progress = progress or NullProgress()
     request_module.check(request)
     finish = execute.audited(request, progress)
-    engine = image.Engine(request.fetch, progress.retry)
     with (
         contact.begun(request, progress, cancel) as start,
-        contact.opened(start.source(), engine, start.request, progress, start.reads) as whole,
+        contact.opened(start.source(), start.request, progress, start.reads) as whole,
     ):
         run = execute.Run(Part(progress), start.reads)
         try:
             results = _imported(whole.anew(), start.request, run)
         except errors.NoRanges as err:
-            contact.fall_back(engine, err, progress)
+            contact.fall_back(whole.engine, err, progress)
             results = _imported(whole.anew(), start.request, run)
     return finish([_of_package(each, whole.facts, start) for each in results])
 
@@ -61,9 +60,8 @@ def verify_all(
     progress = progress or NullProgress()
     request = dataclasses.replace(request, existing="compare")
     request_module.check(request)
-    engine = image.Engine(request.fetch, progress.retry)
     with contact.begun(request, progress, cancel) as start:
-        with contact.opened(start.source(), engine, start.request, progress, start.reads) as whole:
+        with contact.opened(start.source(), start.request, progress, start.reads) as whole:
             each = _compared(whole, start)
         found = [verification.compare(start._replace(request=one), Part(progress)) for one in each]
     progress.done()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from cdi_worker import errors, units
-from cdi_worker.images import image, targets
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import verified
 from cdi_worker.images.targets import storage
@@ -179,10 +179,9 @@ def _pass(
 ) -> tuple[Attempt, base.Facts, verified.Comparing]:
     """Open the source and compare."""
     request = start.request
-    engine = image.Engine(request.fetch, progress.retry)
     run = execute.Run(progress, start.reads, comparing=comparing)
     with (
-        contact.opened(start.source(), engine, request, progress, start.reads) as whole,
+        contact.opened(start.source(), request, progress, start.reads) as whole,
         execute.reached(),
     ):
         attempt, facts = execute.attempts(whole, request, held, run)
