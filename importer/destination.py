@@ -42,14 +42,11 @@ def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
     return connected
 
 
-@contextlib.contextmanager
-def inspected(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Claim | None]:
-    """Yield the claim on an NBD export, to which nothing is written; None for any other target."""
+def inspected(request: Request, cancel: cancelling.Cancel) -> AbstractContextManager[targets.Claim | None]:
+    """Return the claim on an NBD export, to which nothing is written; None for any other target."""
     if not targets.is_export(request.target):
-        yield None
-        return
-    with targets.take(request.target, targets.Terms(connect=connect(request, cancel))) as claim:
-        yield claim
+        return contextlib.nullcontext()
+    return targets.take(request.target, targets.Terms(connect=connect(request, cancel)))
 
 
 def finished(request: Request) -> Callable[[str], AbstractContextManager[stored.Read]] | None:
@@ -74,21 +71,12 @@ def check_replaceable(claim: targets.Claim, request: Request) -> None:
     targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
     if request.existing not in {"refuse", "update"} or not targets.is_foreign(claim):
         return
-    with seen(claim) as path:
-        # Swap, LVM or RAID.
+    is_export = targets.is_export(claim.path)
+    with lazy.load(EXPORT)(claim) if is_export else contextlib.nullcontext(claim.path) as path:
+        # Swap, LVM or RAID, whose signatures are at the ends of the device.
         owners = lazy.load(WIPEFS)(path)
     if owners:
         raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
-
-
-@contextlib.contextmanager
-def seen(claim: targets.Claim) -> Iterator[str]:
-    """Yield the path of a claimed device, for programs that look for signatures at its ends."""
-    if not targets.is_export(claim.path):
-        yield claim.path
-        return
-    with lazy.load(EXPORT)(claim) as path:
-        yield path
 
 
 # -- a finished disk, which is only read
