@@ -84,9 +84,8 @@ def _inspected(
         except errors.Error as err:
             plan, obstacle = None, err
         overhead = request.room.overhead if overhead is None else overhead
-        volume = survey.volume_size(facts.content, overhead)
-        if size is not None:
-            volume = units.volume_size(size, overhead)
+        disk_size = facts.content.virtual_size if size is None else size
+        volume = None if disk_size is None else units.volume_size(disk_size, overhead)
         details = dict(disk.facts.description)
         if facts.content.chain and facts.offer.ranges:
             details["chain"] = _shares(disk.files, facts.content, request, start.reads)

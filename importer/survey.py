@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cdi_worker import errors, lazy, units
 from cdi_worker.formats import detect, facts, safety, views
@@ -17,9 +17,6 @@ from cdi_worker.importer import plan
 from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
 from cdi_worker.sources import base
-
-if TYPE_CHECKING:
-    from fractions import Fraction
 
 #: Bytes that are read one after the other until they show the content. 1 MiB holds a compressed block of
 #: bzip2 (900 kB of plain data), 72 MiB more than a decompressor reads without output.
@@ -292,11 +289,6 @@ def spare(request: Request) -> int | None:
         return ANYTHING
     scratch = space.facts(request.scratch, request.target)
     return None if scratch is None else scratch.available
-
-
-def volume_size(content: plan.Content, overhead: Fraction | int) -> int | None:
-    """Return the bytes of the smallest volume for a disk with this content, None while unknown."""
-    return None if content.virtual_size is None else units.volume_size(content.virtual_size, overhead)
 
 
 def _look(
