@@ -31,7 +31,6 @@ TABLES: Final = "cdi_worker.images.disks.tables:Tables"
 READ_IMAGE: Final = "cdi_worker.formats.mapped.image:read_image"
 CHAIN: Final = "cdi_worker.images.disks.chained:Chain"
 FOLLOWING: Final = "cdi_worker.images.disks.following:Following"
-CHANGED: Final = "cdi_worker.sources.extents:Kept"
 MAPPED: Final = "cdi_worker.images.disks.mapped"
 
 
@@ -65,9 +64,12 @@ def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
         return _mapped(attempt, blocks)
     if plan.route is Route.PLACE:
         return _tables(attempt) if plan.random else _following(attempt, spill)
+    if not plan.random:
+        return _runs(attempt) if plan.route is Route.EXTENTS else stream(attempt)
+    read, size = reading.ranges(attempt), _raw_size(attempt)
     if plan.route is Route.EXTENTS:
-        return _by_extents(attempt) if plan.random else _runs(attempt)
-    return whole(attempt) if plan.random else stream(attempt)
+        return raw.Extents(read, size, lambda: extents(attempt))
+    return raw.Whole(read, size)
 
 
 def moved(attempt: Attempt) -> int | None:
@@ -82,11 +84,6 @@ def moved(attempt: Attempt) -> int | None:
     if attempt.request.blocks is not None:
         return _selection(attempt, attempt.request.blocks).data
     return facts.size if plan.route is Route.PLACE else _raw_size(attempt)
-
-
-def whole(attempt: Attempt) -> base.Disk:
-    """Return the raw disk that the source serves by ranges, without the footer of a fixed VHD."""
-    return raw.Whole(reading.ranges(attempt), _raw_size(attempt))
 
 
 def stream(attempt: Attempt) -> base.Disk:
@@ -130,10 +127,6 @@ def _selection(attempt: Attempt, blocks: maps.Blocks) -> mapping.Selection:
     had = attempt.request.had
     made: mapping.Selection = lazy.load(MAPPED).Selection(blocks.map, had.map if had else None)
     return made
-
-
-def _by_extents(attempt: Attempt) -> base.Disk:
-    return raw.Extents(reading.ranges(attempt), _raw_size(attempt), lambda: extents(attempt))
 
 
 def _runs(attempt: Attempt) -> base.Disk:

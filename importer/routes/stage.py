@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cdi_worker import errors, lazy
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
@@ -9,6 +11,9 @@ from cdi_worker.images.engine import retry
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.importer.routes import delivery, disk, reading
 from cdi_worker.importer.routes.attempt import Attempt
+
+#: Imported when used: only a source that reports changes needs it (start-up time).
+CHANGED: Final = "cdi_worker.sources.extents:Kept"
 
 
 def update(attempt: Attempt) -> None:
@@ -29,7 +34,7 @@ def update(attempt: Attempt) -> None:
 def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
     """Return what makes the disk of the changed areas, and the number of their bytes."""
     changed = retry.patiently(
-        lambda: lazy.load(disk.CHANGED)(disk.extents(attempt)),
+        lambda: lazy.load(CHANGED)(disk.extents(attempt)),
         attempt.request.fetch.no_progress,
         attempt.scope,
         attempt.progress.retry,
