@@ -18,8 +18,8 @@ import cdi_worker
 from cdi_worker import sources
 from cdi_worker.formats import detect
 from cdi_worker.importer import contract, plan, request
-from cdi_worker.importer.commands import command, config_file, group, parameters
-from cdi_worker.importer.roles import cron, importer, populators
+from cdi_worker.importer.commands import command, config_file, cron, group, parameters, populators
+from cdi_worker.importer.roles import importer
 from cdi_worker.importer.send import volume
 from cdi_worker.importer.upload import settings as upload_settings
 

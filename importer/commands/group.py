@@ -37,10 +37,10 @@ COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
         "run": "cdi_worker.importer.kubernetes.commands:run",
         "help": "cdi_worker.importer.commands.about:help_",
         "version": "cdi_worker.importer.commands.about:version",
-        "cdi-source-update-poller": "cdi_worker.importer.roles.cron:poll",
-        "cdi-image-size-detection": "cdi_worker.importer.roles.cron:measure",
-        "openstack-populator": "cdi_worker.importer.roles.populators:openstack",
-        "ovirt-populator": "cdi_worker.importer.roles.populators:engine",
+        "cdi-source-update-poller": "cdi_worker.importer.commands.cron:poll",
+        "cdi-image-size-detection": "cdi_worker.importer.commands.cron:measure",
+        "openstack-populator": "cdi_worker.importer.commands.populators:openstack",
+        "ovirt-populator": "cdi_worker.importer.commands.populators:engine",
     }
 )
 

@@ -1,15 +1,14 @@
-"""The contract's roles: run one and write its report. The programs that controllers start are beside it."""
+"""The contract's roles: run one and write its report."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cdi_worker import errors, lazy
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, report
-from cdi_worker.importer.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +25,6 @@ ROLES: lazy.Table[str, Role] = lazy.Table(
         "cloner": "cdi_worker.importer.send.volume:run",
     }
 )
-
-
-class Process(Protocol):
-    """What the programs of this folder get of their process, from the top-level command."""
-
-    @property
-    def cancel(self) -> cancelling.Cancel: ...
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def set_up_logging(self) -> Callable[[int], None]: ...
 
 
 class Options(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.importer.roles import test_populators
+from tests.importer.commands import test_populators
 from tests.support import devices, disks, meters, openstack, oracle, ovirt_disks, pods, processes
 
 #: The first test starts the services.

@@ -46,11 +46,11 @@ MUTANTS = (
         "tests/importer/kubernetes/test_stages.py::test_one_backup_of_kubevirt_is_not_copied_as_two_stages",
     ),
     mutant(
-        "importer/roles/cron.py",
+        "importer/commands/cron.py",
         "notes the digest with another object",
         '        if metadata.get("name") != self._name:\n',
         "        if False:\n",
-        "tests/importer/roles/test_cron.py::test_answer_that_is_not_a_cron_is_reported",
+        "tests/importer/commands/test_cron.py::test_answer_that_is_not_a_cron_is_reported",
     ),
     mutant(
         "importer/kubernetes/documents.py",

@@ -11,7 +11,7 @@ MUTANTS = (
         "asks the engine for another disk than that of the id",
         "elif not _ID.fullmatch(self.disk_id):",
         "elif False:",
-        "tests/importer/roles/test_populators.py::test_hostile_argument_is_refused_at_once",
+        "tests/importer/commands/test_populators.py::test_hostile_argument_is_refused_at_once",
     ),
     mutant(
         "sources/ovirt/source.py",

@@ -8,21 +8,19 @@ import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from cdi_worker import errors
 from cdi_worker.importer import contract, execute, metrics
 from cdi_worker.importer import request as request_module
+from cdi_worker.importer.commands import parameters
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.settings import Room, Settings
 from cdi_worker.sources import base
 from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
-
-if TYPE_CHECKING:
-    from cdi_worker.importer.roles import run as roles
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
     """
 
     def decorate(locate: Locate) -> click.Command:
-        def run(obj: roles.Process, /, **given: Any) -> int:
+        def run(obj: parameters.Context, /, **given: Any) -> int:
             obj.set_up_logging(max(1, given["verbosity"]))
             env = contract.environment()
             try:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -16,11 +16,9 @@ from cdi_worker import errors, masking, sources
 from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import retry
 from cdi_worker.importer import contract, report, request
+from cdi_worker.importer.commands import parameters
 from cdi_worker.importer.roles import importer
 from cdi_worker.sources import base, kind
-
-if TYPE_CHECKING:
-    from cdi_worker.importer.roles import run
 
 log = logging.getLogger(__name__)
 
@@ -39,27 +37,21 @@ VARIABLES: Final = (
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-def _check_given(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Return a value. Raises ``click.BadParameter`` for an empty one, which may be a demand that got lost."""
-    if value is not None and not value.strip():
-        raise click.BadParameter("empty; give a value or leave the option out")
-    return value
-
-
 @click.command("cdi-source-update-poller", hidden=True)
 @click.option("-ns", "namespace", required=True, help="Namespace of the DataImportCron.")
 @click.option("-cron", "name", required=True, help="Name of the DataImportCron.")
 @click.option("-url", "url", required=True, help="Disk to watch (docker://, https://, s3://, gs://, …).")
-@click.option(
+@parameters.option(
+    parameters.GENERAL,
     "--checksum-file",
     "sums",
-    callback=_check_given,
+    here=True,
     help="File with the checksum of the disk (URL), instead of itself.",
 )
 @click.option("-certdir", "certificates", default="", help="Folder of CA certificates to trust.")
 @click.option("--account", default=ACCOUNT, help="Folder of the pod's credentials.")
 @click.pass_obj
-def poll(obj: run.Process, /, url: str, certificates: str, sums: str | None, **cron: str) -> int:
+def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | None, **cron: str) -> int:
     """Write a source's digest to its DataImportCron."""
     from cdi_worker.sources import watched
 
