@@ -226,5 +226,7 @@ def cli(
         command.choose(ctx, command.BARE)
         click.echo(ctx.get_help())
         return 2
-    options = run.Options(strict_exit_status, retries, _faults(ctx))
-    return run.run(role, env, where, ctx.obj.cancel, options)
+    faults = _faults(ctx)
+    return run.run(
+        role, env, where, ctx.obj.cancel, strict=strict_exit_status, retries=retries, faults=faults
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from cdi_worker import errors, lazy
 from cdi_worker.images.engine import cancelling
@@ -27,40 +26,34 @@ ROLES: lazy.Table[str, Role] = lazy.Table(
 )
 
 
-class Options(NamedTuple):
-    """How to run a role.
-
-    ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
-    controllers expect, which read the message instead. ``retries``: how often to repeat a failed role in
-    this process. ``faults``: of the pod's options, which end it at once.
-    """
-
-    strict: bool = False
-    retries: int = 0
-    faults: tuple[str, ...] = ()
-
-
 def run(
     role: str,
     env: Mapping[str, str],
     paths: contract.Paths,
     cancel: cancelling.Cancel,
-    options: Options | None = None,
+    *,
+    strict: bool = False,
+    retries: int = 0,
+    faults: tuple[str, ...] = (),
 ) -> int:
-    """Run ``role``, write the termination message and return the exit status."""
+    """Run ``role``, write the termination message and return the exit status.
+
+    ``strict``: a failure has the exit status of commands. Without it two failures have status 0, as CDI's
+    controllers expect, which read the message instead. ``retries``: how often to repeat a failed role in
+    this process. ``faults``: of the pod's options, which end it at once.
+    """
     source = env.get("IMPORTER_SOURCE", "")
-    options = options or Options()
     try:
-        if options.faults:
-            raise errors.RequestError(*options.faults)
+        if faults:
+            raise errors.RequestError(*faults)
         if paths.settings.verify and role != "importer":
             raise errors.RequestError("CDI_WORKER_VERIFY: only the disk of an import can be verified")
-        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), options.retries, cancel, source)
+        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), retries, cancel, source)
     except errors.Error as err:
         log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
-        if options.strict:
+        if strict:
             outcome = outcome._replace(status=err.status, unsaid=None)
     except Exception as err:
         # A defect: the traceback goes to the log, one line to the controller.
