@@ -209,22 +209,22 @@ def run(
 
     The report of each stage replaces the one before.
     """
-    status.pending()
+    status.to("Pending", "the manifest is valid")
     try:
         if volume.source.kind == "blank":
             _check_room(stages[0])
         for number, wanted in enumerate(stages, 1):
             current = wanted.stage.current
-            status.scheduled(f"checkpoint {current}" if current else wanted.target)
+            status.to(status.scheduled, f"checkpoint {current}" if current else wanted.target)
             both = progress.Several(reporter, Watch(status))
             result = execute.run(wanted, both, cancel)
             if current and not wanted.stage.final:
                 more = "" if number < len(stages) else f"; continue with --after {current}"
-                status.paused(f"checkpoint {current} copied{more}")
+                status.to("Paused", f"checkpoint {current} copied{more}")
             else:
-                status.succeeded(f"{units.format_size(result.size)} by {result.plan.route}")
+                status.to("Succeeded", f"{units.format_size(result.size)} by {result.plan.route}")
     except errors.Error as err:
-        status.failed(str(err))
+        status.to("Failed", str(err))
         raise
 
 
@@ -250,8 +250,9 @@ CONDITIONS = {
     "Succeeded": (True, False, True),
     "Failed": (True, False, False),
 }
-#: Prefixes of the phases' names, by source.
-VERBS = {"upload": "Upload", "pvc": "Clone"}
+#: The phases before and during the transfer, by source; of all others, ``IMPORT``.
+PHASES = {"upload": ("UploadScheduled", "UploadReady"), "pvc": ("CloneScheduled", "CloneInProgress")}
+IMPORT = ("ImportScheduled", "ImportInProgress")
 #: Reasons of the condition Running, by phase.
 REASONS = {"Paused": "Completed", "Succeeded": "Completed", "Failed": "Error"}
 
@@ -262,30 +263,13 @@ class Status:
     def __init__(self, name: str, source: str, write: Callable[[str], object], *, as_json: bool) -> None:
         self.phase = ""
         self._name = name
-        self._verb = VERBS.get(source, "Import")
+        self.scheduled, self.in_progress = PHASES.get(source, IMPORT)
         self._print = write
         self._as_json = as_json
         self._since: dict[str, tuple[bool, str]] = {}
 
-    def pending(self) -> None:
-        self._to("Pending", "the manifest is valid")
-
-    def scheduled(self, message: str) -> None:
-        self._to(f"{self._verb}Scheduled", message)
-
-    def in_progress(self) -> None:
-        self._to("UploadReady" if self._verb == "Upload" else f"{self._verb}InProgress", "")
-
-    def paused(self, message: str) -> None:
-        self._to("Paused", message)
-
-    def succeeded(self, message: str) -> None:
-        self._to("Succeeded", message)
-
-    def failed(self, message: str) -> None:
-        self._to("Failed", message)
-
-    def _to(self, phase: str, message: str) -> None:
+    def to(self, phase: str, message: str = "") -> None:
+        """Print a change of phase. ``message``: that of the condition Running."""
         if phase == self.phase:
             return
         self.phase = phase
@@ -331,4 +315,4 @@ class Watch(progress.NullProgress):
 
     def phase(self, name: str, total: int | None) -> None:
         if name != "connect":
-            self._status.in_progress()
+            self._status.to(self._status.in_progress)
