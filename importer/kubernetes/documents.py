@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from cdi_worker import errors
 from cdi_worker.formats import smalljson
 
-if TYPE_CHECKING:
+with errors.optional("reading manifests", package="PyYAML", extra="kubernetes"):
     import yaml
 
 #: Bytes of a file of manifests. etcd takes objects of 1.5 MiB at most.
@@ -22,6 +22,32 @@ LIMIT = 4 << 20
 KEYS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"})
 #: A name of an object, which also may become a file's (Kubernetes: "DNS subdomain names").
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+# The loader in C is a hundred times faster, and not in every build.
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The safe loader, as strict as the API server: no key twice, no timestamps."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            problem = ""
+            if not isinstance(key.value, str):
+                problem = "a key is not a string"
+            elif key.tag not in KEYS:
+                problem = f"key {key.value!r} is not a string; put it in quotes"
+            elif key.value in seen:
+                problem = f"key {key.value!r} appears twice"
+            if problem:
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return made
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,11 +112,9 @@ def _text(path: str) -> str:
 
 
 def _load(text: str, path: str) -> list[Any]:
-    with errors.optional("reading manifests", package="PyYAML", extra="kubernetes"):
-        import yaml
     try:
         depth = 0
-        for event in yaml.parse(text, Loader=_base(yaml)):
+        for event in yaml.parse(text, Loader=_Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             fault = ""
             if isinstance(event, yaml.AliasEvent):
@@ -99,45 +123,12 @@ def _load(text: str, path: str) -> list[Any]:
                 fault = f"more than {smalljson.DEEPEST} levels of objects and lists"
             if fault:
                 raise errors.RequestError(f"{path}{_line(event.start_mark)}: {fault}")
-        return list(yaml.load_all(text, Loader=_loader(yaml)))
+        return list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as err:
         raise errors.RequestError(f"{path}{_line(err.problem_mark)}: {err.problem}") from err
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as err:
         # PyYAML raises any of these if a tag does not fit its value, such as !!bool on a text.
         raise errors.RequestError(f"{path}: malformed YAML: {' '.join(str(err).split())}") from err
-
-
-def _base(library: Any) -> type[yaml.SafeLoader]:
-    # The loader in C is a hundred times faster, and not in every build.
-    found: type[yaml.SafeLoader] = getattr(library, "CSafeLoader", library.SafeLoader)
-    return found
-
-
-def _loader(library: Any) -> type[yaml.SafeLoader]:
-    """Return the safe loader, as strict as the API server: no key twice, no timestamps."""
-
-    class Strict(_base(library)):  # type: ignore[misc]  # the base class is chosen at run time
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen = set()
-            for key, _ in node.value:
-                problem = ""
-                if not isinstance(key.value, str):
-                    problem = "a key is not a string"
-                elif key.tag not in KEYS:
-                    problem = f"key {key.value!r} is not a string; put it in quotes"
-                elif key.value in seen:
-                    problem = f"key {key.value!r} appears twice"
-                if problem:
-                    raise library.constructor.ConstructorError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return made
-
-    Strict.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-        for first, resolvers in Strict.yaml_implicit_resolvers.items()
-    }
-    return Strict
 
 
 def _line(mark: Any) -> str:
