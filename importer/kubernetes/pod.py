@@ -303,7 +303,8 @@ def _add_signatures(pod: Pod) -> None:
         if meaning.entry:
             pod.mount(short, path, {"configMap": {"name": value}}, readOnly=True)
         places = {"": value, "*": path}
-        pod.set(**{meaning.variable: places.get(meaning.entry, f"{path}/{meaning.entry}")})
+        variable = f"{contract.PREFIX}_{short.replace('-', '_').upper()}"
+        pod.set(**{variable: places.get(meaning.entry, f"{path}/{meaning.entry}")})
 
 
 def _add_vddk(pod: Pod) -> None:

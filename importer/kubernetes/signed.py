@@ -21,13 +21,6 @@ class Annotation(NamedTuple):
     field: str
     entry: str = ""
 
-    @property
-    def variable(self) -> str:
-        """The variable that demands the same in a pod."""
-        names = {"identity": "CERTIFICATE_IDENTITY", "issuer": "CERTIFICATE_OIDC_ISSUER"}
-        names |= {"annotations": "SIGNATURE_ANNOTATION", "policy": "SIGNATURE_POLICY"}
-        return f"CDI_WORKER_{names.get(self.field, self.field.upper())}"
-
 
 ANNOTATIONS: Final[Mapping[str, Annotation]] = {
     f"{PREFIX}signed-by": Annotation("signed_by", "*"),
