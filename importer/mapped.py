@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import bmap, detect
@@ -19,9 +19,6 @@ from cdi_worker.importer import request as request_module
 from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
-
-if TYPE_CHECKING:
-    from cdi_worker.sources.trust import maps
 
 log = logging.getLogger(__name__)
 
@@ -121,38 +118,32 @@ def verify(
     request = dataclasses.replace(request, existing="compare")
     request_module.check(request, [] if request.demand.map else ["no map given; name one with --map"])
     with contact.begun(request, progress, cancel) as start:
-        made = start.request.blocks
+        request, made = start.request, start.request.blocks
         assert made is not None  # noqa: S101  (checked above)
-        found = _compared(start.request, made, progress, start.reads)
+        size, in_use = made.map.size, destination.in_use(request.target)
+        with _opened(request, start.reads) as (disk, scope):
+            within = request.sample.within(size, disk) if request.sample else None
+            found = verified.ByMap(disk.storage, disk.size or 0, within, scope)
+            progress.phase("transfer", size)
+            found.compare(made.map, progress.advance)
+            found.finish(size, is_device=getattr(disk, "is_device", False))
+        log.info("verified equal=%s compared=%d differed=%d", found.is_equal, found.compared, found.differed)
     progress.done()
-    return dataclasses.replace(found, signatures=start.signatures, seconds=time.monotonic() - started)
-
-
-def _compared(
-    request: Request, made: maps.Blocks, progress: Progress, reads: cancelling.Cancel
-) -> verification.Verification:
-    blocks, in_use = made.map, destination.in_use(request.target)
-    with _opened(request, reads) as (disk, scope):
-        within = request.sample.within(blocks.size, disk) if request.sample else None
-        found = verified.ByMap(disk.storage, disk.size or 0, within, scope)
-        progress.phase("transfer", blocks.size)
-        found.compare(blocks, progress.advance)
-        found.finish(blocks.size, is_device=getattr(disk, "is_device", False))
-    log.info("verified equal=%s compared=%d differed=%d", found.is_equal, found.compared, found.differed)
     reason = "checksums of the map compared with the disk; nothing is written to it"
     return verification.Verification(
         source=made.name,
         target=request.target,
-        plan=Plan(Route.EXTENTS, reason, virtual_size=blocks.size),
+        plan=Plan(Route.EXTENTS, reason, virtual_size=size),
         format="bmap",
         compressions=(),
-        **verification.of(found, blocks.size),
+        **verification.of(found, size),
         sample=request.sample,
         confirmed=bool(found.ranges),
         in_use=in_use,
         read=0,
-        seconds=0.0,
+        seconds=time.monotonic() - started,
         verified={"map": made.digest},
+        signatures=start.signatures,
     )
 
 

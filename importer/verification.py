@@ -163,15 +163,24 @@ def compare(start: contact.Contact, progress: Progress) -> Verification:
         if is_confirmed:
             _confirm(start, held, progress, found, facts)
     progress.done()
-    result = _result(attempt, facts, found, request)
-    log.info("verified equal=%s compared=%d differed=%d", result.is_equal, found.compared, found.differed)
-    return dataclasses.replace(
-        result,
+    size = units.whole_sectors(found.image_size) if found.image_size < found.size else found.image_size
+    result = Verification(
+        source=facts.name,
+        target=request.target,
+        plan=attempt.plan,
+        format=attempt.content.format,
+        compressions=attempt.content.compressions,
+        **of(found, size),
+        sample=request.sample,
         confirmed=is_confirmed,
         in_use=in_use,
-        signatures=(*facts.signatures, *start.signatures),
+        read=attempt.outcome.read,
         seconds=time.monotonic() - started,
+        verified=facts.verified,
+        signatures=(*facts.signatures, *start.signatures),
     )
+    log.info("verified equal=%s compared=%d differed=%d", result.is_equal, found.compared, found.differed)
+    return result
 
 
 def _pass(
@@ -211,24 +220,6 @@ def _confirm(
         raise errors.SourceChanged(url=facts.name, what=what, before="read once", now="different")
     if not verified.same(first, second, 1):
         raise storage.changed(start.request.target)
-
-
-def _result(attempt: Attempt, facts: base.Facts, found: verified.Comparing, request: Request) -> Verification:
-    size = units.whole_sectors(found.image_size) if found.image_size < found.size else found.image_size
-    return Verification(
-        source=facts.name,
-        target=request.target,
-        plan=attempt.plan,
-        format=attempt.content.format,
-        compressions=attempt.content.compressions,
-        **of(found, size),
-        sample=request.sample,
-        confirmed=False,
-        in_use=False,
-        read=attempt.outcome.read,
-        seconds=0.0,
-        verified=facts.verified,
-    )
 
 
 def of(found: verified.Comparing, size: int) -> dict[str, Any]:

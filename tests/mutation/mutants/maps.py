@@ -167,8 +167,8 @@ MUTANTS = (
     mutant(
         "importer/mapped.py",
         "verifies only the ranges of a map, not the end of the file",
-        '        found.finish(blocks.size, is_device=getattr(disk, "is_device", False))\n',
-        "        found.image_size = blocks.size\n",
+        '        found.finish(size, is_device=getattr(disk, "is_device", False))\n',
+        "        found.image_size = size\n",
         "tests/end_to_end/test_maps.py::test_end_of_the_disk",
     ),
     mutant(
