@@ -93,20 +93,16 @@ def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
 
 def result(done: Result, request: Request, obj: parameters.Context) -> None:
     """Print the result of an import."""
-    with _complete(done.target):
-        _result(done, request, obj)
-
-
-def _result(done: Result, request: Request, obj: parameters.Context) -> None:
     digest = done.sha256 if request.read_back else ""
-    if obj.as_json:
-        fields = {**done.as_fields(), **({"sha256": digest, "confirmed": done.confirmed} if digest else {})}
-        as_json(fields, err=obj.to_stdout)
-    elif not obj.quiet:
-        _imported(done, obj, digest)
-    elif digest:
-        # As sha256sum prints it.
-        say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
+    with _complete(done.target):
+        if obj.as_json:
+            more = {"sha256": digest, "confirmed": done.confirmed} if digest else {}
+            as_json({**done.as_fields(), **more}, err=obj.to_stdout)
+        elif not obj.quiet:
+            _imported(done, obj, digest)
+        elif digest:
+            # As sha256sum prints it.
+            say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
 
 
 def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
@@ -201,24 +197,18 @@ def _sample(found: Verification) -> str:
 
 def uploaded(done: file.Sent, obj: parameters.Context) -> None:
     """Print the result of an upload."""
-    with _complete("the upload"):
-        _uploaded(done, obj)
-
-
-def _uploaded(done: file.Sent, obj: parameters.Context) -> None:
-    if obj.as_json:
-        fields = dataclasses.asdict(done)
-        as_json({**fields, "seconds": round(done.seconds, 3)})
-    if obj.as_json or obj.quiet:
-        return
     resumed = f", of which the server had {_size(done.resumed)}" if done.resumed else ""
-    _table(
-        {
-            "uploaded": f"{done.path} -> {done.url}",
-            "size": f"{_size(done.size)}{resumed}",
-            "time": f"{done.seconds:.2f} s",
-        }
-    )
+    with _complete("the upload"):
+        if obj.as_json:
+            as_json({**dataclasses.asdict(done), "seconds": round(done.seconds, 3)})
+        elif not obj.quiet:
+            _table(
+                {
+                    "uploaded": f"{done.path} -> {done.url}",
+                    "size": f"{_size(done.size)}{resumed}",
+                    "time": f"{done.seconds:.2f} s",
+                }
+            )
 
 
 def _read(done: Result) -> str:
