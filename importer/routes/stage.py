@@ -27,7 +27,11 @@ def update(attempt: Attempt) -> None:
     total = disk.moved(attempt)
     if not attempt.content.chain:
         make, total = _changed(attempt)
-    with delivery.delivered(attempt, make, _place(attempt, total)) as (out, size):
+    place = delivery.to_target(attempt, total)
+    if attempt.comparing is None:
+        options = delivery.options(attempt)._replace(mode="delta")
+        place = place._replace(options=options, begin=lambda out: begin(attempt, out))
+    with delivery.delivered(attempt, make, place) as (out, size):
         delivery.commit(attempt, out, size if attempt.comparing else out.size or size)
 
 
@@ -45,15 +49,6 @@ def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
         return raw.Extents(reading.ranges(attempt), size, lambda: changed, covers_all=False)
 
     return make, sum(extent.length for extent in changed)
-
-
-def _place(attempt: Attempt, total: int | None) -> delivery.Place:
-    """Return the place of a delta."""
-    if attempt.comparing is not None:
-        return delivery.to_target(attempt, total)
-    options = delivery.options(attempt)._replace(mode="delta")
-    place = delivery.to_target(attempt, total)
-    return place._replace(options=options, begin=lambda out: begin(attempt, out))
 
 
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
