@@ -108,37 +108,28 @@ class Client:
 
     def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
         """Make one request and return the answer of any status."""
-        with self._connected() as connection:
-            return self._ask(connection, method, path, {**self._headers, **(headers or {})}, body)
-
-    def _ask(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        headers: Headers,
-        body: Body | None,
-    ) -> Answer:
+        headers = {**self._headers, **(headers or {})}
         # Joined, not resolved: in a URL reference, what follows two slashes is a host.
         target = url = self._origin + path
         if self._proxy.hostname and self._tls is None:
-            headers = {**headers, **self._proxy_headers}
+            headers |= self._proxy_headers
         else:
             target = path
-        connection.putrequest(method, target, skip_accept_encoding=True)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        if body is not None and body.length is None:
-            connection.putheader("Transfer-Encoding", "chunked")
-        elif body is not None or method in {"POST", "PATCH"}:
-            connection.putheader("Content-Length", str(body.length if body else 0))
-        connection.endheaders()
-        if body is not None:
-            self._send(connection, body)
-        # No timeout: converting and syncing a disk may take hours. TCP keep-alive detects a dead server.
-        connection.sock.settimeout(None)
-        response = connection.getresponse()
-        text = response.read(_ANSWER).decode("utf-8", "replace")
+        with self._connected() as connection:
+            connection.putrequest(method, target, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            if body is not None and body.length is None:
+                connection.putheader("Transfer-Encoding", "chunked")
+            elif body is not None or method in {"POST", "PATCH"}:
+                connection.putheader("Content-Length", str(body.length if body else 0))
+            connection.endheaders()
+            if body is not None:
+                self._send(connection, body)
+            # No timeout: converting and syncing a disk may take hours. TCP keep-alive detects a dead server.
+            connection.sock.settimeout(None)
+            response = connection.getresponse()
+            text = response.read(_ANSWER).decode("utf-8", "replace")
         if response.status == 400 and self._tls is None:
             from cdi_worker.sources import wire
 
@@ -207,21 +198,6 @@ class Client:
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
 
     def _connect(self) -> http.client.HTTPConnection:
-        connection = self._connection()
-
-        def connect() -> None:
-            try:
-                connection.connect()
-            except BaseException:
-                # A TLS handshake that failed leaves the socket open.
-                connection.close()
-                raise
-
-        # A connect that was abandoned still uses the socket, so its own thread closes it.
-        cancelling.apart(connect, self._cancel, late=connection.close)
-        return connection
-
-    def _connection(self) -> http.client.HTTPConnection:
         host, port = self._host, self._port
         if self._proxy.hostname:
             host, port = self._proxy.hostname, self._proxy.port or 80
@@ -232,6 +208,17 @@ class Client:
             if self._proxy.hostname:
                 made.set_tunnel(self._host, self._port, dict(self._proxy_headers))
         made.response_class = responses.Response
+
+        def connect() -> None:
+            try:
+                made.connect()
+            except BaseException:
+                # A TLS handshake that failed leaves the socket open.
+                made.close()
+                raise
+
+        # A connect that was abandoned still uses the socket, so its own thread closes it.
+        cancelling.apart(connect, self._cancel, late=made.close)
         return made
 
 

@@ -202,11 +202,10 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
             f"{client.path}{RESUMABLE}",
             cancel,
             settings.stall,
+            more,
+            reporter,
             # The checksum belongs to it: an upload with another checksum must not be resumed.
             fingerprint=f"{file.fingerprint} {(settings.checksum or '').lower()}".rstrip(),
-            headers=more,
-            retried=reporter.retry,
-            sent=reporter.read,
         )
         offset = sender.left_over(file.length)
         if offset is not None or sender.begin(file.length):

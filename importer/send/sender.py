@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cdi_worker import errors, lazy
 from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.importer import progress
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.upload import headers as upload_headers
 
@@ -49,9 +50,9 @@ class Stream(abc.ABC):
 class Sender:
     """Sends one stream to ``path``, the tus collection; fails after an outage of ``patience`` seconds.
 
-    ``headers`` are sent with the request that creates the upload. ``retried`` is called with each failure
-    that is retried, ``sent`` with the bytes sent. ``fingerprint`` identifies the bytes for a later run;
-    without it no run resumes the upload.
+    ``headers`` are sent with the request that creates the upload. ``reporter`` counts the bytes sent and the
+    failures that are retried. ``fingerprint`` identifies the bytes for a later run; without it no run resumes
+    the upload.
     """
 
     client: upload_client.Client
@@ -59,8 +60,7 @@ class Sender:
     cancel: cancelling.Cancel
     patience: float
     headers: upload_client.Headers
-    retried: Callable[[errors.Error], object]
-    sent: Callable[[int], object]
+    reporter: progress.Progress
     fingerprint: str = ""
     #: What the server has of the content that ``headers`` state.
     kept: str = ""
@@ -77,7 +77,9 @@ class Sender:
             more["Upload-Metadata"] = self._metadata
         headers = {**HEADERS, **more, **self.headers}
         # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
-        answer = retry.patiently(lambda: self._create(headers), self.patience, self.cancel, self.retried)
+        answer = retry.patiently(
+            lambda: self._create(headers), self.patience, self.cancel, self.reporter.retry
+        )
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         _check(self.client, answer)
@@ -111,7 +113,7 @@ class Sender:
         losses, furthest = 0, offset
         while (failure := self._attempt(stream, offset)) is not None:
             # The outage begins now, however long the attempt lasted.
-            now = retry.patiently(self._received, self.patience, self.cancel, self.retried)
+            now = retry.patiently(self._received, self.patience, self.cancel, self.reporter.retry)
             if now is not None and now > furthest:
                 patience.progress(now - furthest, self.client.url, now)
                 furthest = now
@@ -131,7 +133,7 @@ class Sender:
             offset = now
 
     def _new_patience(self) -> retry.Patience:
-        return retry.Patience(self.patience, self.cancel, slowest=0, retried=self.retried)
+        return retry.Patience(self.patience, self.cancel, slowest=0, retried=self.reporter.retry)
 
     def _attempt(self, stream: Stream, offset: int) -> errors.Transient | None:
         """Send the stream from ``offset`` on in one request; return why it did not end, None if it did."""
@@ -140,7 +142,7 @@ class Sender:
         try:
             # A failed request leaves the generator open, and with it perhaps a running tar.
             with contextlib.closing(stream.chunks(offset)) as pieces:
-                body = upload_client.Body(counted(pieces, self.sent), length)
+                body = upload_client.Body(counted(pieces, self.reporter.read), length)
                 answer = self.client.ask("PATCH", self._place, headers, body)
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)

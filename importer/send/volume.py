@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds to wait for a server that is still starting.
 PATIENCE = 60.0
+#: Seconds without progress after which a clone fails.
+NO_PROGRESS = 180.0
 MODES = {"block": headers.BLOCK, "filesystem": headers.FILESYSTEM}
 
 VARIABLES = (
@@ -45,8 +47,7 @@ VARIABLES = (
 class Settings:
     """Settings of a clone source.
 
-    ``kind``: the content type. ``path``: the device or directory. ``no_progress``: seconds without progress
-    after which the clone fails.
+    ``kind``: the content type. ``path``: the device or directory.
     """
 
     url: str
@@ -57,7 +58,6 @@ class Settings:
     authority: str = dataclasses.field(default="", repr=False)
     certificate: str = dataclasses.field(default="", repr=False)
     key: str = dataclasses.field(default="", repr=False)
-    no_progress: float = 180.0
 
 
 def read(env: Mapping[str, str]) -> Settings:
@@ -124,42 +124,27 @@ def send_extents(
 ) -> None:
     """Send the volume in our own clone format, in as many requests as needed."""
     chosen = {headers.CONTENT_TYPE: settings.kind, headers.CHOICE: headers.EXTENTS}
-    if settings.kind == headers.BLOCK:
-        with volume.Volume(settings.path) as device:
+    path = f"{client.path}-resumable"
+    with contextlib.ExitStack() as stack:
+        device = None
+        if settings.kind == headers.BLOCK:
+            device = stack.enter_context(volume.Volume(settings.path))
             # A server that is started again keeps what it has of this run. A later one may find other bytes.
             chosen[headers.CONTENT] = f"{secrets.token_hex(16)} {device.size}"
-            sender = _begun(chosen, settings, client, reporter, cancel)
-            reporter.phase("transfer", device.size)
-            sender.send(extents.Device(device, reporter))
-        return
-    sender = _begun(chosen, settings, client, reporter, cancel)
-    with extents.opened_disk(settings.path) as disk:
-        known = 0 if disk is None else disk.size
-        others = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
-        reporter.phase("transfer", known + others)
-        sender.send(extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation))
-
-
-def _begun(
-    chosen: upload_client.Headers,
-    settings: Settings,
-    client: upload_client.Client,
-    reporter: progress.Progress,
-    cancel: cancelling.Cancel,
-) -> upload_sender.Sender:
-    """Return a sender whose upload the server has accepted."""
-    sender = upload_sender.Sender(
-        client,
-        f"{client.path}-resumable",
-        cancel,
-        settings.no_progress,
-        headers=chosen,
-        retried=reporter.retry,
-        sent=reporter.read,
-    )
-    if not sender.begin(None):
-        raise errors.UploadFailed(url=client.url, reason="the server refused the clone format it offered")
-    return sender
+        sender = upload_sender.Sender(client, path, cancel, NO_PROGRESS, chosen, reporter)
+        if not sender.begin(None):
+            reason = "the server refused the clone format it offered"
+            raise errors.UploadFailed(url=client.url, reason=reason)
+        stream: extents.Stream
+        if device is not None:
+            total, stream = device.size, extents.Device(device, reporter)
+        else:
+            disk = stack.enter_context(extents.opened_disk(settings.path))
+            total = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
+            total += 0 if disk is None else disk.size
+            stream = extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation)
+        reporter.phase("transfer", total)
+        sender.send(stream)
 
 
 @contextlib.contextmanager

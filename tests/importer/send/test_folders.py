@@ -332,8 +332,7 @@ def test_source_never_continues_the_clone_of_another(
                 cancelling.Cancel(),
                 20,
                 HEADERS,
-                retried=lambda _: None,
-                sent=lambda _: None,
+                progress.NullProgress(),
             )
             assert senders[name].begin(None)
             reporter = stopping if name == "second" else progress.NullProgress()
