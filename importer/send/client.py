@@ -231,20 +231,13 @@ def parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
     raise errors.RequestError("malformed upload URL; expected http(s)://host[:port]/path")
 
 
-def context(authority: str, certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """Return a client's TLS context from PEM texts. Without an authority, the system's CAs are trusted.
-
-    Raises ``errors.RequestError`` for malformed PEM texts.
-    """
+def context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
+    """Return a client's TLS context from PEM texts. Raises ``errors.RequestError`` for malformed ones."""
     made = sockets.separated(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        if authority:
-            made.load_verify_locations(cadata=authority)
-        else:
-            made.load_default_certs()
-        if certificate:
-            upload_tls.load_texts(made, certificate, key)
+        made.load_verify_locations(cadata=authority)
+        upload_tls.load_texts(made, certificate, key)
     except (ssl.SSLError, OSError) as err:
         raise errors.RequestError(f"client certificate, key or CA: {err}") from err
     return made

@@ -35,8 +35,9 @@ def _of_sources(authority: tls.Authority, _pair: tls.KeyPair) -> ssl.SSLContext:
     return wire.tls_context(base.Access(ca_files=(str(authority.certificate),)))
 
 
-def _of_uploads(authority: tls.Authority, _pair: tls.KeyPair) -> ssl.SSLContext:
-    return upload_client.context(authority.certificate.read_text())
+def _of_uploads(authority: tls.Authority, pair: tls.KeyPair) -> ssl.SSLContext:
+    texts = (path.read_text() for path in (authority.certificate, pair.certificate, pair.key))
+    return upload_client.context(*texts)
 
 
 def _of_imageio(authority: tls.Authority, _pair: tls.KeyPair) -> ssl.SSLContext:

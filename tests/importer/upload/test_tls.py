@@ -118,4 +118,4 @@ def test_pipe_for_a_certificate_is_refused(
 
 def test_malformed_certificate_is_reported() -> None:
     with pytest.raises(errors.RequestError):
-        upload_client.context("no PEM")
+        upload_client.context("no PEM", "", "")

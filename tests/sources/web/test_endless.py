@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def test_small_document_that_arrives_byte_by_byte_is_limited(server: misbehave.S
 def test_upload_client_skips_interim_responses() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
     with endless(b"", first=HINTS + answer, pause=0.05) as port:
-        asking = client.Client(f"http://127.0.0.1:{port}/", client.context(""), cancelling.Cancel())
+        asking = client.Client(f"http://127.0.0.1:{port}/", ssl.create_default_context(), cancelling.Cancel())
         assert asking.ask("HEAD", "/").status == 200
 
 

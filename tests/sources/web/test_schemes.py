@@ -136,7 +136,7 @@ def test_each_openssl_is_understood(reason: str) -> None:
 
 def test_upload_to_the_other_scheme_advises_it(web: servers.Web, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
-    context = client.context("")
+    context = ssl.create_default_context()
     with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"):
         client.Client(f"http://127.0.0.1:{web.port}", context, cancelling.NEVER).ask("POST", "/x")
     with (

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import ssl
 import threading
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def test_repeated_token_is_hidden_by_the_upload_client() -> None:
     with Echo(400) as echo:
         headers = {"Authorization": "Bearer hunter2-token"}
         made = client.Client(
-            f"http://127.0.0.1:{echo.port}/", client.context(""), cancelling.Cancel(), headers
+            f"http://127.0.0.1:{echo.port}/", ssl.create_default_context(), cancelling.Cancel(), headers
         )
         check_hidden(made.ask("HEAD", "/").reason(), made.ask("POST", "/").reason())
 
