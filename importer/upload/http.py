@@ -10,6 +10,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import h11
 
@@ -51,13 +52,25 @@ def failed(failure: errors.Error) -> Answer:
     return Answer(400 if is_client_error else 503 if is_busy else 500, f"Saving stream failed: {text}")
 
 
+class Limits(NamedTuple):
+    """How long a client may take.
+
+    ``idle``: seconds to send the head. ``patience``: seconds without a byte of the body, or with fewer than
+    ``slowest`` per second.
+    """
+
+    idle: float
+    patience: float
+    slowest: float = retry.SLOWEST
+
+
 class Request:
     """A request whose head has been received. ``headers``: by their lower-case names.
 
     ``length``: bytes of the body, None if it is chunked.
     """
 
-    def __init__(self, connection: Connection, head: h11.Request, patience: float, slowest: float) -> None:
+    def __init__(self, connection: Connection, head: h11.Request, limits: Limits) -> None:
         self.method = head.method.decode("ascii")
         self.path = urllib.parse.urlsplit(head.target.decode("ascii")).path
         self.headers: dict[str, str] = {}
@@ -68,10 +81,10 @@ class Request:
         self.length: int | None = None
         self.content: Chunked | Sized
         if "transfer-encoding" in self.headers:
-            self.content = Chunked(connection, patience, slowest)
+            self.content = Chunked(connection, limits)
         else:
             self.length = int(self.headers.get("content-length", "0"))
-            self.content = Sized(connection, self.length, patience, slowest)
+            self.content = Sized(connection, self.length, limits)
 
 
 def authorize(request: Request, client_name: str, *methods: str) -> None:
@@ -93,20 +106,12 @@ def check_whole(request: Request) -> None:
 
 
 class Exchange:
-    """One request and its answer.
+    """One request and its answer. Raises ``OSError`` if the connection is broken."""
 
-    ``idle``: seconds to receive the head. ``patience``: seconds without a byte of the body, or with fewer
-    than ``slowest`` per second. Raises ``OSError`` if the connection is broken.
-    """
-
-    def __init__(
-        self, connection: Connection, idle: float, patience: float, slowest: float = retry.SLOWEST
-    ) -> None:
+    def __init__(self, connection: Connection, limits: Limits) -> None:
         self._connection = connection
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD)
-        self._idle = idle
-        self._patience = patience
-        self._slowest = slowest
+        self._limits = limits
         self._request: Request | None = None
         self._is_head = False
 
@@ -125,7 +130,7 @@ class Exchange:
             # Request smuggling: two servers would read two different requests (RFC 9112, 6.1).
             raise Refusal(400)
         try:
-            self._request = Request(self._connection, head, self._patience, self._slowest)
+            self._request = Request(self._connection, head, self._limits)
         except ValueError as err:
             raise Refusal(400) from err
         expected = self._request.headers.get("expect", "100-continue")
@@ -134,7 +139,7 @@ class Exchange:
         return self._request
 
     def _head(self) -> h11.Request | None:
-        deadline = time.monotonic() + self._idle
+        deadline = time.monotonic() + self._limits.idle
         while (event := self._h11.next_event()) is h11.NEED_DATA:
             self._h11.receive_data(self._connection.some(deadline - time.monotonic()))
         if not isinstance(event, h11.Request):
@@ -181,11 +186,11 @@ class Exchange:
 class Sized:
     """A body of ``length`` bytes."""
 
-    def __init__(self, connection: Connection, length: int, patience: float, slowest: float) -> None:
+    def __init__(self, connection: Connection, length: int, limits: Limits) -> None:
         self._connection = connection
         self._left = length
-        self._patience = patience
-        self._meter = retry.Meter(patience, slowest)
+        self._patience = limits.patience
+        self._meter = retry.Meter(limits.patience, limits.slowest)
 
     @property
     def at_end(self) -> bool:
@@ -208,10 +213,10 @@ class Sized:
 class Chunked:
     """A chunked body (RFC 9112, 7.1). Chunk extensions and trailers are ignored."""
 
-    def __init__(self, connection: Connection, patience: float, slowest: float) -> None:
+    def __init__(self, connection: Connection, limits: Limits) -> None:
         self._connection = connection
-        self._patience = patience
-        self._meter = retry.Meter(patience, slowest)
+        self._patience = limits.patience
+        self._meter = retry.Meter(limits.patience, limits.slowest)
         self._left = 0
         #: Whether the CRLF after a chunk's data is still to be read.
         self._after_data = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.upload import http
 from cdi_worker.importer.upload.connection import Connection
 
@@ -29,25 +29,12 @@ Handle: TypeAlias = Callable[[http.Request, http.Exchange], http.Answer]
 
 
 class Listener:
-    """Accept connections and answer requests by ``handle``.
+    """Accept connections and answer requests by ``handle``."""
 
-    ``idle``, ``patience``, ``slowest``: see ``http.Exchange``.
-    """
-
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        handle: Handle,
-        *,
-        idle: float,
-        patience: float,
-        slowest: float = retry.SLOWEST,
-    ) -> None:
+    def __init__(self, context: ssl.SSLContext, handle: Handle, limits: http.Limits) -> None:
         self._context = context
         self._handle = handle
-        self._idle = idle
-        self._patience = patience
-        self._slowest = slowest
+        self._limits = limits
         self._changed = threading.Condition()
         #: Whether a request is being processed, by connection, the oldest first.
         self._connections: dict[Connection, bool] = {}
@@ -123,7 +110,7 @@ class Listener:
 
     def _exchange(self, connection: Connection) -> bool:
         """Answer one request; return whether the connection stays open."""
-        exchange = http.Exchange(connection, self._idle, self._patience, self._slowest)
+        exchange = http.Exchange(connection, self._limits)
         try:
             request = exchange.receive()
             if request is None:

@@ -46,13 +46,8 @@ class Server:
     def listening(self) -> Iterator[int]:
         """Yield the port while the server listens; at the end, answer the requests already admitted."""
         settings = self.settings
-        listener = upload_listener.Listener(
-            settings.tls.context(),
-            self.answer,
-            idle=settings.idle,
-            patience=self.patience,
-            slowest=settings.request.fetch.slowest,
-        )
+        limits = http.Limits(settings.idle, self.patience, settings.request.fetch.slowest)
+        listener = upload_listener.Listener(settings.tls.context(), self.answer, limits)
         with listener.listening(settings.host, settings.port, self._end) as port:
             log.info("listening address=%r port=%d target=%r", settings.host, port, settings.request.target)
             yield port

@@ -377,7 +377,7 @@ class _Peer(connection.Connection):
 def _upload(data: bytes) -> None:
     # What the server's loop handles.
     with contextlib.suppress(upload.Refusal, OSError):
-        exchange = upload.Exchange(_Peer(data), 1.0, 1.0)
+        exchange = upload.Exchange(_Peer(data), upload.Limits(1.0, 1.0))
         while request := exchange.receive():
             content: Any = request.content
             if request.headers.get("content-type", "").startswith("multipart/"):
@@ -388,7 +388,7 @@ def _upload(data: bytes) -> None:
             echoed = {"Upload-Metadata": request.headers.get("upload-metadata", "")}
             if not exchange.answer(upload.Answer(headers=echoed)):
                 break
-            exchange = upload.Exchange(_Peer(b""), 1.0, 1.0)
+            exchange = upload.Exchange(_Peer(b""), upload.Limits(1.0, 1.0))
 
 
 @functools.cache

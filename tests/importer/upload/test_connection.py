@@ -166,7 +166,7 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 def body(pair: Pair, head: bytes, patience: float) -> http.Chunked:
     pair.client.sendall(head)
-    request = http.Exchange(pair.server, 5, patience).receive()
+    request = http.Exchange(pair.server, http.Limits(5, patience)).receive()
     assert request is not None
     return request.content
 
