@@ -245,21 +245,6 @@ def _check_url(schemes: Iterable[str], url: str) -> None:
         )
 
 
-#: The fields of ``Source`` by their names in the API.
-NAMES = {
-    "url": "url",
-    "secretRef": "secret",
-    "certConfigMap": "certificates",
-    "extraHeaders": "headers",
-    "secretExtraHeaders": "secret_headers",
-    "checksum": "checksum",
-    "imageStream": "image_stream",
-    "insecureSkipVerify": "insecure",
-    "initImageURL": "init_image",
-    "extraArgs": "extra_arguments",
-    "namespace": "namespace",
-    "name": "name",
-}
 NAME = {"check": _check_name}
 #: Rules for a field below ``spec.source``, by its name.
 FIELDS: Mapping[str, Any] = {
@@ -369,13 +354,24 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
         fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
     if kind == "registry" and LAYER_ANNOTATION in annotations:
         fields = {"layerAnnotation": annotations[LAYER_ANNOTATION]} | fields
-    made: dict[str, Any] = {
-        attribute: tuple(fields[name]) if isinstance(fields[name], list) else fields[name]
-        for name, attribute in NAMES.items()
-        if name in fields
-    }
-    made |= {"disk": annotations.get(DISK, ""), "node_pull": fields.get("pullMethod") == "node"}
-    return Source(kind=kind, given=fields, **made)
+    return Source(
+        kind=kind,
+        given=fields,
+        url=fields.get("url", ""),
+        secret=fields.get("secretRef", ""),
+        certificates=fields.get("certConfigMap", ""),
+        headers=tuple(fields.get("extraHeaders", ())),
+        secret_headers=tuple(fields.get("secretExtraHeaders", ())),
+        checksum=fields.get("checksum", ""),
+        disk=annotations.get(DISK, ""),
+        image_stream=fields.get("imageStream", ""),
+        node_pull=fields.get("pullMethod") == "node",
+        insecure=fields.get("insecureSkipVerify", False),
+        init_image=fields.get("initImageURL", ""),
+        extra_arguments=fields.get("extraArgs", ""),
+        namespace=fields.get("namespace", ""),
+        name=fields.get("name", ""),
+    )
 
 
 def _staged() -> list[str]:
