@@ -21,6 +21,8 @@ from cdi_worker.importer import progress
 if TYPE_CHECKING:
     from prometheus_client import core
 
+    _Family = core.CounterMetricFamily | core.GaugeMetricFamily
+
 log = logging.getLogger(__name__)
 
 #: The contract's counters, by role.
@@ -74,19 +76,21 @@ class Metrics(progress.Meter):
         from prometheus_client import core
 
         numbers = self.numbers()
+        counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
 
-        def counter(name: str, text: str, value: float) -> core.Metric:
-            family = core.CounterMetricFamily(name, text, labels=("ownerUID",))
-            family.add_metric((self.owner_uid,), value)
-            return family
+        def family(kind: type[_Family], name: str, text: str, value: float, **more: str) -> core.Metric:
+            made = kind(name, text, labels=("ownerUID", *more))
+            made.add_metric((self.owner_uid, *more.values()), value)
+            return made
 
         # CDI's controllers match the name, exactly this label, and the value with a regular expression.
-        yield counter(self.counter, "Percentage of the work that is done.", round(numbers.percent, 2))
-        yield counter("cdi_worker_read_bytes", "Bytes on the wire.", numbers.read)
+        percent = round(numbers.percent, 2)
+        yield family(counter, self.counter, "Percentage of the work that is done.", percent)
+        yield family(counter, "cdi_worker_read_bytes", "Bytes on the wire.", numbers.read)
         if (written := self.bytes_written) is not None:
-            yield counter("cdi_worker_written_bytes", "Bytes written to storage.", written)
-        yield counter("cdi_worker_retries", "Retries after a failure.", numbers.retries)
-        kinds = core.CounterMetricFamily(
+            yield family(counter, "cdi_worker_written_bytes", "Bytes written to storage.", written)
+        yield family(counter, "cdi_worker_retries", "Retries after a failure.", numbers.retries)
+        kinds = counter(
             "cdi_worker_errors",
             "Failures that were retried, by exception class.",
             labels=("ownerUID", "kind"),
@@ -94,16 +98,10 @@ class Metrics(progress.Meter):
         for kind, count in sorted(self.failures.items()):
             kinds.add_metric((self.owner_uid, kind), count)
         yield kinds
-        phase = core.GaugeMetricFamily(
-            "cdi_worker_phase", "Current phase of the work.", labels=("ownerUID", "phase")
-        )
-        phase.add_metric((self.owner_uid, numbers.phase), 1)
-        yield phase
+        yield family(gauge, "cdi_worker_phase", "Current phase of the work.", 1, phase=numbers.phase)
         for name, text, value in _gauges(numbers):
             if value is not None:
-                gauge = core.GaugeMetricFamily(f"cdi_worker_{name}", text, labels=("ownerUID",))
-                gauge.add_metric((self.owner_uid,), value)
-                yield gauge
+                yield family(gauge, f"cdi_worker_{name}", text, value)
 
 
 def _gauges(numbers: progress.Numbers) -> Iterator[tuple[str, str, float | None]]:
