@@ -14,6 +14,7 @@ from typing import Final
 from cdi_worker import errors
 from cdi_worker.formats import checksum, readers, views
 from cdi_worker.formats.tar import walk
+from cdi_worker.images import image
 from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.packages import part, passing
@@ -61,12 +62,12 @@ class PackedSource(registry.RegistrySource):
             self._store.finish()
         self._whole.verify()
 
-    def _open_store(self, read_blob: blobs.Read) -> layer.Store:
+    def _open_store(self) -> layer.Store:
         assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
         read = self._whole.at_random(self._cancel) if self._expected is None else None
         if read is not None:
-            return _Ranged(self._reference, self._cancel, read_blob, self._whole, read)
-        return _Passing(self._reference, self._cancel, read_blob, self._whole, self._expected)
+            return _Ranged(self._reference, self._cancel, self._engine, self._whole, read)
+        return _Passing(self._reference, self._cancel, self._engine, self._whole, self._expected)
 
 
 class _Ranged(archive.Indexed):
@@ -76,11 +77,11 @@ class _Ranged(archive.Indexed):
         self,
         reference: oci_reference.ArchiveReference,
         cancel: base.Cancel,
-        read_blob: blobs.Read,
+        engine: image.Engine,
         whole: base.Image,
         read: views.Read,
     ) -> None:
-        super().__init__(reference, cancel, read_blob)
+        super().__init__(reference, cancel, engine)
         self._whole = whole
         self._read_at = read
         self._find_blobs(part.seekable(whole, read), whole.facts.size or 0, _MOST)
@@ -96,11 +97,11 @@ class _Passing(archive.Layout):
         self,
         reference: oci_reference.ArchiveReference,
         cancel: base.Cancel,
-        read_blob: blobs.Read,
+        engine: image.Engine,
         whole: base.Image,
         expected: checksum.Checksum | None,
     ) -> None:
-        super().__init__(reference, cancel, read_blob)
+        super().__init__(reference, cancel, engine)
         self._whole = whole
         self._expected = expected
         self._documents: dict[str, bytes] = {}

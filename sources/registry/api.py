@@ -11,6 +11,7 @@ import requests
 import requests.auth
 
 from cdi_worker import errors
+from cdi_worker.images import image
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import base, wire
 from cdi_worker.sources import reference as oci_reference
@@ -79,12 +80,12 @@ class Registry:
         reference: oci_reference.Reference,
         location: locations.Registry,
         cancel: base.Cancel,
-        read: blobs.Read,
+        engine: image.Engine,
     ) -> None:
         self.reference = reference
         self.name = str(reference)
         self._cancel = cancel
-        self._read = read
+        self._engine = engine
         login = auth.credentials(location.access, location.credentials_file, reference)
         # Credentials are only sent in response to a challenge.
         self.access = dataclasses.replace(location.access, user="", password="")
@@ -135,7 +136,7 @@ class Registry:
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return a reader of the blob, which verifies size and digest at the end."""
         stop = self._cancel.child()
-        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._read, stop)
+        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._engine, stop)
 
     def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> blobs.Piece:
         def attempt() -> blobs.Piece:

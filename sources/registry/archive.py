@@ -14,6 +14,7 @@ from cdi_worker import errors
 from cdi_worker.formats import detect, readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
+from cdi_worker.images import image
 from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import blobs, documents
@@ -29,12 +30,12 @@ class Layout:
     """The blobs of an OCI image layout, by digest."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: image.Engine
     ) -> None:
         self.reference = reference
         self.name = str(reference)
         self._cancel = cancel
-        self._read_blob = read
+        self._engine = engine
 
     def close(self) -> None:
         """Close the archive."""
@@ -85,10 +86,11 @@ class Layout:
             expected, calculated = f"{descriptor.size} bytes", f"{part.facts.size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        return blobs.Verified(descriptor, self.name, part, self._read_blob, self._cancel.child())
+        return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
 
     def _read(self, name: str) -> bytes:
-        with contextlib.closing(self._read_blob(self._part(name), self._cancel, 0)) as reader:
+        document = image.Image(*self._part(name), self._engine)
+        with contextlib.closing(document.rest(self._cancel, 0)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
     def _missing(self, name: str) -> errors.Unreachable:
@@ -102,9 +104,9 @@ class Indexed(Layout):
     """An archive of which all headers are read, and files in place."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: image.Engine
     ) -> None:
-        super().__init__(reference, cancel, read)
+        super().__init__(reference, cancel, engine)
         self._members: dict[str, tuple[int, int]] = {}
 
     def _part(self, name: str) -> blobs.Piece:
@@ -137,9 +139,9 @@ class Archive(Indexed):
     """An archive in a local file."""
 
     def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, read: blobs.Read
+        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: image.Engine
     ) -> None:
-        super().__init__(reference, cancel, read)
+        super().__init__(reference, cancel, engine)
         try:
             self._file = open(reference.path, "rb", opener=_open_file)  # noqa: SIM115 - closed by close()
         except OSError as err:

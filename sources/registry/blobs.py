@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.images import image
 from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents
@@ -25,10 +25,6 @@ class Piece(NamedTuple):
         return cls(source, source.open(base.Opening()))
 
 
-#: Reads a blob from an offset, at most the end of its head, with retries.
-Read: TypeAlias = Callable[[Piece, cancelling.Cancel, int], base.Reader]
-
-
 class Verified:
     """A reader of a blob that verifies size and digest at the end. Raises ``errors.DigestMismatch``.
 
@@ -42,7 +38,7 @@ class Verified:
         descriptor: documents.Descriptor,
         name: str,
         blob: Piece,
-        read: Read,
+        engine: image.Engine,
         stop: cancelling.Child,
     ) -> None:
         self.head = blob.facts.head
@@ -50,7 +46,9 @@ class Verified:
         self._name = f"{name}: blob {descriptor.digest}"
         self._hash = hashlib.new(descriptor.digest.partition(":")[0], self.head, usedforsecurity=False)
         self._blob = blob
-        self._read = read
+        self._engine = engine
+        #: Of the bytes of ``blob``, once those after ``head`` are read.
+        self.arrivals = image.Arrivals()
         self._stop = stop
         self._done = 0
         self._rest: base.Reader | None = None
@@ -80,7 +78,9 @@ class Verified:
     def _read_on(self, into: memoryview) -> int:
         if len(self.head) < self._descriptor.size:
             if self._rest is None:
-                rest = self._read(self._blob, self._stop, len(self.head))
+                self.arrivals.add(len(self.head))
+                whole = image.Image(*self._blob, self._engine)
+                rest = whole.rest(self._stop, len(self.head), self.arrivals.add)
                 self._rest = ahead.Reader(readers.Watched(rest, self._hash.update), self._stop)
             if count := self._rest.readinto(into):
                 return count

@@ -43,6 +43,8 @@ class Disk:
         self.head = b""
         self._store = store
         self._reader = store.blob(blob)
+        #: See ``image.Arrivals``; of the blob.
+        self.report = self._reader.arrivals.report
         self._replay = readers.Bytes(b"")
         self._finished = False
 

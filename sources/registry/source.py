@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +44,13 @@ class RegistrySource(base.Source):
         self._store: layer.Store | None = None
         self._disk: layer.Disk | None = None
         self._fresh = True
-        self._counting: _Counting | None = None
+        self._engine = image.Engine()
 
     def open(self, opening: base.Opening) -> base.Facts:
         try:
             judge: images.Judge | None = opening.judging(self._reference) if opening.judging else None
-            self._counting = _Counting(opening.engine)
-            self._store = self._open_store(self._counting.read)
+            self._engine = opening.engine
+            self._store = self._open_store()
             chosen = choose(self._store, self._location.architecture)
             signatures = self._verified(self._store, judge, chosen.digests) if judge else ()
             found = resolve(self._store, chosen, self._location.architecture)
@@ -79,13 +78,13 @@ class RegistrySource(base.Source):
 
     def digest(self) -> str:
         """Return the digest of the manifest or index, for callers that poll a tag: no image is read."""
-        with contextlib.closing(self._open_store(_Counting(image.Engine()).read)) as store:
+        with contextlib.closing(self._open_store()) as store:
             return store.digest()
 
-    def _open_store(self, read_blob: blobs.Read) -> layer.Store:
+    def _open_store(self) -> layer.Store:
         if isinstance(self._reference, oci_reference.ArchiveReference):
-            return archive.Archive(self._reference, self._cancel, read_blob)
-        return api.Registry(self._reference, self._location, self._cancel, read_blob)
+            return archive.Archive(self._reference, self._cancel, self._engine)
+        return api.Registry(self._reference, self._location, self._cancel, self._engine)
 
     def _verified(
         self, store: layer.Store, judge: images.Judge, digests: tuple[str, ...]
@@ -123,12 +122,12 @@ class RegistrySource(base.Source):
 
     def _ordered(self, cancel: base.Cancel, advance: Callable[[int], None]) -> base.Reader:
         """Return a reader of the disk. The engine reads its blob."""
-        if self._disk is None or self._counting is None:
+        if self._disk is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
         if not self._fresh:
             self._open_again(self._disk)
         self._fresh = False
-        self._counting.report(advance)
+        self._disk.report(advance)
         return _Stream(self._disk)
 
     def _open_again(self, before: layer.Disk) -> None:
@@ -185,41 +184,6 @@ class _Stream:
 
     def close(self) -> None:
         """Do nothing: the source closes the disk."""
-
-
-class _Counting:
-    """Reads blobs, and counts the bytes received of the one that was asked for last.
-
-    A thread reads that blob ahead from the moment that the disk is looked for in it.
-    """
-
-    def __init__(self, engine: image.Engine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._blob: blobs.Piece | None = None
-        self._before = 0
-        self._report: Callable[[int], None] | None = None
-
-    def read(self, blob: blobs.Piece, cancel: base.Cancel, start: int) -> base.Reader:
-        """See ``blobs.Read``."""
-        with self._lock:
-            self._blob, self._before = blob, start
-
-        def arrived(count: int) -> None:
-            with self._lock:
-                report = self._report if blob is self._blob else None
-                if blob is self._blob and report is None:
-                    self._before += count
-            if report is not None:
-                report(count)
-
-        return image.Image(*blob, self._engine).rest(cancel, start, arrived)
-
-    def report(self, advance: Callable[[int], None]) -> None:
-        """Call ``advance`` with the bytes received so far, and from now on with those that arrive."""
-        with self._lock:
-            before, self._before, self._report = self._before, 0, advance
-        advance(before)
 
 
 #: Limit for nested indexes.

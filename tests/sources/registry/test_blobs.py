@@ -44,14 +44,9 @@ class Part(base.Source):
         return readers.Bytes(data)
 
 
-def read(blob: blobs.Piece, _cancel: cancelling.Cancel, start: int) -> base.Reader:
-    """Read a blob without retries."""
-    return blob.source.stream(start)
-
-
 def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
     stop = cancelling.Cancel().child()
-    return blobs.Verified(descriptor(stated, algorithm), "x", blobs.Piece.of(part), read, stop)
+    return blobs.Verified(descriptor(stated, algorithm), "x", blobs.Piece.of(part), image.Engine(), stop)
 
 
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
@@ -85,7 +80,7 @@ def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int)
     """The digest is right: a manifest that states another size of its layer contradicts itself."""
     stated = dataclasses.replace(descriptor(DATA[:size]), size=size + difference)
     part = blobs.Piece.of(Part(DATA[:size], 1000))
-    reader = blobs.Verified(stated, "x", part, read, cancelling.Cancel().child())
+    reader = blobs.Verified(stated, "x", part, image.Engine(), cancelling.Cancel().child())
     with pytest.raises(errors.DigestMismatch, match=f"expected {size + difference} bytes"):
         reading.read_all(reader)
     reader.close()
@@ -145,12 +140,7 @@ def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified
     """Open the blob, read by an import's engine."""
     stop = (cancel or cancelling.Cancel()).child()
     blob = blobs.Piece.of(http_disk.source(url, cancel=stop))
-    engine = image.Engine(OPTIONS)
-
-    def read_on(blob: blobs.Piece, cancel: cancelling.Cancel, start: int) -> base.Reader:
-        return image.Image(*blob, engine).rest(cancel, start)
-
-    return blobs.Verified(descriptor(DATA), "x", blob, read_on, stop)
+    return blobs.Verified(descriptor(DATA), "x", blob, image.Engine(OPTIONS), stop)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
