@@ -6,30 +6,22 @@ import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources import base
-from cdi_worker.sources.registry import blobs, documents
+from cdi_worker.sources.registry import documents
+
+if TYPE_CHECKING:
+    from cdi_worker.sources.registry import api, archive
+
+    #: A store of manifests and blobs: a registry or an archive.
+    Store: TypeAlias = api.Registry | archive.Layout
 
 HEAD_SIZE = 256 * 1024
-
-
-class Store(Protocol):
-    """A store of manifests and blobs: a registry or an archive."""
-
-    name: str
-
-    def root(self) -> bytes: ...
-    def manifest(self, descriptor: documents.Descriptor, /) -> bytes: ...
-    def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified: ...
-    def digest(self) -> str: ...
-    def tagged(self, tag: str, /) -> bytes | None: ...
-    def referrers(self, digest: str, /) -> bytes | None: ...
-    def close(self) -> None: ...
 
 
 class Disk:
@@ -43,7 +35,7 @@ class Disk:
         self.head = b""
         self._store = store
         self._reader = store.blob(blob)
-        #: See ``image.Arrivals``; of the blob.
+        #: Takes the callback for the bytes of the blob; see ``image.Arrivals``.
         self.report = self._reader.arrivals.report
         self._replay = readers.Bytes(b"")
         self._finished = False

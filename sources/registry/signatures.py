@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle, simple
 from cdi_worker.sources.registry import blobs, documents
 from cdi_worker.sources.trust import Candidate
+
+if TYPE_CHECKING:
+    from cdi_worker.sources.registry.layer import Store
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +33,6 @@ TYPES: Final = frozenset(
     }
 )
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
-
-
-class Store(Protocol):
-    """A registry."""
-
-    name: str
-
-    def tagged(self, tag: str, /) -> bytes | None: ...
-    def referrers(self, digest: str, /) -> bytes | None: ...
-    def manifest(self, descriptor: documents.Descriptor, /) -> bytes: ...
-    def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified: ...
 
 
 def find(store: Store, digest: str) -> Iterator[Candidate]:
