@@ -141,7 +141,8 @@ class _Passing(archive.Layout):
                 return blobs.Piece.of(passing.File(self._pass.archive, entry.size, self.name))
             if archive.INDEX not in self._documents and self._whole.facts.once:
                 raise self._late(archive.INDEX)
-        return blobs.Piece.of(_Document(self._documents[name], self.name))
+        data = self._documents[name]
+        return blobs.Piece.of(passing.File(readers.Bytes(data), len(data), self.name))
 
     def _keep(self, name: str, size: int) -> None:
         if size + sum(map(len, self._documents.values())) > _DOCUMENTS:
@@ -156,17 +157,3 @@ class _Passing(archive.Layout):
             f"{self.name}: has {name} in another order than it is needed, and the source has no byte ranges"
         )
         return errors.Unsupported(reason=f"{reason}; download the archive first")
-
-
-class _Document(base.Source):
-    """A small file in memory."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        self.name = name
-        self._data = data
-
-    def open(self, opening: base.Opening) -> base.Facts:
-        return base.Facts(name=self.name, size=len(self._data), head=self._data)
-
-    def stream(self, offset: int = 0) -> base.Reader:
-        return readers.Bytes(self._data[offset:])

@@ -61,7 +61,7 @@ class File(base.Source):
     ``hashed``: the algorithms of ``digests``, which are known after ``rest``.
     """
 
-    def __init__(self, archive: walk.Walk, size: int, name: str, hashed: Iterable[str] = ()) -> None:
+    def __init__(self, archive: base.Reader, size: int, name: str, hashed: Iterable[str] = ()) -> None:
         self.name = name
         self.size = size
         self.is_used = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cdi_worker import errors
-from cdi_worker.formats import signature
+from cdi_worker.formats import readers, signature
 from cdi_worker.images import image
 from cdi_worker.sources import base, labels
 from cdi_worker.sources import reference as oci_reference
@@ -128,7 +129,9 @@ class RegistrySource(base.Source):
             self._open_again(self._disk)
         self._fresh = False
         self._disk.report(advance)
-        return _Stream(self._disk)
+        # Closing the reader leaves the disk open for ``verify``.
+        disk = self._disk
+        return readers.Consecutive(lambda _, into: disk.readinto(into), 0, sys.maxsize)
 
     def _open_again(self, before: layer.Disk) -> None:
         """Open the disk again. What was read before may have been of another blob: it was not verified."""
@@ -171,19 +174,6 @@ def _description(
         **({"signatures": [dataclasses.asdict(each) for each in signatures]} if signatures else {}),
         **({"disks": disks} if disks else {}),
     }
-
-
-class _Stream:
-    """A reader of the disk. Closing it leaves the disk open for ``verify``."""
-
-    def __init__(self, disk: layer.Disk) -> None:
-        self._disk = disk
-
-    def readinto(self, into: memoryview, /) -> int:
-        return self._disk.readinto(into)
-
-    def close(self) -> None:
-        """Do nothing: the source closes the disk."""
 
 
 #: Limit for nested indexes.
