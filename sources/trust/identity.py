@@ -6,6 +6,7 @@ containers-policy.json(5), "signedIdentity"; an image is known by host and repos
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -44,30 +45,18 @@ def exact_or_digest(wanted: Reference, signed: Reference) -> bool:
     return exact(wanted, signed)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fixed:
+def _fixed(rule: Rule, stated: Reference, _wanted: Reference, signed: Reference) -> bool:
     """``exactReference`` and ``exactRepository``: a reference in place of the requested one."""
-
-    rule: Rule
-    stated: Reference
-
-    def __call__(self, _wanted: Reference, signed: Reference) -> bool:
-        return self.rule(self.stated, signed)
+    return rule(stated, signed)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Remapped:
+def _remapped(prefix: str, signed_prefix: str, wanted: Reference, signed: Reference) -> bool:
     """``remapIdentity``: the signature of an image that was copied from ``signed_prefix`` to ``prefix``."""
-
-    prefix: str
-    signed_prefix: str
-
-    def __call__(self, wanted: Reference, signed: Reference) -> bool:
-        name = wanted.name
-        if name == self.prefix or name.startswith(f"{self.prefix}/"):
-            moved = reference.named(self.signed_prefix + name.removeprefix(self.prefix))
-            wanted = dataclasses.replace(wanted, host=moved.host, repository=moved.repository)
-        return exact_or_digest(wanted, signed)
+    name = wanted.name
+    if name == prefix or name.startswith(f"{prefix}/"):
+        moved = reference.named(signed_prefix + name.removeprefix(prefix))
+        wanted = dataclasses.replace(wanted, host=moved.host, repository=moved.repository)
+    return exact_or_digest(wanted, signed)
 
 
 RULES: Final[dict[str, Rule]] = {
@@ -87,13 +76,13 @@ def rule(document: Any, where: str) -> Rule:
         return RULES[kind]
     try:
         if kind == "exactReference" and set(fields) == {"dockerReference"}:
-            return Fixed(exact, reference.named(fields["dockerReference"]))
+            return functools.partial(_fixed, exact, reference.named(fields["dockerReference"]))
         if kind == "exactRepository" and set(fields) == {"dockerRepository"}:
-            return Fixed(same_repository, reference.named(fields["dockerRepository"]))
+            return functools.partial(_fixed, same_repository, reference.named(fields["dockerRepository"]))
         if kind == "remapIdentity" and set(fields) == {"prefix", "signedPrefix"}:
             for each in fields.values():
                 _check_prefix(each)
-            return Remapped(fields["prefix"], fields["signedPrefix"])
+            return functools.partial(_remapped, fields["prefix"], fields["signedPrefix"])
     except errors.RequestError as err:
         raise errors.RequestError(f"{where}: malformed signedIdentity: {err}") from err
     raise errors.RequestError(f"{where}: malformed signedIdentity {kind!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -81,10 +82,12 @@ class Judge:
         ``digests``: of the index, if there is one, and manifest. The signature of an index vouches for the
         manifests in it. Raises ``errors.Untrusted``.
         """
-        read = _Read(candidates)
-        return tuple(self._fulfil(check, read, digests) for check in self._checks)
+        copies = itertools.tee(candidates, len(self._checks))
+        return tuple(self._fulfil(*each, digests) for each in zip(self._checks, copies, strict=True))
 
-    def _fulfil(self, check: Check, candidates: _Read, digests: Sequence[str]) -> signature.Signature:
+    def _fulfil(
+        self, check: Check, candidates: Iterator[Candidate], digests: Sequence[str]
+    ) -> signature.Signature:
         failed = []
         for each in candidates:
             try:
@@ -101,20 +104,6 @@ class Judge:
         more = f"; {len(failed)} signatures were tried" if len(failed) > 1 else ""
         text = f"{closest.fields['reason']}{more}"
         raise errors.Untrusted(url=str(self._of), fault=closest.fields["fault"], reason=text) from closest
-
-
-class _Read:
-    """Candidates that are read once, however often they are gone through."""
-
-    def __init__(self, rest: Iterator[Candidate]) -> None:
-        self._rest = rest
-        self._read: list[Candidate] = []
-
-    def __iter__(self) -> Iterator[Candidate]:
-        yield from self._read
-        for each in self._rest:
-            self._read.append(each)
-            yield each
 
 
 def _demanded(demand: Demand) -> Iterator[Check]:
