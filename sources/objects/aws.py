@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import logging
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import requests
-import requests.auth
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
@@ -89,22 +89,15 @@ class Keys(buckets.Keys):
                 headers=dict(request.headers.items()),
                 auth=pinned.NO_AUTH,
             )
-        return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, _Body(data))
+        body = types.SimpleNamespace(stream=lambda: iter([data]))
+        return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, body)
 
-    def signature(self, region: str) -> requests.auth.AuthBase | None:
+    def signature(self, region: str) -> pinned.Authorization | None:
         """Return a signer of requests to S3 in ``region``; None without credentials."""
-        return _Signature(self._keys, region, self._cancel) if self else None
+        return functools.partial(self._sign, region) if self else None
 
-
-class _Signature(requests.auth.AuthBase):
-    """Signs requests (AWS Signature Version 4). Temporary keys are renewed by botocore."""
-
-    def __init__(self, keys: Any, region: str, cancel: cancelling.Cancel) -> None:
-        self._keys = keys
-        self._region = region
-        self._cancel = cancel
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    def _sign(self, region: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Sign a request (AWS Signature Version 4). Temporary keys are renewed by botocore."""
         from botocore import auth, awsrequest
 
         # S3 requires these to be signed; a proxy may change the others.
@@ -115,19 +108,9 @@ class _Signature(requests.auth.AuthBase):
         with _translated():
             keys = cancelling.apart(self._keys.get_frozen_credentials, self._cancel)
         masking.hold(self, keys.secret_key or "", keys.token or "")
-        auth.S3SigV4Auth(keys, "s3", self._region).add_auth(signed)
+        auth.S3SigV4Auth(keys, "s3", region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Body:
-    """The body of a response, as botocore reads it."""
-
-    data: bytes
-
-    def stream(self) -> Iterator[bytes]:
-        yield self.data
 
 
 @contextmanager

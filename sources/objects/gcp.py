@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
+import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import requests
-import requests.auth
 import urllib3.exceptions
 
 from cdi_worker import errors, masking
@@ -20,7 +19,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base, handshakes, smallfile, wire
 from cdi_worker.sources.objects import buckets, locations
-from cdi_worker.sources.web import session
+from cdi_worker.sources.web import pinned, session
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +85,17 @@ class Keys(buckets.Keys):
             log.info("no ambient credentials: %s", err)
         return None
 
-    def authorization(self) -> requests.auth.AuthBase | None:
-        """Return an object that adds a token to requests; None without credentials."""
-        return _Bearer(self) if self else None
+    def authorization(self) -> pinned.Authorization | None:
+        """Return what adds a token to requests; None without credentials."""
+        return self._authorize if self else None
 
-    def authorize(self, request: requests.PreparedRequest) -> None:
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Add a token to ``request``; renew it shortly before it expires."""
         what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translated():
             cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
             masking.hold(self, str(self._keys.token or ""))
+        return request
 
     def renew(self) -> bool:
         """Discard the token, so that the next request gets a new one. Return False without credentials."""
@@ -111,8 +111,11 @@ class Keys(buckets.Keys):
 
     def _transport(
         self, url: str, method: str = "GET", body: Any = None, headers: Any = None, **_: object
-    ) -> _Answer:
-        """Send a request of Google's library over our connections (``google.auth.transport.Request``)."""
+    ) -> types.SimpleNamespace:
+        """Send a request of Google's library over our connections.
+
+        ``google.auth.transport.Request``; returns its ``Response``.
+        """
         from google.auth import exceptions
 
         self._connection = self._connection or session.new_session(self._access, self._cancel)
@@ -121,25 +124,7 @@ class Keys(buckets.Keys):
             answer, data = session.exchange(*what, data=body, headers=headers)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
             raise exceptions.TransportError(err) from err
-        return _Answer(answer.status_code, answer.headers, data)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Answer:
-    """A response as Google's library reads it (``google.auth.transport.Response``)."""
-
-    status: int
-    headers: Mapping[str, str]
-    data: bytes
-
-
-class _Bearer(requests.auth.AuthBase):
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        self._keys.authorize(request)
-        return request
+        return types.SimpleNamespace(status=answer.status_code, headers=answer.headers, data=data)
 
 
 def _load(path: str, owner: object) -> Any:

@@ -184,7 +184,7 @@ class _Object(pinned.Resource):
         super().close()
         self._keys.close()
 
-    def authorization(self) -> requests.auth.AuthBase:
+    def authorization(self) -> pinned.Authorization:
         return self._keys.authorization() or pinned.NO_AUTH
 
     def failure(self, response: requests.Response) -> errors.Error:

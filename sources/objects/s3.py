@@ -118,7 +118,7 @@ class _Object(pinned.Resource):
             raise self.failure(response)
         return response
 
-    def authorization(self) -> requests.auth.AuthBase:
+    def authorization(self) -> pinned.Authorization:
         return self._keys.signature(self._region) or pinned.NO_AUTH
 
     def learn(self, refusal: errors.Unreachable) -> bool:

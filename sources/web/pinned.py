@@ -9,8 +9,8 @@ import logging
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import requests
 import requests.auth
@@ -23,6 +23,8 @@ from cdi_worker.sources.web import session
 log = logging.getLogger(__name__)
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+#: Adds credentials to a request.
+Authorization: TypeAlias = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
 
 class Resource:
@@ -107,7 +109,7 @@ class Resource:
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         """Send one request. Only the origin receives credentials and secret headers."""
-        auth: requests.auth.AuthBase = NO_AUTH
+        auth: Authorization = NO_AUTH
         if wire.origin(url) == wire.origin(self.url):
             extra = {name: session.on_the_wire(value) for name, value in self.access.headers}
             headers = {**headers, **extra}
@@ -136,8 +138,8 @@ class Resource:
             raise errors.Cancelled
         return response
 
-    def authorization(self) -> requests.auth.AuthBase:
-        """Return an object that adds the credentials to requests to the origin."""
+    def authorization(self) -> Authorization:
+        """Return what adds the credentials to requests to the origin."""
         if self.access.user and self.access.password:
             # RFC 7617, 2.1: most servers expect UTF-8, as curl and Go send it.
             user, password = self.access.user, self.access.password
