@@ -1,4 +1,4 @@
-"""A disk served by nbdkit's vddk plugin: ranges, extents, and the log of VDDK."""
+"""The limits and the log of VDDK, in nbdkit's vddk plugin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import threading
 import time
 
 from cdi_worker import errors
-from cdi_worker.sources import base
-from cdi_worker.sources.nbd import client, handshake
-from cdi_worker.sources.nbd import locations as nbd
 
 log = logging.getLogger(__name__)
 
@@ -104,38 +101,3 @@ class Log:
 
     def _recent(self) -> list[str]:
         return [message for at, message in self._errors if time.monotonic() - at < RECENT]
-
-
-class VddkDisk(client.Client):
-    """The disk that nbdkit serves on ``socket``. ``longest``: largest read in bytes."""
-
-    def __init__(
-        self,
-        socket: str,
-        name: str,
-        vddk: Log,
-        cancel: base.Cancel,
-        *,
-        longest: int,
-        connections: int,
-        access: base.Access,
-    ) -> None:
-        self._vddk = vddk
-        # VDDK may be slow to open a disk, and to list its allocated blocks: these have their own limits.
-        limits = client.Limits(
-            connections,
-            always=True,
-            connect=LIMIT,
-            another=LIMIT,
-            stall=access.patience,
-            patience=LISTING_LIMIT,
-            slowest=access.slowest,
-            longest=longest,
-        )
-        server = handshake.Server(name, nbd.Address(socket=socket))
-        super().__init__(server, cancel, limits, vddk.explained)
-
-    def close(self) -> None:
-        """Close all connections and wait until VDDK has closed its sessions."""
-        super().close()
-        self._vddk.wait_closed()

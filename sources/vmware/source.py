@@ -13,6 +13,8 @@ from typing import TypeAlias
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources.nbd import client, handshake
+from cdi_worker.sources.nbd import locations as nbd
 from cdi_worker.sources.vmware import disk as vddk_disk
 from cdi_worker.sources.vmware import locations, nbdkit, nfc, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
@@ -70,15 +72,8 @@ class VddkSource(base.Source):
                 )
             except errors.ToolFailed as err:
                 raise self._vddk.explained(err) from err
-            self._disk = vddk_disk.VddkDisk(
-                socket,
-                self.name,
-                self._vddk,
-                self._cancel,
-                longest=longest,
-                connections=connections,
-                access=self._location.access,
-            )
+            stack.callback(self._vddk.wait_closed)
+            self._disk = self._client(socket, connections, longest)
             stack.callback(self._disk.close)
             self._size = self._disk.open()
             self._check_size(disk.size)
@@ -97,6 +92,22 @@ class VddkSource(base.Source):
             longest_read=longest,
             extents=self._extents,
         )
+
+    def _client(self, socket: str, connections: int, longest: int) -> client.Client:
+        access = self._location.access
+        # VDDK may be slow to open a disk, and to list its allocated blocks: these have their own limits.
+        limits = client.Limits(
+            connections,
+            always=True,
+            connect=vddk_disk.LIMIT,
+            another=vddk_disk.LIMIT,
+            stall=access.patience,
+            patience=vddk_disk.LISTING_LIMIT,
+            slowest=access.slowest,
+            longest=longest,
+        )
+        server = handshake.Server(self.name, nbd.Address(socket=socket))
+        return client.Client(server, self._cancel, limits, self._vddk.explained)
 
     def close(self) -> None:
         self._open.close()
