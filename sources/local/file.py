@@ -56,7 +56,7 @@ class LocalSource(base.Source):
         self._meter = retry.Meter(access.patience, access.slowest)
         self._fd = -1
         self._seekable = False
-        self._fresh = True
+        self._pipe: readers.Peek | None = None
         self._size: int | None = None
         self._head = b""
         self._identity: str | None = None
@@ -82,7 +82,8 @@ class LocalSource(base.Source):
             reason = "has content, but its size is 0; read it with another program, and import its output"
             raise errors.Unreachable(url=self.name, reason=reason)
         if not self._seekable:
-            self._read_head()
+            self._pipe = readers.Peek(readers.Consecutive(self._read_next, 0, sys.maxsize), HEAD_SIZE)
+            self._head = self._pipe.head
         return base.Facts(
             name=self.name,
             size=self._size,
@@ -118,10 +119,10 @@ class LocalSource(base.Source):
     def stream(self, offset: int = 0) -> base.Reader:
         if self._size is not None:
             return readers.Consecutive(self.read_range, offset, self._size)
-        if offset or not self._fresh:
+        if offset or self._pipe is None:
             raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
-        self._fresh = False
-        return readers.Consecutive(self._read_pipe, 0, sys.maxsize)
+        pipe, self._pipe = self._pipe, None
+        return pipe
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read at ``offset``; see ``sources.base.RandomReader``."""
@@ -153,22 +154,7 @@ class LocalSource(base.Source):
                 return size
             return position
 
-    def _read_head(self) -> None:
-        head = memoryview(bytearray(HEAD_SIZE))
-        filled = 0
-        while filled < HEAD_SIZE and (count := self._read_next(head[filled:], filled)):
-            filled += count
-        self._head = bytes(head[:filled])
-
-    def _read_pipe(self, offset: int, into: memoryview) -> int:
-        """Read what is next in a pipe; its head again."""
-        if offset >= len(self._head):
-            return self._read_next(into, offset)
-        count = min(len(into), len(self._head) - offset)
-        into[:count] = self._head[offset : offset + count]
-        return count
-
-    def _read_next(self, into: memoryview, offset: int) -> int:
+    def _read_next(self, offset: int, into: memoryview) -> int:
         """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)

@@ -99,7 +99,7 @@ class HttpSource(base.Source):
         self._pace = pace.Pace()
         self._version: Version | None = None
         self._has_ranges = False
-        self._first: _HttpStream | None = None
+        self._first: readers.Peek | None = None
         #: Per thread: its open response, and the end of the range that it will read.
         self._thread = threading.local()
 
@@ -225,13 +225,10 @@ class HttpSource(base.Source):
                 "no length url=%r: a connection that ends early looks like the end; give a checksum",
                 self.name,
             )
-        reader = _HttpStream(self._resource, response)
-        buffer = memoryview(bytearray(self.head_size))
-        head = bytes(buffer[: readers.fill(reader, buffer)])
-        self._check_coding(version, head)
-        reader.replay = head
-        self._first = reader
-        return version, head
+        first = readers.Peek(_HttpStream(self._resource, response), self.head_size)
+        self._check_coding(version, first.head)
+        self._first = first
+        return version, first.head
 
     def _check_coding(self, version: Version, head: bytes) -> None:
         """Raise ``errors.Unsupported`` for a content coding that is not undone."""
@@ -291,15 +288,8 @@ class _HttpStream:
     def __init__(self, resource: pinned.Resource, response: requests.Response) -> None:
         self._resource = resource
         self._response = response
-        #: Bytes already read from the body; returned first.
-        self.replay = b""
 
     def readinto(self, into: memoryview, /) -> int:
-        if self.replay:
-            count = min(len(into), len(self.replay))
-            into[:count] = self.replay[:count]
-            self.replay = self.replay[count:]
-            return count
         with self._reading():
             return connections.read(self._response.raw, into)
 

@@ -180,7 +180,7 @@ def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
         made = file.LocalSource(str(tmp_path / "pipe"), cancelling.Cancel(), access)
         made._fd = made._open()
         part = memoryview(bytearray(1))
-        assert [made._read_next(part, at) for at in range(75)] == [1] * 75
+        assert [made._read_next(at, part) for at in range(75)] == [1] * 75
         made.close()
 
 
