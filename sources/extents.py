@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cdi_worker import errors
+from cdi_worker.formats import spans
 from cdi_worker.sources import base
 
 #: A shorter hole between data, in bytes, is read: another request costs more.
@@ -110,15 +111,7 @@ def _grows(data: base.Extent, run: base.Extent) -> bool:
 
 def pieces(areas: Iterable[base.Extent]) -> Iterator[tuple[int, int]]:
     """Yield ``areas`` as (start, end), with those closer than ``NEAR`` merged."""
-    first, last = -1, 0
-    for area in areas:
-        if first < 0 or area.offset - last > NEAR:
-            if first >= 0:
-                yield first, last
-            first = area.offset
-        last = area.offset + area.length
-    if first >= 0:
-        yield first, last
+    return spans.joined(((area.offset, area.offset + area.length) for area in areas), NEAR)
 
 
 def complete(areas: Iterable[base.Extent], size: int) -> Iterator[base.Extent]:
