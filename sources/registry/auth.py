@@ -138,7 +138,7 @@ class Authorizer:
         if basic:
             fields = {**fields, "account": self._credentials.user}
         headers = {"Authorization": basic} if basic else {}
-        return self._send("GET", realm, params=fields, headers=headers)
+        return session.ask(self._session, self._access, "GET", realm, params=fields, headers=headers)
 
     def _exchange(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
         form = {
@@ -147,19 +147,7 @@ class Authorizer:
             "client_id": CLIENT_ID,
             "refresh_token": self._credentials.identity,
         }
-        return self._send("POST", realm, data=form)
-
-    def _send(self, method: str, realm: str, **what: Any) -> requests.Response:
-        return self._session.request(
-            method,
-            realm,
-            stream=True,
-            # A redirect would send the credentials to another server.
-            allow_redirects=False,
-            proxies=session.proxy(self._access, realm),
-            timeout=session.timeout(self._access),
-            **what,
-        )
+        return session.ask(self._session, self._access, "POST", realm, data=form)
 
     def _refuse_plaintext(self, url: str, destination: str) -> None:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""

@@ -138,17 +138,25 @@ def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -
     return data
 
 
-def exchange(
-    connection: requests.Session, access: Access, method: str, url: str, limit: int, **given: Any
-) -> tuple[requests.Response, bytes]:
-    """Send a request of a library; return the response and its body, see ``body``.
+def ask(
+    connection: requests.Session, access: Access, method: str, url: str, **given: Any
+) -> requests.Response:
+    """Send a request with our proxies and time-outs; return the response, whose body is not read yet.
 
-    With our proxies and time-outs, and without redirects: they would send credentials to another server.
+    Without redirects: they would send credentials to another server.
     """
     given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
     masking.hold(connection, *masking.form(given.get("data")))
-    with connection.request(method, url, proxies=proxy(access, url), **given) as answer:
-        hold(connection, answer)
+    answer = connection.request(method, url, proxies=proxy(access, url), **given)
+    hold(connection, answer)
+    return answer
+
+
+def exchange(
+    connection: requests.Session, access: Access, method: str, url: str, limit: int, **given: Any
+) -> tuple[requests.Response, bytes]:
+    """Send a request of a library as ``ask``; return the response and its body, see ``body``."""
+    with ask(connection, access, method, url, **given) as answer:
         return answer, body(answer, limit)
 
 
