@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import requests
@@ -16,7 +15,7 @@ from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
 from cdi_worker.images.engine import pace, seams
 from cdi_worker.sources import base
-from cdi_worker.sources.web import connections, pinned, session
+from cdi_worker.sources.web import connections, pinned
 
 log = logging.getLogger(__name__)
 
@@ -290,16 +289,8 @@ class _HttpStream:
         self._response = response
 
     def readinto(self, into: memoryview, /) -> int:
-        with self._reading():
+        with self._resource.reading(self._response):
             return connections.read(self._response.raw, into)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        with (
-            self._resource.reading(self._response),
-            session.translated(self._resource.name, first=False),
-        ):
-            yield
 
     def close(self) -> None:
         self._resource.drop(self._response)
@@ -322,7 +313,7 @@ class _Range(_HttpStream):
         broken: errors.Transient | None = None
         try:
             # One block for all reads: over TLS, each returns 16 KiB at most.
-            with self._reading():
+            with self._resource.reading(self._response):
                 while done < len(into) and (count := connections.read(self._response.raw, into[done:])):
                     done += count
         except errors.Cancelled:

@@ -191,13 +191,17 @@ class Resource:
 
     @contextlib.contextmanager
     def reading(self, response: requests.Response) -> Iterator[None]:
-        """Read from a response in the block. Raises ``Cancelled`` if the read was aborted."""
+        """Read from a response in the block, whose exceptions are translated.
+
+        Raises ``Cancelled`` if the read was aborted.
+        """
         ending = self._answers.get(response)
         if ending is None:
             raise errors.Transient(url=self.name, reason="closed")
         self._being_read.add(response)
         try:
-            yield
+            with session.translated(self.name, first=False):
+                yield
         finally:
             self._being_read.discard(response)
             if self._closed:
