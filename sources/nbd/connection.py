@@ -83,52 +83,38 @@ class Connection:
         A read that is too long for the server is several requests at the same time. libnbd gets views, no
         ``nbd.Buffer``: each request would leave a reference to what that shares (libnbd 1.14).
         """
-        pieces = []
+        requests = []
         for start in range(0, len(into), self._longest):
             piece = into[start : start + self._longest]
             pending = _Pending(self._socket, self._useful, offset + start, len(piece))
-            self._send(
-                pending,
-                functools.partial(
-                    self._handle.aio_pread_structured,
-                    piece,
-                    offset + start,
-                    pending.chunk,
-                    pending.complete,
-                ),
-            )
-            pieces.append(pending)
-        return next((error for error in [self._await(piece) for piece in pieces] if error), 0)
+            read = self._handle.aio_pread_structured
+            requests.append((pending, functools.partial(read, piece, offset + start, pending.chunk)))
+        return self._done(requests)
 
     def write(self, offset: int, data: memoryview) -> int:
         """Write ``data``; return 0 or an errno. What is too long is several requests at the same time."""
         requests = []
         for start in range(0, len(data), self._longest):
             piece = data[start : start + self._longest]
-            requests.append(functools.partial(self._handle.aio_pwrite, piece, offset + start))
+            pending = _Pending(self._socket, self._useful)
+            requests.append((pending, functools.partial(self._handle.aio_pwrite, piece, offset + start)))
         return self._done(requests)
 
     def zero(self, offset: int, length: int, *, allocate: bool) -> int:
         """Zero a range; return 0 or an errno. ``allocate``: the server must not make a hole of it."""
         flags = handshake.library().CMD_FLAG_NO_HOLE if allocate else 0
-
-        def request(completion: Callable[[Any], int]) -> object:
-            return self._handle.aio_zero(length, offset, completion, flags)
-
-        return self._done([request])
+        request = functools.partial(self._handle.aio_zero, length, offset, flags=flags)
+        return self._done([(_Pending(self._socket, self._useful), request)])
 
     def flush(self) -> int:
         """Write what was written to stable storage; return 0 or an errno."""
-        return self._done([self._handle.aio_flush])
+        return self._done([(_Pending(self._socket, self._useful), self._handle.aio_flush)])
 
-    def _done(self, requests: Sequence[Callable[[Callable[[Any], int]], object]]) -> int:
-        """Make requests without a reply of data; wait for all, and return their first errno, or 0."""
-        sent = []
-        for request in requests:
-            pending = _Pending(self._socket, self._useful)
+    def _done(self, requests: Sequence[tuple[_Pending, Callable[[Callable[[Any], int]], object]]]) -> int:
+        """Make requests; wait for all, and return their first errno, or 0."""
+        for pending, request in requests:
             self._send(pending, functools.partial(request, pending.complete))
-            sent.append(pending)
-        return next((error for error in [self._await(pending) for pending in sent] if error), 0)
+        return next((error for error in [self._await(pending) for pending, _ in requests] if error), 0)
 
     def status(self, offset: int, length: int) -> tuple[int, dict[str, Entries]]:
         """Return 0 or an errno, and the extents of each context from ``offset``."""
@@ -144,9 +130,8 @@ class Connection:
                 found[context] = list(zip(entries[::2], entries[1::2], strict=True))
             return 0
 
-        request = self._handle.aio_block_status
-        self._send(pending, functools.partial(request, length, offset, take, pending.complete))
-        return self._await(pending), found
+        request = functools.partial(self._handle.aio_block_status, length, offset, take)
+        return self._done([(pending, request)]), found
 
     def close(self) -> None:
         """Abort the requests in progress. Later replies of the server are discarded."""
