@@ -37,7 +37,8 @@ class Pause(NamedTuple):
 class Error(Exception):
     """Base class of all errors.
 
-    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``.
+    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``; without a
+    ``remedy`` that is None.
     ``status``: the exit status of the command line (docs/reference/exit-status.md). ``retryable``: whether
     the same call may succeed later without a change. A message is one printable line, and it and the fields
     are masked (``masking``). Callers pass URLs through ``sources.wire.safe_url`` first.
@@ -53,6 +54,7 @@ class Error(Exception):
         self.fields = {
             name: each if name in NAMES or not isinstance(each, str) else masking.mask(each)
             for name, each in fields.items()
+            if name != "remedy" or each is not None
         }
         super().__init__(self.worded(str))
 

@@ -19,7 +19,7 @@ class Cause(NamedTuple):
     @property
     def fields(self) -> dict[str, object]:
         """The fields of an error."""
-        return {"reason": self.reason, **({"remedy": self.remedy} if self.remedy else {})}
+        return self._asdict()
 
 
 PLAIN: Final = Remedy([("allow plain http", INSECURE)])

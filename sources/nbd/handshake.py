@@ -239,10 +239,8 @@ def _failure(server: Server, err: Any) -> errors.Error:
     text = words(err)
     for part, message in _CAUSES:
         if part in err.string:
-            reason = message.format(text=text)
-            if part == "certificate":
-                return Failed(url=server.name, reason=reason, remedy=handshakes.UNSPECIFIED)
-            return Failed(url=server.name, reason=reason)
+            remedy = handshakes.UNSPECIFIED if part == "certificate" else None
+            return Failed(url=server.name, reason=message.format(text=text), remedy=remedy)
     if err.errnum:
         reason = f"connect: {os.strerror(err.errnum).lower()}"
         return (Failed if err.errnum in _FINAL else errors.Transient)(url=server.name, reason=reason)

@@ -177,9 +177,8 @@ class Engine:
             return Locked(url=self.name, reason=reason)
         if (err.code is None and not _TLS.search(message)) or err.code in TRANSIENT:
             return errors.Transient(url=self.name, reason=reason)
-        if _UNVERIFIED in message:
-            return errors.Unreachable(url=self.name, reason=reason, remedy=handshakes.UNSPECIFIED)
-        return errors.Unreachable(url=self.name, reason=reason)
+        remedy = handshakes.UNSPECIFIED if _UNVERIFIED in message else None
+        return errors.Unreachable(url=self.name, reason=reason, remedy=remedy)
 
 
 class Transfer:

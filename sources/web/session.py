@@ -120,8 +120,8 @@ def status_error(url: str, response: requests.Response, text: str = "") -> error
         407: "; the proxy requires credentials",
         410: "; the object was removed permanently",
     }.get(status, "")
-    more = {"remedy": lazy.load("cdi_worker.remedy:PASSWORD")} if status == 401 else {}
-    return errors.Unreachable(url=url, reason=message + advice, **more)
+    remedy = lazy.load("cdi_worker.remedy:PASSWORD") if status == 401 else None
+    return errors.Unreachable(url=url, reason=message + advice, remedy=remedy)
 
 
 def body(response: requests.Response, limit: int, seconds: float = SMALL_TIME) -> bytes:
