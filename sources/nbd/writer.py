@@ -31,7 +31,7 @@ def connect(
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(handshake.credentials(location)) if address.tls else ""
         server = handshake.Server(name, address, folder=folder, verify=not access.insecure)
-        made = Device(_Client(server, limits, writable=writable), cancel, undo.pop_all())
+        made = Device(server, limits, cancel, undo.pop_all(), writable=writable)
         undo.callback(made.close)
         try:
             cancelling.apart(made.open, cancel, late=made.close)
@@ -41,13 +41,74 @@ def connect(
     return made
 
 
-class _Client(client.Client):
-    """A client that does not replace a connection that it has lost."""
+class Device(client.Client):
+    """An open export, and ``owned``, which is closed with it; see ``images.targets.remote.Device``.
 
-    def __init__(self, server: handshake.Server, limits: client.Limits, *, writable: bool) -> None:
+    It does not replace a connection that it has lost.
+    """
+
+    def __init__(
+        self,
+        server: handshake.Server,
+        limits: client.Limits,
+        cancel: base.Cancel,
+        owned: contextlib.ExitStack,
+        *,
+        writable: bool,
+    ) -> None:
+        # Requests continue for a while after a cancel of the run.
         super().__init__(server, cancelling.NEVER, limits)
         self._writable = writable
         self._lost: errors.TargetError | None = None
+        self._owned = owned
+        self._run = cancel
+        self._watching = cancel.on_set(self._hurry)
+        self._edges = threading.Lock()
+        self.size = 0
+        self.unit = 1
+
+    def read(self, offset: int, length: int, /) -> bytes:
+        """Return the bytes from ``offset``, fewer at the end."""
+        into = memoryview(bytearray(max(0, min(length, self.size - offset))))
+        done = 0
+        while done < len(into):
+            done += self.read_range(offset + done, into[done:])
+        return bytes(into)
+
+    def write(self, offset: int, data: memoryview, /) -> None:
+        """Write ``data``; a part of a block is read, changed and written."""
+        end = offset + len(data)
+        first = min(end, -(-offset // self.unit) * self.unit)
+        last = end if end == self.size else max(first, end // self.unit * self.unit)
+        self._write_part(offset, data[: first - offset])
+        if last > first:
+            self._write_blocks(first, data[first - offset : last - offset])
+        self._write_part(last, data[last - offset :])
+
+    def zero(self, offset: int, length: int, /, *, allocate: bool) -> None:
+        """Zero whole blocks on the server. Raises OSError if it refuses that."""
+        with self._lent(offset, 1) as used:
+            if not used.can_zero:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            self._check(used, used.zero(offset, length, allocate=allocate), f"zeroing at byte {offset}")
+
+    def flush(self) -> None:
+        """Write everything written so far to stable storage."""
+        # One connection flushes what all have written: there are several only if the server promises that.
+        with self._lent(0, 1) as used:
+            self._check(used, used.flush(), "flushing")
+
+    def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a range that the server does not report as zeros."""
+        for each in self.extents([(start, end)]) if end > start else ():
+            if not each.zero:
+                yield each.offset, each.offset + each.length
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        super().close()
+        self._watching.close()
+        self._owned.close()
 
     def _idle(self) -> tuple[connection.Connection | None, bool]:
         with self._lock:
@@ -69,6 +130,8 @@ class _Client(client.Client):
         if self._writable and not made.can_flush:
             reason = "the server cannot flush what was written (nbd-server: flush = true)"
             raise errors.TargetError(path=name, reason=reason)
+        if self._size is None:
+            self.size, self.unit = made.size, made.unit
         try:
             super()._accept(made)
         except errors.SourceChanged as err:
@@ -81,84 +144,9 @@ class _Client(client.Client):
         if error:
             raise OSError(error, os.strerror(error))
 
-    def write(self, offset: int, data: memoryview) -> None:
+    def _write_blocks(self, offset: int, data: memoryview) -> None:
         with self._lent(offset, 1) as used:
             self._check(used, used.write(offset, data), f"writing at byte {offset}")
-
-    def zero(self, offset: int, length: int, *, allocate: bool) -> None:
-        with self._lent(offset, 1) as used:
-            if not used.can_zero:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            self._check(used, used.zero(offset, length, allocate=allocate), f"zeroing at byte {offset}")
-
-    def flush(self) -> None:
-        # One connection flushes what all have written: there are several only if the server promises that.
-        with self._lent(0, 1) as used:
-            self._check(used, used.flush(), "flushing")
-
-    @property
-    def unit(self) -> int:
-        """Bytes of the smallest block of the server."""
-        with self._lent(0, 0) as used:
-            return used.unit
-
-
-class Device:
-    """An open export, and what is closed with it; see ``images.targets.remote.Device``."""
-
-    def __init__(self, connected: _Client, cancel: base.Cancel, owned: contextlib.ExitStack) -> None:
-        self._client = connected
-        self._owned = owned
-        self._cancel = cancel
-        self._watching = cancel.on_set(self._hurry)
-        self._edges = threading.Lock()
-        self._is_closed = False
-        self.size = 0
-        self.unit = 1
-
-    def open(self) -> None:
-        """Connect."""
-        self.size = self._client.open()
-        self.unit = self._client.unit
-
-    def read(self, offset: int, length: int, /) -> bytes:
-        """Return the bytes from ``offset``, fewer at the end."""
-        into = memoryview(bytearray(max(0, min(length, self.size - offset))))
-        done = 0
-        while done < len(into):
-            done += self._client.read_range(offset + done, into[done:])
-        return bytes(into)
-
-    def write(self, offset: int, data: memoryview, /) -> None:
-        """Write ``data``; a part of a block is read, changed and written."""
-        end = offset + len(data)
-        first = min(end, -(-offset // self.unit) * self.unit)
-        last = end if end == self.size else max(first, end // self.unit * self.unit)
-        self._write_part(offset, data[: first - offset])
-        if last > first:
-            self._client.write(first, data[first - offset : last - offset])
-        self._write_part(last, data[last - offset :])
-
-    def zero(self, offset: int, length: int, /, *, allocate: bool) -> None:
-        """Zero whole blocks on the server. Raises OSError if it refuses that."""
-        self._client.zero(offset, length, allocate=allocate)
-
-    def flush(self) -> None:
-        """Write everything written so far to stable storage."""
-        self._client.flush()
-
-    def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a range that the server does not report as zeros."""
-        for each in self._client.extents([(start, end)]) if end > start else ():
-            if not each.zero:
-                yield each.offset, each.offset + each.length
-
-    def close(self) -> None:
-        """Disconnect. Idempotent."""
-        self._is_closed = True
-        self._watching.close()
-        self._client.close()
-        self._owned.close()
 
     def _write_part(self, offset: int, data: memoryview) -> None:
         """Write a part of one block."""
@@ -169,7 +157,7 @@ class Device:
         with self._edges:
             whole = bytearray(self.read(start, self.unit))
             whole[offset - start : offset - start + len(data)] = data
-            self._client.write(start, memoryview(whole))
+            self._write_blocks(start, memoryview(whole))
 
     def _hurry(self) -> None:
         timer = threading.Timer(_GRACE, self._end)
@@ -178,8 +166,8 @@ class Device:
 
     def _end(self) -> None:
         """Disconnect if the run is cancelled: a server that hangs must not keep it."""
-        if self._cancel.is_set():
-            self._client.close()
-        elif not self._is_closed:
+        if self._run.is_set():
+            super().close()
+        elif not self._closed:
             # Only an attempt has failed.
-            self._watching = self._cancel.on_set(self._hurry)
+            self._watching = self._run.on_set(self._hurry)
