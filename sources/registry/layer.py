@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import posixpath
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -25,121 +26,70 @@ HEAD_SIZE = 256 * 1024
 
 
 class Disk:
-    """A reader of a disk. ``head``: its first bytes, which ``readinto`` returns too."""
+    """A reader of the disk in a blob. ``head``: its first bytes, which ``readinto`` returns too.
 
-    path = ""
-    size = 0
+    ``hidden``: names in a layer that the layers above hide; None: the blob itself is the disk. ``is_found``:
+    False if the layer, which is read to its end and verified then, has no disk.
+    """
 
-    def __init__(self, store: Store, blob: documents.Descriptor) -> None:
+    def __init__(self, store: Store, blob: documents.Descriptor, hidden: Hidden | None = None) -> None:
         self.blob = blob
-        self.head = b""
-        self._store = store
-        self._reader = store.blob(blob)
+        #: Opens the disk again, from its start.
+        self.again = functools.partial(Disk, store, blob, hidden)
+        reader = store.blob(blob)
         #: Takes the callback for the bytes of the blob; see ``image.Arrivals``.
-        self.report = self._reader.arrivals.report
-        self._replay = readers.Bytes(b"")
+        self.report = reader.arrivals.report
+        if hidden is None:
+            self._content: Layer | _Whole = _Whole(reader, blob)
+        else:
+            self._content = Layer(plain(reader, reader.head), hidden, f"{store.name}: layer {blob.digest}")
         self._finished = False
+        try:
+            self.is_found = self._content.find()
+            self.path, self.size = self._content.path, self._content.size
+            self._peeked = readers.Peek(self._content, min(HEAD_SIZE, self.size))
+        except BaseException:
+            self.close()
+            raise
+        self.head = self._peeked.head
 
     def readinto(self, into: memoryview, /) -> int:
-        return self._replay.readinto(into) or self.read_on(into)
+        return self._peeked.readinto(into)
 
     def close(self) -> None:
         """Close the blob. Safe to call twice."""
-        self._reader.close()
-
-    def look(self) -> None:
-        """Read the head."""
-        head = bytearray(min(HEAD_SIZE, self.size))
-        self.head = bytes(head[: readers.fill(self, memoryview(head))])
-        self._replay = readers.Bytes(self.head)
-
-    def read_on(self, into: memoryview) -> int:
-        """Read the bytes after the head."""
-        raise NotImplementedError
+        self._content.close()
 
     def finish(self) -> None:
         """Read the blob to its end, where its digest is verified. Safe to call twice."""
         if not self._finished:
-            self.read_rest()
+            self._content.finish()
         self._finished = True
-
-    def read_rest(self) -> None:
-        """Read the blob to its end."""
-        raise NotImplementedError
-
-    def again(self) -> Disk:
-        """Open the disk again, from its start."""
-        raise NotImplementedError
-
-
-class FileDisk(Disk):
-    """A blob that is the disk itself."""
-
-    def __init__(self, store: Store, blob: documents.Descriptor) -> None:
-        super().__init__(store, blob)
-        self.path = blob.title
-        self.size = blob.size
-        self.look()
-
-    def read_on(self, into: memoryview) -> int:
-        return self._reader.readinto(into)
-
-    def read_rest(self) -> None:
-        rest = memoryview(bytearray(HEAD_SIZE))
-        while self.read_on(rest):
-            pass
-
-    def again(self) -> Disk:
-        return FileDisk(self._store, self.blob)
-
-
-class LayerDisk(Disk):
-    """A file in a layer; call ``find`` first. ``hidden``: names hidden by the layers above."""
-
-    def __init__(self, store: Store, blob: documents.Descriptor, hidden: Hidden) -> None:
-        super().__init__(store, blob)
-        self._hidden = hidden
-        self._name = f"{store.name}: layer {blob.digest}"
-        self._plain = plain(self._reader, self._reader.head)
-        self._layer = Layer(self._plain, hidden, self._name)
-
-    def find(self) -> bool:
-        """Seek to the disk. Return False if the layer, read to its end and verified, has no disk."""
-        with self._named():
-            if not self._layer.find():
-                return False
-        self.path, self.size = self._layer.path, self._layer.size
-        self.look()
-        return True
-
-    def close(self) -> None:
-        # Closes the blob, too.
-        self._plain.close()
 
     def hides(self) -> Hidden:
         """Return the names hidden from the layers below."""
-        return self._layer.hides()
+        return self._content.hides()
 
-    def read_on(self, into: memoryview) -> int:
-        with self._named():
-            return self._layer.readinto(into)
 
-    def read_rest(self) -> None:
-        with self._named():
-            self._layer.finish()
+class _Whole:
+    """A blob that is the disk itself; see ``Layer``."""
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Add the layer's name to errors of decompression and tar."""
-        try:
-            yield
-        except errors.Corrupt as err:
-            raise type(err)(**{**err.fields, "format": f"{err.fields['format']} of {self._name}"}) from err
+    def __init__(self, reader: base.Reader, blob: documents.Descriptor) -> None:
+        self.readinto = reader.readinto
+        self.close = reader.close
+        self.path = blob.title
+        self.size = blob.size
 
-    def again(self) -> Disk:
-        disk = LayerDisk(self._store, self.blob, self._hidden)
-        disk.find()
-        return disk
+    def find(self) -> bool:
+        return True
+
+    def finish(self) -> None:
+        rest = memoryview(bytearray(HEAD_SIZE))
+        while self.readinto(rest):
+            pass
+
+    def hides(self) -> Hidden:
+        return Hidden()
 
 
 def find(
@@ -154,7 +104,7 @@ def find(
     """
     chosen = documents.artifact(manifest, choice, store.name, annotations)
     if chosen is not None:
-        return FileDisk(store, chosen)
+        return Disk(store, chosen)
     hidden = Hidden()
     for blob in reversed(manifest.layers):
         if hidden.everything:
@@ -162,13 +112,11 @@ def find(
         if blob.is_foreign:
             reason = f"{store.name}: layer {blob.digest} is not in the registry ({blob.media_type})"
             raise errors.Refused(format="container", rule="foreign layer", reason=reason)
-        disk = LayerDisk(store, blob, hidden)
-        with contextlib.ExitStack() as stack:
-            stack.callback(disk.close)
-            if disk.find():
-                stack.pop_all()
-                return disk
-            hidden = disk.hides()
+        disk = Disk(store, blob, hidden)
+        if disk.is_found:
+            return disk
+        hidden = disk.hides()
+        disk.close()
     count = len(manifest.layers)
     reason = f"{store.name}: failed to find VM disk image file: none below /disk in {count} layers"
     raise errors.Unsupported(reason=reason)
@@ -210,6 +158,7 @@ class Layer:
     """
 
     def __init__(self, reader: base.Reader, hidden: Hidden, name: str) -> None:
+        self.close = reader.close
         self._tar = walk.Walk(reader)
         self._hidden = hidden
         self._name = name
@@ -221,22 +170,25 @@ class Layer:
 
     def find(self) -> bool:
         """Seek to the disk. Return False if the layer, read to its end, has no disk."""
-        while entry := self._tar.next():
-            if self._look(entry):
-                self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
-                return True
-        self._tar.drain()
-        return False
+        with self._named():
+            while entry := self._tar.next():
+                if self._look(entry):
+                    self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
+                    return True
+            self._tar.drain()
+            return False
 
     def readinto(self, into: memoryview, /) -> int:
         """Read the disk."""
-        return self._tar.readinto(into)
+        with self._named():
+            return self._tar.readinto(into)
 
     def finish(self) -> None:
         """Read the layer to its end. Raises ``errors.Refused`` if there is more than one disk."""
-        while entry := self._tar.next():
-            self._look(entry)
-        self._tar.drain()
+        with self._named():
+            while entry := self._tar.next():
+                self._look(entry)
+            self._tar.drain()
         if len(self._disks) > 1:
             raise self._several(str(len(self._disks)))
         if self._whiteouts & set(self._disks):
@@ -245,6 +197,14 @@ class Layer:
     def hides(self) -> Hidden:
         """Return the names hidden from the layers below. Call it after the layer was read to its end."""
         return Hidden(self._hidden.names | self._whiteouts, self._hidden.everything or self._opaque)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the layer's name to errors of decompression and tar."""
+        try:
+            yield
+        except errors.Corrupt as err:
+            raise type(err)(**{**err.fields, "format": f"{err.fields['format']} of {self._name}"}) from err
 
     def _look(self, entry: walk.Entry) -> bool:
         """Record an entry. Return whether it is the first disk."""

@@ -112,7 +112,7 @@ class RegistrySource(base.Source):
         try:
             return layer.find(store, manifest, self._reference.choice, self._location.annotations), None
         except documents.Ambiguous as err:
-            return layer.FileDisk(store, err.first), err
+            return layer.Disk(store, err.first), err
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""
