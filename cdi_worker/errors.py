@@ -234,8 +234,7 @@ class Unreachable(SourceError):
     def __init__(self, *, url: object, reason: object, **more: object) -> None:
         from cdi_worker import remedy
 
-        if (found := remedy.BY_REASON.get(str(reason))) and "remedy" not in more:
-            more["remedy"] = found
+        more["remedy"] = more.get("remedy") or remedy.BY_REASON.get(str(reason))
         super().__init__(url=url, reason=reason, **more)
 
 

@@ -335,11 +335,11 @@ class Image:
 
 
 class Arrivals:
-    """Counts the bytes that arrive before it is known who wants to know, from ``before`` on. Thread-safe."""
+    """Counts the bytes that arrive, also before it is known who wants to know. Thread-safe."""
 
-    def __init__(self, before: int = 0) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._before = before
+        self._before = 0
         self._advance: Advance | None = None
 
     def add(self, count: int) -> None:

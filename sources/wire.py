@@ -146,7 +146,7 @@ def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
     """
     cause, final, remedy = _cause(url, err)
     if first and final:
-        return errors.Unreachable(url=url, reason=cause, **({"remedy": remedy} if remedy else {}))
+        return errors.Unreachable(url=url, reason=cause, remedy=remedy)
     return errors.Transient(url=url, reason=cause)
 
 
