@@ -37,14 +37,11 @@ def sha256(
     """
     digest = hashlib.sha256()
     at = 0
-    try:
-        with opened(path) as read:
-            while at < size and (data := read(at, min(size - at, _PIECE))):
-                digest.update(data)
-                seen(at, data)
-                at += len(data)
-    except OSError as err:
-        raise errors.target_error(path, err, "read back") from err
+    with errors.on_target(path, "read back"), opened(path) as read:
+        while at < size and (data := read(at, min(size - at, _PIECE))):
+            digest.update(data)
+            seen(at, data)
+            at += len(data)
     if at < size:
         raise errors.TargetError(path=path, reason=f"read back: {size - at} bytes are missing at its end")
     return digest.hexdigest()

@@ -118,8 +118,6 @@ def _state(path: str) -> tuple[int, ...]:
     """Return what changes when a file is written or replaced; of a device, nothing does."""
     if targets.is_export(path):
         return ()
-    try:
+    with errors.on_target(path, "open"):
         found = pathlib.Path(path).stat()
-    except OSError as err:
-        raise errors.target_error(path, err, "open") from err
     return () if targets.is_block(path) else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -7,7 +7,6 @@ import hashlib
 import os
 import pathlib
 import stat
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from cdi_worker import errors, lazy
@@ -23,7 +22,7 @@ def facts(directory: str | os.PathLike[str] | None, target: str) -> ScratchFacts
     """Inspect a scratch directory without changing it; return None if it does not exist."""
     if directory is None or not pathlib.Path(directory).is_dir():
         return None
-    with _translated(directory, "inspect scratch"):
+    with errors.on_target(directory, "inspect scratch"):
         room = os.statvfs(directory)
         left_over = sum(_occupied(path) for path in _folder(directory, target).glob("**/*"))
         return ScratchFacts(room.f_bavail * room.f_frsize + left_over)
@@ -40,7 +39,7 @@ class Scratch:
     def __init__(self, directory: str | os.PathLike[str], target: str, *, resume: bool = False) -> None:
         self.folder = _folder(directory, target)
         self._kept = False
-        with _translated(self.folder, "open scratch"):
+        with errors.on_target(self.folder, "open scratch"):
             if not (resume and _is_ours(self.folder)):
                 _remove(self.folder)
                 self.folder.mkdir(mode=0o700)
@@ -95,23 +94,13 @@ def _occupied(path: pathlib.Path) -> int:
         return 0
 
 
-@contextlib.contextmanager
-def _translated(path: object, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise errors.target_error(path, err, doing) from err
-
-
 class Spill:
     """A scratch file with parts of a stream that are needed later. Raises ``errors.TargetError``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        try:
+        with errors.on_target(path, "open scratch"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except OSError as err:
-            raise errors.target_error(path, err, "open scratch") from err
 
     def __enter__(self) -> Self:
         return self

@@ -29,7 +29,7 @@ _OCCUPIED: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno
 def remove_left_over(directory: str | os.PathLike[str]) -> None:
     """Remove the staging folder of a killed attempt, so that its space counts as free."""
     path = pathlib.Path(directory, _NAME)
-    with _storage(path, "remove"):
+    with errors.on_target(path, "remove"):
         if path.is_symlink() or path.is_file():
             path.unlink()
         elif path.exists():
@@ -83,7 +83,7 @@ class Staging:
 
     def __enter__(self) -> Self:
         remove_left_over(self._directory)
-        with _storage(self.path, "make directory"):
+        with errors.on_target(self.path, "make directory"):
             self.path.mkdir(mode=0o700)
         return self
 
@@ -97,7 +97,7 @@ class Staging:
 
     def commit(self) -> None:
         """Move everything to the folder and sync. Existing directories are merged."""
-        with _storage(self._directory, "move into place"), _opened(self._directory) as final:
+        with errors.on_target(self._directory, "move into place"), _opened(self._directory) as final:
             self._check_names()
             self._check_disk()
             if not self._replace:
@@ -174,11 +174,3 @@ def _make_room(name: str, source: int, target: int) -> None:
 
 def _is_directory(name: str, parent: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-@contextlib.contextmanager
-def _storage(path: pathlib.Path, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise errors.target_error(path, err, doing) from err

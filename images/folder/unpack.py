@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from cdi_worker import errors
@@ -36,16 +36,14 @@ def unpack(
     restored. ``advance`` gets the bytes written. Raises ``errors.TargetError``, ``errors.Refused``, and the
     errors of ``archive``.
     """
-    try:
+    with errors.on_target(directory, "open"):
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as err:
-        raise errors.target_error(directory, err, "open") from err
     try:
         work = _Unpacking(root, os.fspath(directory), archive, advance or (lambda _: None))
         with contextlib.closing(work):
             for entry in archive:
                 work.make(entry)
-            with work.storage("sync"):
+            with errors.on_target(directory, "sync"):
                 kernel.sync_filesystem(root)
     finally:
         os.close(root)
@@ -66,14 +64,6 @@ class _Unpacking:
 
     def close(self) -> None:
         self._close_below(0)
-
-    @contextlib.contextmanager
-    def storage(self, doing: str, *names: str) -> Iterator[None]:
-        """Translate the errors of the operating system."""
-        try:
-            yield
-        except OSError as err:
-            raise errors.target_error("/".join((self._directory, *names)), err, doing) from err
 
     def make(self, entry: tar.Entry) -> None:
         parent = self._directory_of(entry.path)
@@ -107,7 +97,7 @@ class _Unpacking:
         self._close_below(depth)
         fd = self._open[-1][1] if self._open else self._root
         for end in range(depth + 1, len(path)):
-            with self.storage("make directory", *path[:end]):
+            with errors.on_target("/".join((self._directory, *path[:end])), "make directory"):
                 fd = self._inner(fd, path[:end])
         return fd
 

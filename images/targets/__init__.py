@@ -57,7 +57,7 @@ def facts(
     if isinstance(held, claim.Marked | claim.Reading) and (is_export(path) or held.is_served):
         return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
-    try:
+    with errors.on_target(path, "inspect"):
         if path == STDOUT:
             return TargetFacts("stream")
         if _is_block(path):
@@ -65,8 +65,6 @@ def facts(
         if not directory.is_dir() or _holds_devices(directory):
             return TargetFacts("missing")
         return _file_facts(path, directory, removed)
-    except OSError as err:
-        raise errors.target_error(path, err, "inspect") from err
 
 
 def is_export(path: str | os.PathLike[str]) -> bool:
@@ -83,10 +81,8 @@ def followed(path: str | os.PathLike[str]) -> str:
     path = os.fspath(path)
     if path == STDOUT:
         return path
-    try:
+    with errors.on_target(path, "open"):
         return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
-    except OSError as err:
-        raise errors.target_error(path, err, "open") from err
 
 
 def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -141,10 +137,8 @@ def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) 
 
 
 def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
-    try:
+    with errors.on_target(path, "open"):
         made = claim.wait_for(make, terms)
-    except OSError as err:
-        raise errors.target_error(path, err, "open") from err
     made.connect = terms.connect
     return made
 
@@ -168,10 +162,8 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     """Raise ``errors.TargetError`` if ``take`` and ``open`` cannot create files beside ``path``."""
     path = followed(path)
     folder = pathlib.Path(_lock_file(path)).parent
-    try:
+    with errors.on_target(path, "inspect"):
         is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
-    except OSError as err:
-        raise errors.target_error(path, err, "inspect") from err
     if is_read_only or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         number = errno.EROFS if is_read_only else errno.EACCES
         raise errors.target_error(path, OSError(number, os.strerror(number)), "open")
@@ -179,7 +171,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 def check_replaceable(held: claim.Claim, *, force: bool) -> None:
     """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
-    try:
+    with errors.on_target(held.path, "inspect"):
         if isinstance(held, claim.Marked | claim.Output):
             return
         for path in (held.path, file.changing(held.path)):
@@ -189,8 +181,6 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
                 raise errors.TargetError(path=path, reason="is not a regular file; name another target")
             if not (force or (path == held.path and held.may_replace)):
                 raise errors.TargetExists(path=path, reason="exists")
-    except OSError as err:
-        raise errors.target_error(held.path, err, "inspect") from err
 
 
 def is_foreign(held: claim.Claim) -> bool:
@@ -212,10 +202,8 @@ def in_use(path: str) -> bool:
 
 def is_left_over(held: claim.Claim) -> bool:
     """Return whether a claimed device holds the left-over of an interrupted run."""
-    try:
+    with errors.on_target(held.path, "read"):
         return isinstance(held, claim.Marked) and held.is_left_over
-    except OSError as err:
-        raise errors.target_error(held.path, err, "read") from err
 
 
 def unfinished(held: claim.Claim) -> str:
@@ -251,7 +239,7 @@ def open(  # noqa: A001 - read as targets.open
 
 
 def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
-    try:
+    with errors.on_target(held.path, "open"):
         if isinstance(held, claim.Device):
             return block.BlockTarget(held, size, options)
         if isinstance(held, claim.Output):
@@ -274,8 +262,6 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
             return qcow2.Qcow2Target(held, size, options)
         kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
         return kind(held, size, options)
-    except OSError as err:
-        raise errors.target_error(held.path, err, "open") from err
 
 
 def journal_slots(

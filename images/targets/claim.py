@@ -152,10 +152,8 @@ class Claim:
 
     def _check(self) -> None:
         if self.lost is None:
-            try:
+            with errors.on_target(self.path, "check the claim"):
                 reason = self._taken()
-            except OSError as err:
-                raise errors.target_error(self.path, err, "check the claim") from err
             if reason is None:
                 self._next = time.monotonic() + INTERVAL
                 return

@@ -43,11 +43,8 @@ class Export(claim.Marked):
         # Another export may have this address later: its size must agree, and its bytes are compared.
         name = hashlib.sha256(f"{self.path} {self.size}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
         path = str(pathlib.Path(state, f"cdi-worker-{name}.journal"))
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as err:
-            raise errors.target_error(path, err, "open the journal") from err
-        self._fd = fd
+        with errors.on_target(path, "open the journal"):
+            fd = self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         found = os.fstat(fd)
         is_file = stat.S_ISREG(found.st_mode)
         if not is_file or found.st_uid != os.geteuid() or found.st_mode & 0o022:

@@ -271,17 +271,14 @@ def _checked(read: views.Read, size: int, backing: str) -> facts.Facts:
 
 def _backing_format(path: str) -> str:
     """Return the format of a backing file, which must be safe and have none itself."""
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            fd = stream.fileno()
-            head, size = os.pread(fd, detect.HEAD, 0), os.lseek(fd, 0, os.SEEK_END)
-            form = detect.detect(head)
-            form = "raw" if form == "iso" else form
-            if form not in {"raw", "qcow2"}:
-                raise errors.RequestError(f"{path}: a backing file is raw or qcow2, this is {form}")
-            safety.check(form, head, read=lambda offset, length: os.pread(fd, length, offset), size=size)
-    except OSError as err:
-        raise errors.target_error(path, err, "open the backing file") from err
+    with errors.on_target(path, "open the backing file"), open(path, "rb", buffering=0) as stream:
+        fd = stream.fileno()
+        head, size = os.pread(fd, detect.HEAD, 0), os.lseek(fd, 0, os.SEEK_END)
+        form = detect.detect(head)
+        form = "raw" if form == "iso" else form
+        if form not in {"raw", "qcow2"}:
+            raise errors.RequestError(f"{path}: a backing file is raw or qcow2, this is {form}")
+        safety.check(form, head, read=lambda offset, length: os.pread(fd, length, offset), size=size)
     return form
 
 
@@ -289,10 +286,8 @@ def _state(path: str) -> tuple[int, ...]:
     """Return what changes when a backing file is written or replaced; empty: there is none."""
     if not path:
         return ()
-    try:
+    with errors.on_target(path, "open the backing file"):
         found = pathlib.Path(path).stat()
-    except OSError as err:
-        raise errors.target_error(path, err, "open the backing file") from err
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -196,11 +196,8 @@ def size_of(path: str) -> int:
 
     Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
     """
-    try:
-        with open(path, "rb", buffering=0, opener=_open_at_once) as disk:
-            return disk.seek(0, os.SEEK_END)
-    except OSError as err:
-        raise errors.target_error(path, err, "look at") from err
+    with errors.on_target(path, "look at"), open(path, "rb", buffering=0, opener=_open_at_once) as disk:
+        return disk.seek(0, os.SEEK_END)
 
 
 def _open_at_once(path: str, flags: int) -> int:

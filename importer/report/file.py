@@ -65,7 +65,7 @@ class File:
         if self._path == targets.STDOUT:
             _print(data.decode(), doing)
             return
-        try:
+        with errors.on_target(self._path, doing):
             beside, fd = self._create()
             try:
                 with open(fd, "wb") as stream:
@@ -76,8 +76,6 @@ class File:
                 _sync(Path(self._path).parent)
             finally:
                 beside.unlink(missing_ok=True)
-        except OSError as err:
-            raise errors.target_error(self._path, err, doing) from err
 
 
 def _print(text: str, doing: str) -> None:

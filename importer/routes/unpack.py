@@ -88,12 +88,10 @@ def _write_disk(attempt: Attempt, folder: clone.Folder, path: pathlib.Path) -> i
     runs = _counted(attempt, folder.runs())
     with delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, disk.size), place) as (out, _):
         out.commit()
-    try:
+    with errors.on_target(path, "change the mode or time"):
         path.chmod(disk.mode)
         os.utime(path, (disk.mtime, disk.mtime))
         return path.stat().st_blocks * 512
-    except OSError as err:
-        raise errors.target_error(path, err, "change the mode or time") from err
 
 
 def _as_runs(attempt: Attempt, runs: Iterator[raw.Run], size: int) -> disks.Disk:
