@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cdi_worker.formats import readers
 from cdi_worker.images.sinks.base import Sink
@@ -19,51 +19,30 @@ Advance: TypeAlias = Callable[[int], None]
 #: be verified at the end of the stream.
 Opened: TypeAlias = Callable[[Advance], AbstractContextManager[readers.Reader]]
 
-__all__ = ["EVERYTHING", "Advance", "Disk", "Everything", "Meter", "Missing", "Opened", "Range", "Sink"]
+__all__ = ["EVERYTHING", "Advance", "Disk", "Meter", "Missing", "Opened", "Range", "Sink"]
 
 
-class Missing(Protocol):
-    """The parts of a disk that must be delivered. Thread-safe."""
-
-    def missing(self, start: int, end: int) -> list[Range]:
-        """Return the parts of a range that are to be delivered."""
-
-    def missing_of(self, spans: Iterable[Range]) -> list[Range]:
-        """Return those of many ranges, one after the other."""
+#: Returns the parts of ranges that must be delivered, those of one range after those of another. Thread-safe.
+Missing: TypeAlias = Callable[[Iterable[Range]], list[Range]]
+EVERYTHING: Final[Missing] = list
 
 
-class Everything:
-    """All parts of a disk."""
-
-    def missing(self, start: int, end: int) -> list[Range]:
-        """See ``Missing``."""
-        return [(start, end)]
-
-    def missing_of(self, spans: Iterable[Range]) -> list[Range]:
-        """See ``Missing``."""
-        return list(spans)
+def _nothing(_count: int) -> None:
+    """Count nothing."""
 
 
-EVERYTHING: Final = Everything()
+class Meter(NamedTuple):
+    """Counts bytes of the image while its disk is delivered. Thread-safe.
 
+    ``advance``: they have arrived from the image. ``skip``: they are not read, and taken off the size of the
+    image; negative: tables and data are so close that both are read twice. ``keep``: they are not read
+    because their part of the disk is not missing. ``moved``: their part of the disk was delivered.
+    """
 
-class Meter(Protocol):
-    """Counts bytes of the image while its disk is delivered. Thread-safe."""
-
-    def advance(self, count: int) -> None:
-        """Count ``count`` bytes that have arrived from the image."""
-
-    def skip(self, count: int) -> None:
-        """Take ``count`` bytes, which are not read, off the size of the image.
-
-        Negative: tables and data are so close that both are read twice.
-        """
-
-    def keep(self, count: int) -> None:
-        """Count ``count`` bytes that are not read because their part of the disk is not missing."""
-
-    def moved(self, count: int) -> None:
-        """Count ``count`` bytes of the image whose part of the disk was delivered."""
+    advance: Advance = _nothing
+    skip: Callable[[int], None] = _nothing
+    keep: Callable[[int], None] = _nothing
+    moved: Callable[[int], None] = _nothing
 
 
 class Disk(abc.ABC):

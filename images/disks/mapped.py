@@ -137,7 +137,7 @@ class ByRanges(_Mapped):
         wanted = []
         for each in self._selection.ranges:
             start, end, _ = each
-            if gaps := missing.missing(start, end):
+            if gaps := missing([(start, end)]):
                 # What is there of a range can only be verified if it can be read.
                 wanted.append((each, gaps if self.stored else [(start, end)]))
             meter.keep(end - start - _length(wanted[-1][1] if gaps else ()))

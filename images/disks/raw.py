@@ -49,7 +49,7 @@ class Blank(base.Disk):
     def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
         """See ``base.Disk``."""
         for part in fetch.split(0, self.size, ZERO_STEP):
-            for start, end in missing.missing(part.offset, part.offset + part.length):
+            for start, end in missing([(part.offset, part.offset + part.length)]):
                 sink.zero(start, end - start)
             meter.advance(part.length)
         return self.size
@@ -201,7 +201,7 @@ def _fetch(
     def parts() -> Iterator[fetch.Range]:
         begun = 0
         for part in wanted:
-            found = missing.missing(part.offset, part.offset + part.length)
+            found = missing([(part.offset, part.offset + part.length)])
             meter.keep(part.length - sum(end - start for start, end in found))
             for start, end in found:
                 for piece in _split(start, end, fetcher.step, max(0, EARLY - begun)):
@@ -234,7 +234,7 @@ def zero(sink: base.Sink, missing: base.Missing, holes: Iterable[tuple[int, int]
     """Deliver the missing parts of ``holes`` (offset, length)."""
     coming = ((offset, offset + length) for offset, length in holes)
     while some := list(itertools.islice(coming, _TOGETHER)):
-        for start, end in missing.missing_of(some):
+        for start, end in missing(some):
             sink.zero(start, end - start)
 
 

@@ -161,7 +161,7 @@ def _confirm(fetcher: fetch.Fetcher) -> None:
 
 def _missing(batches: Iterable[Batch], missing: base.Missing, meter: base.Meter) -> Iterator[Batch]:
     for batch in batches:
-        if any(missing.missing(piece.guest, piece.guest + piece.size) for piece in batch.pieces):
+        if any(missing([(piece.guest, piece.guest + piece.size)]) for piece in batch.pieces):
             yield batch
         else:
             meter.keep(batch.length)

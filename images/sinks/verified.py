@@ -48,19 +48,9 @@ def each(items: Iterable[Item], one: Callable[[Item], None], scope: cancelling.C
         executor.shutdown(cancel_futures=True)
 
 
-class Parts:
-    """Some parts of a disk: all that is to be delivered. See ``disks.base.Missing``."""
-
-    def __init__(self, within: ranges.Ranges) -> None:
-        self._within = within
-
-    def missing(self, start: int, end: int) -> list[ranges.Range]:
-        """See ``disks.base.Missing``."""
-        return list(spans.gaps(self._within.missing(start, end), start, end))
-
-    def missing_of(self, found: Iterable[ranges.Range]) -> list[ranges.Range]:
-        """See ``disks.base.Missing``."""
-        return [part for start, end in found for part in self.missing(start, end)]
+def parts(within: ranges.Ranges, found: Iterable[ranges.Range]) -> list[ranges.Range]:
+    """Return the parts of ranges that are ``within``; see ``disks.base.Missing``."""
+    return [part for start, end in found for part in spans.gaps(within.missing(start, end), start, end)]
 
 
 class Comparing:
@@ -91,7 +81,7 @@ class Comparing:
         self.image_size = 0
         self.is_device = False
         self._stored = stored
-        self._within = within and Parts(within)
+        self._within = within
         self._scope = scope
         self._tell = tell
         self._lock = threading.Lock()
@@ -125,7 +115,7 @@ class Comparing:
                 self._differs(*part, b"", b"")
 
     def _parts(self, start: int, end: int) -> list[ranges.Range]:
-        return [(start, end)] if self._within is None else self._within.missing(start, end)
+        return [(start, end)] if self._within is None else parts(self._within, [(start, end)])
 
     def _count(self, count: int) -> None:
         with self._lock:

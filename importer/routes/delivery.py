@@ -81,17 +81,9 @@ def options(attempt: Attempt) -> targets.Options:
     )
 
 
-class Meter(NamedTuple):
-    """Counts what a disk reads; see ``disks.base.Meter``."""
-
-    advance: Callable[[int], None] = lambda _: None
-    skip: Callable[[int], None] = lambda _: None
-    keep: Callable[[int], None] = lambda _: None
-    moved: Callable[[int], None] = lambda _: None
-
-    @classmethod
-    def of(cls, counted: progress.Progress, moved: Callable[[int], None] = lambda _: None) -> Meter:
-        return cls(counted.advance, counted.skip, counted.keep, moved)
+def meter_of(counted: progress.Progress, moved: Callable[[int], None] = lambda _: None) -> disks.Meter:
+    """Return what counts the bytes of a disk in the progress."""
+    return disks.Meter(counted.advance, counted.skip, counted.keep, moved)
 
 
 @contextlib.contextmanager
@@ -110,7 +102,7 @@ def delivered(attempt: Attempt, make: Make, place: Place) -> Iterator[tuple[targ
         _begin_phase(attempt, place)
         with targets.open(place.path, disk.size, place.options) as out:
             place.begin(out)
-            size, count = _pour(disk, _last(attempt, place, out), place, Meter.of(attempt.progress))
+            size, count = _pour(disk, _last(attempt, place, out), place, meter_of(attempt.progress))
             _check_whole(attempt, size if disk.covers_all else disk.declared, count)
             yield out, size
         return
@@ -135,12 +127,12 @@ def _compare(attempt: Attempt, disk: disks.Disk, place: Place, out: targets.Targ
     kind = module.Summing if comparing.again else module.Comparing
     found = kind(out.storage, out.size or 0, within, attempt.scope, attempt.progress.stored)
     _begin_phase(attempt, place)
-    only: disks.Missing = disks.EVERYTHING if within is None else module.Parts(within)
-    size, count = _pour(disk, found, place, Meter.of(attempt.progress), only)
+    only: disks.Missing = disks.EVERYTHING if within is None else functools.partial(module.parts, within)
+    size, count = _pour(disk, found, place, meter_of(attempt.progress), only)
     expected = size if disk.covers_all else disk.declared
     if disk.repeats and within is not None:
         # A chain with changes, and a part of it, is compared without knowing how much that is.
-        expected = sum(end - start for start, end in only.missing(0, size)) if disk.covers_all else 0
+        expected = sum(end - start for start, end in only([(0, size)])) if disk.covers_all else 0
     _check_whole(attempt, expected, count)
     found.finish(size, is_device=getattr(out, "is_device", False))
     attempt.outcome.comparison = found
@@ -221,23 +213,23 @@ def _by_parts(attempt: Attempt, disk: disks.Disk, make: Make, place: Place, open
     counted.begin(place.phase, place.total or 0, is_resumed=bool(outcome.resumed))
     sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
     disk.stored, disk.again = out.storage.read, functools.partial(_forget, attempt, sink, out)
-    meter = Meter.of(counted, sink.moved)
+    meter = meter_of(counted, sink.moved)
     if not outcome.resumed:
-        return _pour(disk, sink, place, meter, noted)[1]
+        return _pour(disk, sink, place, meter, noted.missing_of)[1]
     readback = lazy.load(READBACK)
 
     def missing(count: int) -> None:
         counted.skip(-count)
 
     with readback.ReadBack(out.storage, noted, attempt.scope, missing) as reading_back:
-        _, count = _pour(disk, sink, place, meter, noted)
+        _, count = _pour(disk, sink, place, meter, noted.missing_of)
         outcome.refetched = reading_back.wait()
     outcome.resumed -= outcome.refetched
     outcome.kept = max(0, outcome.kept - outcome.refetched)
     if outcome.refetched:
         log.warning("storage differs from what the last attempt wrote refetched=%d", outcome.refetched)
         # What is skipped and kept has been counted before.
-        count += _pour(disk, sink, place, Meter(counted.advance, moved=sink.moved), noted)[1]
+        count += _pour(disk, sink, place, disks.Meter(counted.advance, moved=sink.moved), noted.missing_of)[1]
     return count + outcome.resumed
 
 
@@ -258,7 +250,7 @@ def _compare_sample(attempt: Attempt, make: Make, place: Place, opened: _Opened)
     stored = lazy.load(COMPARED).Sampled(out.storage, noted)
     try:
         with attempt.scoped() as sampling:
-            _pour(make(sampling), stored, place, Meter(), noted.sample())
+            _pour(make(sampling), stored, place, disks.Meter(), noted.sample().missing_of)
     except errors.SourceChanged as err:
         if not stored.differs:
             raise
@@ -283,7 +275,7 @@ def _behind_kept(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Open
     assert disk.keep is not None  # noqa: S101  (see ``delivered``)
     disk.keep(start, end)
     sink = journaled.Journaled(_last(attempt, place, out), noted, out.flush)
-    size, count = _pour(disk, sink, place, Meter.of(attempt.progress, sink.moved))
+    size, count = _pour(disk, sink, place, meter_of(attempt.progress, sink.moved))
     _check_size(attempt, noted.total, size)
     return count + outcome.resumed
 
@@ -295,10 +287,10 @@ def _over_written(attempt: Attempt, disk: disks.Disk, place: Place, opened: _Ope
     covered, figures = noted.covered, noted.counted
     noted.counting = lambda: figures
     sink = _last(attempt, place, out)
-    meter = Meter.of(attempt.progress)
+    meter = meter_of(attempt.progress)
     if not disk.tentative:
         sink = noting = journaled.Journaled(sink, noted, out.flush)
-        meter = Meter.of(attempt.progress, noting.moved)
+        meter = meter_of(attempt.progress, noting.moved)
     out.storage.drop_cache()
     continuing = lazy.load(COMPARED).Continuing(out.storage, noted, sink)
     size, count = _pour(disk, continuing, place, meter)

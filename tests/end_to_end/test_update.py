@@ -15,12 +15,11 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import volume
-from cdi_worker.images.disks import raw
+from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
-from cdi_worker.importer import progress
-from cdi_worker.importer.routes import convert, delivery
+from cdi_worker.importer.routes import convert
 from cdi_worker.sources.web import locations as web_locations
 from tests.support import devices, disks, manifests, misbehave, oracle, processes, uploads, worker
 
@@ -136,7 +135,7 @@ def test_what_waits_to_be_compared_is_not_overwritten(tmp_path: Path) -> None:
     slow, scope = Slow(), cancelling.Cancel()
     with volume.Volume(str(tmp_path / "scratch")) as stored:
         runs = convert.runs(stored, lambda _: None)
-        raw.copy(runs, slow, delivery.Meter.of(progress.NullProgress()), scope)
+        raw.copy(runs, slow, base.Meter(), scope)
     assert slow.content == content
 
 

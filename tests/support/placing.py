@@ -101,12 +101,6 @@ class Counts:
         """Count bytes that were finished before."""
         self.kept += count
 
-    def advance(self, count: int) -> None:
-        """Do nothing: the file counts what is read."""
-
-    def moved(self, count: int) -> None:
-        """Do nothing."""
-
 
 def fetcher(file: Bytes) -> fetch.Fetcher:
     """Return a fetcher of two connections for ``file``."""
@@ -177,9 +171,9 @@ def deliver(
     """Deliver what is missing of a disk to ``target``, through the sinks of an import."""
     noted = notes or unjournalled()
     noting = journaled.Journaled(target, noted, lambda: None)
-    meter = counts or Counts()
-    meter.moved = noting.moved  # type: ignore[method-assign]  # as ``delivery`` does
-    disk.deliver(checks.Detecting(noting), noted, meter)
+    counts = counts or Counts()
+    meter = base.Meter(skip=counts.skip, keep=counts.keep, moved=noting.moved)
+    disk.deliver(checks.Detecting(noting), noted.missing_of, meter)
 
 
 def read_disk(data: bytes, form: str = "qcow2") -> bytes:

@@ -40,15 +40,6 @@ class File:
         os.close(self._fd)
 
 
-class Meter:
-    """Counts nothing."""
-
-    def advance(self, count: int) -> None: ...
-    def skip(self, count: int) -> None: ...
-    def keep(self, count: int) -> None: ...
-    def moved(self, count: int) -> None: ...
-
-
 class Sums:
     """A disk of any size: the bytes zeroed, and of what is written the length and value at each offset."""
 
@@ -112,7 +103,7 @@ def delivered(file: File, checked: facts.Facts) -> Sums:
         [lambda _: fetcher], lambda reads: image.read_image(layout, reads[0], file.size), layout.virtual_size
     )
     sums = Sums()
-    assert disk.deliver(sums, base.EVERYTHING, Meter()) == layout.virtual_size
+    assert disk.deliver(sums, base.EVERYTHING, base.Meter()) == layout.virtual_size
     return sums
 
 

@@ -265,18 +265,15 @@ class Some:
                 self.parts.append((at, end))
             at = end
 
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        found = ((max(start, first), min(end, after)) for first, after in self.parts)
+    def __call__(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        found = ((max(start, first), min(end, after)) for start, end in spans for first, after in self.parts)
         return [(first, after) for first, after in found if first < after]
-
-    def missing_of(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [part for start, end in spans for part in self.missing(start, end)]
 
 
 def delivered(disk: base.Disk, sink: base.Sink, missing: base.Missing = base.EVERYTHING) -> int:
     """Deliver with zeros detected; return the bytes that the sink has got."""
     counting = checks.Counting(sink)
-    assert disk.deliver(checks.Detecting(counting), missing, placing.Counts()) == SIZE
+    assert disk.deliver(checks.Detecting(counting), missing, base.Meter()) == SIZE
     return counting.delivered
 
 
@@ -307,7 +304,7 @@ def test_only_what_is_missing_is_delivered_and_again(kind: str, files: Files, se
         sink._cover = lambda offset, length: None  # type: ignore[method-assign]  # a cluster is whole
         delivered(made.disk, sink, some)
         for start, end in made.covered:
-            for first, after in some.missing(start, end):
+            for first, after in some([(start, end)]):
                 assert sink.data[first:after] == made.expected[first:after]
 
 

@@ -14,7 +14,6 @@ from cdi_worker import errors
 from cdi_worker.formats import bmap, readers
 from cdi_worker.images.disks import base, mapped
 from cdi_worker.images.engine import cancelling, fetch
-from tests.support import placing
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 16 * MIB
@@ -82,7 +81,7 @@ def test_each_range_that_is_wrong_is_fetched_again(seed: int, longest: int) -> N
     sink, again = Slow(), []
     made = by_ranges(data, blocks, dict(lies), cancelling.Cancel())
     made.again = lambda start, end: again.append((start, end))
-    assert made.deliver(sink, base.EVERYTHING, placing.Counts()) == SIZE
+    assert made.deliver(sink, base.EVERYTHING, base.Meter()) == SIZE
     assert sink.content == data
     assert again == [each[:2] for each in blocks.ranges[::3] for _ in range(mapped.AGAIN)]
 
@@ -94,7 +93,7 @@ def test_range_that_stays_wrong_is_an_error() -> None:
     with pytest.raises(
         errors.MapMismatch, match=f"bytes {start} to {end - 1} have another checksum, 4 times"
     ):
-        by_ranges(data, blocks, {start: 1000}, scope).deliver(sink, base.EVERYTHING, placing.Counts())
+        by_ranges(data, blocks, {start: 1000}, scope).deliver(sink, base.EVERYTHING, base.Meter())
     # A range of one piece is not written before it is verified.
     assert sink.content[start:end] == b"\xff" * (end - start)
     assert scope.is_set()
@@ -108,7 +107,7 @@ def test_stream_delivers_what_differs_from_another_map(seed: int) -> None:
     selection = mapped.Selection(blocks, dataclasses.replace(blocks, ranges=kept))
     sink = Slow()
     made = passing(data, selection)
-    assert made.deliver(sink, base.EVERYTHING, placing.Counts()) == SIZE
+    assert made.deliver(sink, base.EVERYTHING, base.Meter()) == SIZE
     for start, end, digest in blocks.ranges:
         is_kept = (start, end, digest) in kept
         assert sink.content[start:end] == (b"\xff" * (end - start) if is_kept else data[start:end])
@@ -139,10 +138,10 @@ def test_stream_of_another_length_is_refused(more: int) -> None:
     body = (data + b"\0")[: SIZE + more]
     made = passing(body, mapped.Selection(blocks))
     if more == 0:
-        assert made.deliver(Slow(), base.EVERYTHING, placing.Counts()) == SIZE
+        assert made.deliver(Slow(), base.EVERYTHING, base.Meter()) == SIZE
         return
     with pytest.raises(errors.MapMismatch):
-        made.deliver(Slow(), base.EVERYTHING, placing.Counts())
+        made.deliver(Slow(), base.EVERYTHING, base.Meter())
 
 
 def test_stream_that_ends_in_a_hole_is_refused() -> None:
@@ -150,5 +149,5 @@ def test_stream_that_ends_in_a_hole_is_refused() -> None:
     blocks = bmap.Map(8192, 4096, ((0, 4096, hashlib.sha256(data).digest()),))
     with pytest.raises(errors.MapMismatch, match="the image ends before"):
         passing(data + bytes(100), mapped.Selection(blocks)).deliver(
-            Slow(8192), base.EVERYTHING, placing.Counts()
+            Slow(8192), base.EVERYTHING, base.Meter()
         )

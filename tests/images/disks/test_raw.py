@@ -17,7 +17,7 @@ from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.images.sinks import checks
 from cdi_worker.importer.routes import reading
-from tests.support import devices, limits, oracle, placing, processes
+from tests.support import devices, limits, oracle, processes
 
 MiB = 1 << 20
 
@@ -47,7 +47,7 @@ class Endless:
 
 def deliver(disk: base.Disk, target: targets.Target, limit: int) -> int:
     sink = checks.Limited(checks.Detecting(target), limit)
-    return disk.deliver(sink, base.EVERYTHING, placing.Counts())
+    return disk.deliver(sink, base.EVERYTHING, base.Meter())
 
 
 def stream(reader: object, cancel: cancelling.Cancel | None = None) -> base.Disk:
@@ -177,12 +177,6 @@ from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import cancelling
 
-class Meter:
-    def moved(self, count):
-        pass
-
-    advance = moved
-
 class Data:
     left = 80 << 20
     def readinto(self, into):
@@ -193,7 +187,7 @@ class Data:
 
 with targets.open(sys.argv[1], 80 << 20, targets.Options(direct=sys.argv[2] == "direct")) as disk:
     stream = raw.Stream(lambda _: contextlib.nullcontext(Data()), cancelling.Cancel(), footer=False)
-    stream.deliver(disk, base.EVERYTHING, Meter())
+    stream.deliver(disk, base.EVERYTHING, base.Meter())
     disk.commit()
 """
 
