@@ -120,7 +120,7 @@ def parse(data: bytes) -> Map:
     reading = _Reading()
     if len(data) > LARGEST:
         raise _refused("size", f"it has more than {LARGEST >> 20} MiB")
-    smallxml.parse(data, reading, _FORM, _refused)
+    smallxml.parse(data, _FORM, _refused, start=reading.start, text=reading.text, end=reading.end)
     blocks = reading.map()
     stated = reading.fields["BmapFileChecksum"].lower()
     # As bmaptool does, which replaces the first occurrence.

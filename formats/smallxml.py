@@ -7,7 +7,7 @@ entities: neither those that expand without end nor those that name files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 from xml.parsers import expat
 
 from cdi_worker import errors
@@ -15,35 +15,40 @@ from cdi_worker import errors
 #: Levels of elements. Real documents have about six.
 DEEPEST: Final = 64
 
-
-class Handler(Protocol):
-    """Takes the parts of a document in order. A namespace and a space precede a name in a namespace."""
-
-    def start(self, name: str, attributes: Mapping[str, str], path: list[str]) -> None:
-        """Take a start tag; ``path`` has the names of the elements around it, the outermost first."""
-
-    def text(self, text: str, path: list[str]) -> None:
-        """Take text, which may arrive in several pieces; ``path`` ends with its element."""
-
-    def end(self, path: list[str]) -> None:
-        """Take an end tag; ``path`` ends with its element."""
+#: Names of the elements around a part of a document, the outermost first. A namespace and a space precede a
+#: name in a namespace.
+Path: TypeAlias = list[str]
 
 
-def parse(data: bytes, handler: Handler, form: str, refused: Callable[[str, str], errors.Refused]) -> None:
+def _nothing(*_: object) -> None:
+    """Ignore a part of a document."""
+
+
+def parse(
+    data: bytes,
+    form: str,
+    refused: Callable[[str, str], errors.Refused],
+    *,
+    start: Callable[[str, Mapping[str, str], Path], object] = _nothing,
+    text: Callable[[str, Path], object] = _nothing,
+    end: Callable[[Path], object] = _nothing,
+) -> None:
     """Parse a document. ``form``: its name in messages. ``refused``: the error of a rule and its reason.
 
+    ``start`` gets the name and the attributes of each start tag. ``text`` gets the text, which may arrive in
+    several pieces; its path ends with its element. ``end``: each end tag; the path ends with its element.
     Raises ``errors.Corrupt`` for malformed XML, and ``refused`` for a document type and for too many levels.
     """
-    path: list[str] = []
+    path: Path = []
 
-    def start(name: str, attributes: Mapping[str, str]) -> None:
+    def start_element(name: str, attributes: Mapping[str, str]) -> None:
         if len(path) >= DEEPEST:
             raise refused("size", f"the {form} has more than {DEEPEST} levels of elements")
-        handler.start(name, attributes, path)
+        start(name, attributes, path)
         path.append(name)
 
-    def end(_name: str) -> None:
-        handler.end(path)
+    def end_element(_name: str) -> None:
+        end(path)
         path.pop()
 
     def doctype(*_: object) -> None:
@@ -52,9 +57,9 @@ def parse(data: bytes, handler: Handler, form: str, refused: Callable[[str, str]
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
     parser.StartDoctypeDeclHandler = doctype
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = lambda text: handler.text(text, path)
+    parser.StartElementHandler = start_element
+    parser.EndElementHandler = end_element
+    parser.CharacterDataHandler = lambda found: text(found, path)
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, ValueError, LookupError) as err:

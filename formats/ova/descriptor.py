@@ -50,7 +50,7 @@ class Disk:
 def parse(data: bytes) -> tuple[Disk, ...]:
     """Return the disks that have a file, in order. Raises ``errors.Refused`` and ``errors.Corrupt``."""
     reading = _Reading()
-    smallxml.parse(data, reading, "OVF descriptor", refused)
+    smallxml.parse(data, "OVF descriptor", refused, start=reading.start)
     return reading.disks()
 
 
@@ -80,12 +80,6 @@ class _Reading:
             self._files[found.get("id", "")] = found
         elif name == "Disk" and above in {"DiskSection", "Section"}:
             self._disks.append(_own(attributes))
-
-    def text(self, text: str, path: list[str]) -> None:
-        """Take text, which only describes."""
-
-    def end(self, path: list[str]) -> None:
-        """Take an end tag."""
 
     def disks(self) -> tuple[Disk, ...]:
         """Return the disks. One without a file is blank."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import types
-from collections.abc import Mapping
 from typing import Any, Final
 
 import ovirtsdk4
@@ -38,18 +37,10 @@ class Connection(ovirtsdk4.Connection):  # type: ignore[misc]  # without types
         response = super()._read_reponse(context)
         if response.body and "xml" in (self._get_header_value(response.headers, "content-type") or ""):
             try:
-                smallxml.parse(response.body, _Ignoring(), "answer", _refused)
+                smallxml.parse(response.body, "answer", _refused)
             except errors.Error as err:
                 raise ValueError(str(err)) from err
         return response
-
-
-class _Ignoring:
-    def start(self, name: str, attributes: Mapping[str, str], path: list[str]) -> None: ...
-
-    def text(self, text: str, path: list[str]) -> None: ...
-
-    def end(self, path: list[str]) -> None: ...
 
 
 def _refused(rule: str, reason: str) -> errors.Refused:
