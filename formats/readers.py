@@ -40,14 +40,6 @@ class Continuing(RandomReader, Protocol):
         """
 
 
-@runtime_checkable
-class Batching(RandomReader, Protocol):
-    """A source that serves one read of several nearby ranges faster than a read for each."""
-
-    #: Always true.
-    batching: bool
-
-
 class Bytes:
     """Read bytes in memory."""
 

@@ -8,10 +8,13 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.images import directio
+
+if TYPE_CHECKING:
+    from cdi_worker.images.targets import remote, storage
 
 #: Bytes of a piece of data; the unit of zero detection.
 CHUNK: Final = 1 << 20
@@ -44,16 +47,6 @@ class Hole(NamedTuple):
 
 
 Part: TypeAlias = Piece | Hole
-
-
-class Stored(Protocol):
-    """The bytes of a disk, such as a ``targets.storage.Storage``. Raises ``errors.Error``."""
-
-    def read(self, offset: int, length: int, /) -> bytes:
-        """Return the bytes from ``offset``, fewer at the end."""
-
-    def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a range that are not holes, in order."""
 
 
 class Volume:
@@ -168,7 +161,7 @@ class Volume:
 class Remote(Volume):
     """What an NBD server exports: ``stored`` is the export, or the storage of a target."""
 
-    def __init__(self, stored: Stored, path: str, size: int) -> None:
+    def __init__(self, stored: storage.Storage | remote.Device, path: str, size: int) -> None:
         self.path = path
         self.size = size
         self._stored = stored

@@ -121,13 +121,14 @@ class Fetcher:
         self.options = options
         # Asked once: an instance of a protocol is recognized by all its attributes, which takes 10 us.
         self._continuing = reader if isinstance(reader, readers.Continuing) else None
-        self._is_batching = isinstance(reader, readers.Batching)
+        # A source that serves one read of several nearby ranges faster than a read for each.
+        self._is_batching = getattr(reader, "batching", False)
         #: The best length for the ranges of ``each``.
         self.step = options.chunk if self._continuing is None else min(PIECE, options.chunk)
         self._reader = reader
         self._name = name
-        self._seams = reader if isinstance(reader, seams.Compared) else None
-        self._pace = reader.pace if isinstance(reader, seams.Compared) else pace.Pace()
+        self._seams = reader if isinstance(reader, seams.Seams) else None
+        self._pace = pace.Pace() if self._seams is None else self._seams.pace
         self._scope = scope
         self._known = known
         self._advance = advance

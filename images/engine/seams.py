@@ -17,12 +17,11 @@ import collections
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
-from cdi_worker.images.engine import cancelling
-from cdi_worker.images.engine import pace as paces
+from cdi_worker.images.engine import cancelling, pace
 
 #: Bytes that requests have in common on each side of a seam.
 SECTOR: Final = 512
@@ -41,16 +40,6 @@ _BORDER: Final = 1 << 32
 _ACROSS: Final = 64 << 10
 #: Windows of ``telling`` whose uniqueness is checked: each costs a search through the data.
 _CANDIDATES: Final = 16
-
-
-@runtime_checkable
-class Compared(readers.Continuing, Protocol):
-    """A source whose ranges are compared with each other. ``pace``: of its answers."""
-
-    pace: paces.Pace
-
-    def differing(self, at: int, /) -> errors.WrongRanges:
-        """Return the error for two requests that disagree about the bytes from ``at``."""
 
 
 class _Request:
@@ -89,7 +78,7 @@ class Seams:
         name: str,
         head: bytes,
         known: remembered.Remembered,
-        pace: paces.Pace,
+        pace: pace.Pace,
     ) -> None:
         self.pace = pace
         #: Whether all seams are compared. Not needed where all bytes have a checksum.

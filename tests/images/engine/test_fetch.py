@@ -12,7 +12,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import remembered
-from cdi_worker.images.engine import cancelling, fetch, pace
+from cdi_worker.images.engine import cancelling, fetch, pace, seams
 from tests.support import processes
 
 DATA = random.Random(1).randbytes(300_000)
@@ -316,15 +316,12 @@ def test_short_reads_that_are_too_slow_together_end_the_transfer() -> None:
         fetcher(Slow(), options).each(fetch.split(0, len(DATA), 4096), lambda _o, _d: None)
 
 
-class Seamed(Memory):
-    """A reader whose ranges are compared (``seams.Compared``), which compares none itself."""
+class Seamed(Memory, seams.Seams):
+    """A reader whose ranges are compared, which compares none itself."""
 
     pace = pace.Pace()
 
     def expect(self, offset: int, length: int, /) -> None: ...
-
-    def differing(self, at: int, /) -> errors.WrongRanges:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize("data", [DATA, bytes(300_000)], ids=["noise", "zeros"])
