@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
-import threading
 from typing import Final
-
-from cdi_worker import errors
 
 #: Alignment of memory, offset and length for O_DIRECT: devices need this or less. It is also the page size,
 #: so no page is written both through the page cache and past it.
@@ -32,40 +29,6 @@ class Buffer:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(memory)
-
-
-class BufferPool:
-    """A pool of at most ``total`` bytes of buffers, allocated when first needed. Thread-safe."""
-
-    def __init__(self, total: int, buffer_size: int) -> None:
-        self.buffer_size = buffer_size
-        self._unmade = max(1, total // buffer_size)
-        self._free: list[Buffer] = []
-        self.closed = False
-        self._changed = threading.Condition()
-
-    def take(self) -> Buffer:
-        """Wait for a buffer. Raises ``errors.Cancelled`` if the pool is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._unmade or self.closed)
-            if self.closed:
-                raise errors.Cancelled
-            if self._free:
-                return self._free.pop()
-            self._unmade -= 1
-        return Buffer(self.buffer_size)
-
-    def give(self, buffer: Buffer) -> None:
-        with self._changed:
-            self._free.append(buffer)
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Free the memory; ``take`` raises ``errors.Cancelled``, also in threads that wait in it."""
-        with self._changed:
-            self.closed = True
-            self._free.clear()
-            self._changed.notify_all()
 
 
 @functools.cache

@@ -67,13 +67,14 @@ class Following(base.Disk):
         return self.size
 
     def _follow(self, follower: layout.Follower, reader: readers.Reader, sink: base.Sink) -> None:
-        pool = directio.BufferPool((RECENT + 2 + JOBS) * CHUNK, CHUNK)
+        # At most RECENT + 2 + JOBS buffers: of the history, of the newest chunk, and one for each job.
+        free: list[directio.Buffer] = []
         history = History(self._spill)
         start, last = 0, False
         with _Crew(tables.Placer(sink, direct=self._direct), follower.inflate, self._scope) as crew:
             while not (last or follower.complete):
                 self._scope.check()
-                chunk = Chunk(pool, start)
+                chunk = Chunk(free, start)
                 last = not chunk.fill(reader)
                 history.add(chunk)
                 arrival = follower.arrive(start, chunk.end, history.read, last=last)
@@ -146,12 +147,13 @@ RECENT = 2
 
 
 class Chunk:
-    """A part of the stream from ``start``; the last ``release`` returns its buffer to the pool."""
+    """A part of the stream from ``start``; the last ``release`` adds its buffer to the ``free`` ones."""
 
-    def __init__(self, pool: directio.BufferPool, start: int) -> None:
+    def __init__(self, free: list[directio.Buffer], start: int) -> None:
         self.start = start
-        self._pool = pool
-        self._buffer = pool.take()
+        self._free = free
+        # Only one thread takes buffers.
+        self._buffer = free.pop() if free else directio.Buffer(CHUNK)
         self.view = self._buffer.view
         self._users = 1
         self._lock = threading.Lock()
@@ -176,7 +178,7 @@ class Chunk:
             self._users -= 1
             unused = not self._users
         if unused:
-            self._pool.give(self._buffer)
+            self._free.append(self._buffer)
 
 
 class History:

@@ -1,17 +1,14 @@
-"""Zeros are found exactly; buffers are aligned and bounded."""
+"""Zeros are found exactly; buffers are aligned."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi_worker import errors
 from cdi_worker.images import directio
-from tests.support import processes
 
 
 def naive_extents(data: bytes, block: int) -> list[tuple[int, int, bool]]:
@@ -47,35 +44,3 @@ def test_new_buffer_is_aligned_and_zero() -> None:
     buffer.view[5000:5002] = b"ab"
     found = [(0, 4096, True), (4096, 8192, False), (8192, 12289, True)]
     assert directio.extents(buffer.view[: 3 * 4096 + 1]) == found
-
-
-def test_pool_is_bounded() -> None:
-    pool = directio.BufferPool(2 * 4096, 4096)
-    first, second = pool.take(), pool.take()
-    taken = []
-    waiting = threading.Thread(target=lambda: taken.append(pool.take()))
-    waiting.start()
-    waiting.join(0.05)
-    assert not taken
-    pool.give(first)
-    waiting.join(processes.PATIENCE)
-    assert taken == [first]
-    assert second is not first
-
-
-def test_closing_the_pool_wakes_waiting_threads() -> None:
-    pool = directio.BufferPool(4096, 4096)
-    pool.take()
-    raised = []
-
-    def wait() -> None:
-        try:
-            pool.take()
-        except errors.Cancelled as err:
-            raised.append(err)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    pool.close()
-    waiting.join(processes.PATIENCE)
-    assert len(raised) == 1
