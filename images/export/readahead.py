@@ -12,6 +12,7 @@ import mmap
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 from cdi_worker.images.engine import cancelling, crew
@@ -35,35 +36,25 @@ class Fetch:
         #: Number of requests that use the bytes now, and number of bytes used by all requests.
         self.users = 0
         self.used = 0
-        self.done = False
-        self.failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []
+        #: Done when the bytes are here, or with the error of the read.
+        self.future: futures.Future[None] = futures.Future()
+
+    @property
+    def has_failed(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
 
     def run(self, read: Read, scope: cancelling.Cancel) -> None:
         try:
             scope.check()
             read(self.start, self.memory.view)
         except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
-            self.failure = err
-        with self._lock:
-            self.done = True
-            waiting, self._waiting = self._waiting, []
-        for act in waiting:
-            act()
-
-    def when_done(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the fetch is done: now, or from the thread that runs it."""
-        with self._lock:
-            if not self.done:
-                self._waiting.append(act)
-                return
-        act()
+            self.future.set_exception(err)
+        else:
+            self.future.set_result(None)
 
     def part(self, start: int, end: int) -> memoryview:
         """Return the bytes from ``start`` to ``end`` in this fetch, or raise the error of its read."""
-        if self.failure is not None:
-            raise self.failure
+        self.future.result()
         return self.memory.view[max(0, start - self.start) : min(end, self.end) - self.start]
 
 
@@ -107,7 +98,7 @@ class Cache:
         with self._lock:
             while offset < end:
                 fetch = self._by_block.get(offset // _BLOCK)
-                if fetch is None or fetch.failure is not None:
+                if fetch is None or fetch.has_failed:
                     fetch = self._start(offset // _BLOCK, end)
                 fetch.users += 1
                 found.append(fetch)
@@ -170,7 +161,7 @@ class Cache:
     def _room(self, length: int) -> _Memory:
         """Return memory, evicting the least recently used fetches if necessary."""
         while (memory := self._arena.take(length)) is None:
-            oldest = next((fetch for fetch in self._recent if fetch.done and not fetch.users), None)
+            oldest = next((fetch for fetch in self._recent if fetch.future.done() and not fetch.users), None)
             if oldest is None:
                 return _Memory(memoryview(bytearray(length)), 0, 0)
             for block in _blocks(oldest):

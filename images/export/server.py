@@ -193,11 +193,11 @@ class _Budget:
 
 def _when_all_done(fetches: Sequence[readahead.Fetch], act: Callable[[], None]) -> None:
     """Call ``act`` once all fetches are done: now, or from the thread of the last one."""
-    missing = [fetch for fetch in fetches if not fetch.done]
+    missing = [fetch for fetch in fetches if not fetch.future.done()]
     lock = threading.Lock()
     left = len(missing) + 1
 
-    def count() -> None:
+    def count(_: object = None) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -206,5 +206,5 @@ def _when_all_done(fetches: Sequence[readahead.Fetch], act: Callable[[], None]) 
             act()
 
     for fetch in missing:
-        fetch.when_done(count)
+        fetch.future.add_done_callback(count)
     count()

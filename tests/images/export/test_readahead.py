@@ -44,9 +44,7 @@ def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
     fetches = cache.take(offset, length)
     try:
         for fetch in fetches:
-            done = threading.Event()
-            fetch.when_done(done.set)
-            assert done.wait(20)
+            fetch.future.exception(20)
         return b"".join(fetch.part(offset, offset + length) for fetch in fetches)
     finally:
         cache.give(fetches, offset, length)
@@ -135,9 +133,7 @@ def test_buffers_in_use_are_not_overwritten() -> None:
     cache = readahead.Cache(source.read, size, cancelling.Cancel(), capacity=MiB)
     taken = [(offset, cache.take(offset, 100)) for offset in range(0, size, MiB)]
     for offset, fetches in taken:
-        done = threading.Event()
-        fetches[0].when_done(done.set)
-        assert done.wait(20)
+        fetches[0].future.exception(20)
         assert fetches[0].part(offset, offset + 100) == source.content[offset : offset + 100]
         cache.give(fetches, offset, 100)
     assert use(cache, 3, 3 * MiB) == source.content[3 : 3 * MiB + 3]
@@ -163,4 +159,4 @@ def test_closing_fails_waiting_reads() -> None:
     source.gate.set()
     closing.join()
     assert running[0].part(0, 1) == source.content[:1]
-    assert isinstance(waiting[0].failure, errors.Cancelled)
+    assert isinstance(waiting[0].future.exception(20), errors.Cancelled)
