@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 #: Errors of a kernel, file system, device or seccomp filter that does not support a call.
@@ -46,6 +48,18 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, dir_fd: int | None = None
+) -> Iterator[int]:
+    """Open a file or directory as a descriptor, which is closed with the block."""
+    fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def allocate(fd: int, offset: int, length: int) -> None:

@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -23,6 +22,8 @@ _NAME: Final = ".cdi-worker-unpacking"
 _LOCK: Final = file.lock_file(file.DISK)
 #: Created by mkfs, and the lock file of the running attempt.
 _KEPT: Final = frozenset({"lost+found", _LOCK})
+#: Opens a directory in another one without following a symlink.
+_INNER: Final = os.O_DIRECTORY | os.O_NOFOLLOW
 _OCCUPIED: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR})
 
 
@@ -97,13 +98,16 @@ class Staging:
 
     def commit(self) -> None:
         """Move everything to the folder and sync. Existing directories are merged."""
-        with errors.on_target(self._directory, "move into place"), _opened(self._directory) as final:
+        with (
+            errors.on_target(self._directory, "move into place"),
+            kernel.opened(self._directory, os.O_DIRECTORY) as final,
+        ):
             self._check_names()
             self._check_disk()
             if not self._replace:
                 _refuse_existing(self.path, self._directory)
             self._claim.check()
-            with _opened(_NAME, final) as staged:
+            with kernel.opened(_NAME, _INNER, dir_fd=final) as staged:
                 _merge(staged, final)
             kernel.sync_filesystem(final)
 
@@ -127,17 +131,6 @@ class Staging:
             if not stat.S_ISREG((self.path / file.DISK).lstat().st_mode):
                 reason = f"{file.DISK!r} is not a regular file, as the disk of a volume must be"
                 raise errors.Refused(format="tar", rule="disk", reason=reason)
-
-
-@contextlib.contextmanager
-def _opened(name: str | os.PathLike[str], parent: int | None = None) -> Iterator[int]:
-    """Open a directory; in ``parent``, without following a symlink."""
-    nofollow = 0 if parent is None else os.O_NOFOLLOW
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | nofollow, dir_fd=parent)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _refuse_existing(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -166,7 +159,10 @@ def _make_room(name: str, source: int, target: int) -> None:
         os.unlink(name, dir_fd=target)
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
     elif _is_directory(name, source):
-        with _opened(name, source) as inner, _opened(name, target) as outer:
+        with (
+            kernel.opened(name, _INNER, dir_fd=source) as inner,
+            kernel.opened(name, _INNER, dir_fd=target) as outer,
+        ):
             _merge(inner, outer)
     else:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from cdi_worker import errors
-from cdi_worker.images import directio
+from cdi_worker.images import directio, kernel
 from cdi_worker.images.targets import base, block, claim, file
 from cdi_worker.scratch import journal
 
@@ -318,12 +318,9 @@ def _holds_devices(directory: pathlib.Path) -> bool:
 
 
 def _block_facts(path: str) -> TargetFacts:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with kernel.opened(path, os.O_NONBLOCK) as fd:
         size = os.lseek(fd, 0, os.SEEK_END)
-        return TargetFacts("block", size, size, direct=True)
-    finally:
-        os.close(fd)
+    return TargetFacts("block", size, size, direct=True)
 
 
 def _file_facts(path: str, directory: pathlib.Path, removed: bool) -> TargetFacts:

@@ -217,11 +217,8 @@ class LockFile(Claim):
             self._write()
         folder = pathlib.Path(self._name).parent
         for path, flags, sync in ((self._name, 0, os.fsync), (folder, os.O_DIRECTORY, kernel.sync_directory)):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-            try:
+            with kernel.opened(path, flags) as fd:
                 sync(fd)
-            finally:
-                os.close(fd)
 
     def settle(self) -> None:
         self._prepared = ()
@@ -234,19 +231,17 @@ class LockFile(Claim):
         record = self._holder._replace(prepared=self._prepared).record()
         # NFS sends what was written when the file is closed, and looks for changes when it is opened (nfs(5),
         # close-to-open cache consistency): every access opens it.
-        fd = os.open(self._name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            # In place: a kill must not lose what an earlier run has prepared.
-            self._record = record[: os.pwrite(fd, record, 0)]
-            os.ftruncate(fd, len(self._record))
-        except OSError as err:
-            # A left-over may fill the file system until it is removed, for which this claim is needed.
-            if err.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            self._record = b""
-            os.ftruncate(fd, 0)
-        finally:
-            os.close(fd)
+        with kernel.opened(self._name, os.O_WRONLY | os.O_NOFOLLOW) as fd:
+            try:
+                # In place: a kill must not lose what an earlier run has prepared.
+                self._record = record[: os.pwrite(fd, record, 0)]
+                os.ftruncate(fd, len(self._record))
+            except OSError as err:
+                # A left-over may fill the file system until it is removed, for which this claim is needed.
+                if err.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                self._record = b""
+                os.ftruncate(fd, 0)
 
     def _taken(self) -> str | None:
         try:
@@ -337,11 +332,8 @@ def _is_named(fd: int, name: str) -> bool:
 
 def read(name: str) -> bytes:
     """Return what may be a record at the start of a file or device."""
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with kernel.opened(name, os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         return os.pread(fd, RECORD, 0)
-    finally:
-        os.close(fd)
 
 
 class Marked(Claim):

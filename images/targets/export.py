@@ -87,16 +87,14 @@ class Export(claim.Marked):
 @contextlib.contextmanager
 def image(held: Export) -> Iterator[str]:
     """Yield the path of a sparse file of the size of an export, with the bytes at its beginning and end."""
-    memory = os.memfd_create("export")
-    try:
-        os.truncate(memory, held.size)
+    with (
+        errors.on_target(held.path, "read"),
+        open(os.memfd_create("export"), "wb", buffering=0) as memory,
+    ):
+        memory.truncate(held.size)
         for offset in (0, max(0, held.size - block.HEAD)):
-            os.pwrite(memory, held.device.read(offset, block.HEAD), offset)
-        yield f"/proc/{os.getpid()}/fd/{memory}"
-    except OSError as err:
-        raise errors.target_error(held.path, err, "read") from err
-    finally:
-        os.close(memory)
+            os.pwrite(memory.fileno(), held.device.read(offset, block.HEAD), offset)
+        yield f"/proc/{os.getpid()}/fd/{memory.fileno()}"
 
 
 class ExportStorage(block.BlockStorage, storage.Remote):

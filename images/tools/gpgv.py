@@ -51,10 +51,7 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
 @contextlib.contextmanager
 def _readable(data: bytes) -> Iterator[int]:
     """Yield a descriptor of a file in memory with ``data``."""
-    memory = os.memfd_create("gpgv")
-    try:
-        with open(memory, "wb", closefd=False) as file:
-            file.write(data)
-        yield memory
-    finally:
-        os.close(memory)
+    with open(os.memfd_create("gpgv"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield file.fileno()

@@ -182,16 +182,14 @@ def _change(path: str, fd: int, command: list[str], *more: str) -> None:
 
 def head(source: Node, length: int, follow: Follow = Follow()) -> bytes:
     """Return the first ``length`` bytes (a multiple of 512) of a disk."""
-    memory = os.memfd_create("head")
-    try:
-        os.truncate(memory, length)
+    with open(os.memfd_create("head"), "wb", buffering=0) as memory:
+        memory.truncate(length)
+        fd = memory.fileno()
         window: Node = {"driver": "raw", "offset": 0, "size": length, "file": source}
-        into: Node = {"driver": "raw", "file": {"driver": "file", "filename": f"/proc/self/fd/{memory}"}}
+        into: Node = {"driver": "raw", "file": {"driver": "file", "filename": f"/proc/self/fd/{fd}"}}
         argv = ["convert", "-n", "--target-is-zero", "-Oraw", text(window), text(into)]
-        _run(argv, lambda _output: None, follow, pass_fds=(memory,))
-        return os.pread(memory, length, 0)
-    finally:
-        os.close(memory)
+        _run(argv, lambda _output: None, follow, pass_fds=(fd,))
+        return os.pread(fd, length, 0)
 
 
 def commit(

@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import weakref
-from typing import Final, Self
+from typing import Final
 
 log = logging.getLogger(__name__)
 
@@ -97,35 +97,28 @@ def _sweep(parent: str) -> None:
             named = (entry.name for entry in entries if _NAME.fullmatch(entry.name))
             found = list(itertools.islice(named, _MOST))
         for name in found:
-            with contextlib.suppress(OSError), _LeftOver(name, above) as left_over:
-                left_over.remove()
+            with contextlib.suppress(OSError):
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                try:
+                    _remove(name, fd, above)
+                finally:
+                    os.close(fd)
 
 
-class _LeftOver:
-    """An open directory with one of our names. ``remove`` raises ``OSError`` if its process lives."""
+def _remove(name: str, fd: int, above: int) -> None:
+    """Remove our directory ``name``, open as ``fd``. Raises ``OSError`` if its process lives.
 
-    def __init__(self, name: str, above: int) -> None:
-        self._name, self._above = name, above
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(name, flags, dir_fd=above)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def remove(self) -> None:
-        """Remove the directory through its descriptor: another file may get its name at any time."""
-        found = os.fstat(self._fd)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            return
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        log.info("removing what a killed process has left name=%r", self._name)
-        for name in os.listdir(self._fd):
-            if stat.S_ISDIR(os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode):
-                shutil.rmtree(name, dir_fd=self._fd)
-            else:
-                os.unlink(name, dir_fd=self._fd)
-        # Removes an empty directory only.
-        os.rmdir(self._name, dir_fd=self._above)
+    Its files are removed through the descriptor: another file may get its name at any time.
+    """
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+        return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    log.info("removing what a killed process has left name=%r", name)
+    for each in os.listdir(fd):
+        if stat.S_ISDIR(os.stat(each, dir_fd=fd, follow_symlinks=False).st_mode):
+            shutil.rmtree(each, dir_fd=fd)
+        else:
+            os.unlink(each, dir_fd=fd)
+    # Removes an empty directory only.
+    os.rmdir(name, dir_fd=above)

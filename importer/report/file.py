@@ -90,8 +90,5 @@ def _print(text: str, doing: str) -> None:
 
 def _sync(folder: Path) -> None:
     """Make a rename in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with kernel.opened(folder, os.O_DIRECTORY) as fd:
         kernel.sync_directory(fd)
-    finally:
-        os.close(fd)

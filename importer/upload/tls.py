@@ -59,12 +59,9 @@ class Server:
 def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files."""
     masking.hold(context, key)
-    fd = os.memfd_create("key-pair", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, f"{certificate}\n{key}\n".encode())
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+    with open(os.memfd_create("key-pair"), "wb", buffering=0) as file:
+        file.write(f"{certificate}\n{key}\n".encode())
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 def common_name(certificate: object) -> str:

@@ -29,16 +29,16 @@ MUTANTS = (
     mutant(
         "images/tools/workspace.py",
         "removes the directory of a run that is alive",
-        ("        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n        log.info"),
-        "        log.info",
+        "    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    log.info",
+        "    log.info",
         "tests/images/tools/test_workspace.py::test_directory_of_a_running_process_stays",
     ),
     mutant(
         "images/tools/workspace.py",
         "removes a directory that is not ours alone",
         (
-            "        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:\n"
-            "            return\n"
+            "    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:\n"
+            "        return\n"
         ),
         "",
         "tests/images/tools/test_workspace.py::test_what_is_not_ours_is_not_removed",
@@ -53,8 +53,8 @@ MUTANTS = (
     mutant(
         "images/tools/workspace.py",
         "follows a link with the name of a workspace",
-        ("        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC\n        self._fd"),
-        ("        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC\n        self._fd"),
+        "os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)",
+        "os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)",
         "tests/images/tools/test_workspace.py::test_what_is_not_ours_is_not_removed",
     ),
     mutant(
