@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import smallxml
+from cdi_worker.formats import smallxml, spans
 
 #: Bytes of a map. A full disk of 64 TiB has 80 MiB (``longest``), a disk of 100 GiB has 10 MiB.
 LARGEST: Final = 96 << 20
@@ -57,6 +57,10 @@ class Map:
     block_size: int
     ranges: tuple[Range, ...]
     algorithm: str = ALGORITHM
+
+    def holes(self) -> Iterator[spans.Span]:
+        """Yield start and end of what is not mapped, in order."""
+        return spans.gaps(((start, end) for start, end, _ in self.ranges), 0, self.size)
 
     @property
     def mapped(self) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import abc
 import array
 import bisect
+import itertools
 import struct
 from collections.abc import Iterable, Iterator
 
 from cdi_worker import errors
+from cdi_worker.formats import spans
 from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import passing
 from cdi_worker.formats.mapped.pieces import Piece
@@ -57,15 +59,10 @@ class Allocation(mapped.Allocation):
         self._join_spans()
 
     def _join_spans(self) -> None:
-        joined: list[tuple[int, int]] = []
-        for start, end in self._spans:
-            if joined and start < joined[-1][1]:
+        for (_, end), (start, _) in itertools.pairwise(self._spans):
+            if start < end:
                 raise self._twice(start)
-            if joined and start == joined[-1][1]:
-                joined[-1] = joined[-1][0], end
-            else:
-                joined.append((start, end))
-        self._spans = joined
+        self._spans = list(spans.joined(self._spans))
 
     def take_pieces(self, data: Iterable[Piece], /) -> None:
         """Take data, given in file order."""

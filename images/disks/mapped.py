@@ -44,9 +44,8 @@ class Selection:
         self.ranges = [each for each in blocks.ranges if each not in kept]
         #: What is delivered as zeros.
         self.zeros = ranges.Ranges()
-        holes = list(spans.gaps(((start, end) for start, end, _ in blocks.ranges), 0, blocks.size))
         others = [(0, blocks.size)] if had is None else [*_data(had), (had.size, max(had.size, blocks.size))]
-        for _, parts in spans.common(holes, [each for each in others if each[0] < each[1]]):
+        for _, parts in spans.common(blocks.holes(), [each for each in others if each[0] < each[1]]):
             for part in parts:
                 self.zeros.add(*part)
 

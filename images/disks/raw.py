@@ -55,21 +55,6 @@ class Blank(base.Disk):
         return self.size
 
 
-class Whole(base.Disk):
-    """The first ``size`` bytes of an image that is read by ranges, in any order."""
-
-    repeats = True
-
-    def __init__(self, ranges: Ranges, size: int) -> None:
-        self._ranges = ranges
-        self.size: int = size
-
-    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
-        """See ``base.Disk``."""
-        _fetch(self._ranges, [fetch.Range(0, self.size)], sink, missing, meter)
-        return self.size
-
-
 class Extents(base.Disk):
     """A disk whose source lists data and holes; only data is read, by ranges.
 
@@ -103,6 +88,11 @@ class Extents(base.Disk):
         for extent in listed:
             self.declared += extent.length
             yield extent
+
+
+def whole(ranges: Ranges, size: int) -> Extents:
+    """Return the disk that is the first ``size`` bytes of an image, all of them data."""
+    return Extents(ranges, size, lambda: [extents.Extent(0, size, zero=False)])
 
 
 class Stream(base.Disk):

@@ -18,7 +18,7 @@ from typing import Final
 from cdi_worker import errors
 from cdi_worker.formats.tar import archive as tar
 from cdi_worker.images import kernel
-from cdi_worker.images.targets import writeback
+from cdi_worker.images.targets import storage, writeback
 
 _BUFFER: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -139,7 +139,7 @@ class _Unpacking:
             at, end = offset, offset + length
             while at < end:
                 count = self._archive.readinto(self._buffer[: end - at])
-                _write_all(fd, self._buffer[:count], at)
+                storage.write_all(fd, at, self._buffer[:count])
                 written = at = at + count
                 if window is not None:
                     # Includes holes: a call for each extent of a fragmented disk took most of the time.
@@ -187,9 +187,3 @@ def _remove(parent: int, name: str) -> None:
     """Remove an earlier entry of this name. A directory is kept, and the next call fails."""
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         os.unlink(name, dir_fd=parent)
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count

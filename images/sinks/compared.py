@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from cdi_worker import errors
@@ -121,7 +121,7 @@ class Continuing:
         """Return the parts of a range that storage does not contain."""
         missing = self._noted.missing(start, end)
         parts = list(missing)
-        for first, after in _between(start, end, missing):
+        for first, after in spans.gaps(missing, start, end):
             for part in spans.joined(wrong(first, after), _GAP):
                 self._noted.discard(*part)
                 self.differed += part[1] - part[0]
@@ -143,7 +143,7 @@ class Sampled:
     def write(self, offset: int, data: memoryview, /) -> None:
         """See ``base.Sink``."""
         end = offset + len(data)
-        for first, after in _between(offset, end, self._noted.missing(offset, end)):
+        for first, after in spans.gaps(self._noted.missing(offset, end), offset, end):
             self._compare(first, data[first - offset : after - offset])
 
     def zero(self, offset: int, length: int, /) -> None:
@@ -157,11 +157,3 @@ class Sampled:
             self.differs = True
             what = f"content at byte {offset} of the disk"
             raise errors.SourceChanged(url=self._stored.path, what=what, before="stored", now="different")
-
-
-def _between(start: int, end: int, gaps: list[Range]) -> Iterator[Range]:
-    """Yield the parts of a range that are in none of the ascending ``gaps``."""
-    for first, after in [*gaps, (end, end)]:
-        if start < first:
-            yield start, first
-        start = after

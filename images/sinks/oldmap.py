@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cdi_worker import errors, units
-from cdi_worker.formats import spans
 from cdi_worker.images import directio
 from cdi_worker.images.sinks import base, compared
 
@@ -34,8 +33,7 @@ _Piece: TypeAlias = "tuple[int, memoryview | bytes | int]"
 def check(stored: Storage, blocks: bmap.Map) -> None:
     """Raise ``errors.TargetError`` if a sample of the disk is not what its map says."""
     data = [each for each in blocks.ranges if each[1] - each[0] <= LONGEST]
-    holes = spans.gaps(((start, end) for start, end, _ in blocks.ranges), 0, blocks.size)
-    zeros = [(start, min(end, start + units.MIB), b"") for start, end in holes]
+    zeros = [(start, min(end, start + units.MIB), b"") for start, end in blocks.holes()]
     for start, end, digest in [*_sample(data), *_sample(zeros)]:
         if digest:
             is_same = hashlib.new(blocks.algorithm, stored.read(start, end - start)).digest() == digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import heapq
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -184,7 +185,8 @@ class ByMap(Comparing):
         """
 
         def selected() -> Iterator[tuple[int, int, bytes]]:
-            for part in _with_holes(blocks):
+            holes = ((start, end, b"") for start, end in blocks.holes())
+            for part in heapq.merge(blocks.ranges, holes):
                 if self._parts(part[0], part[1]):
                     yield part
                 else:
@@ -237,18 +239,6 @@ class ByMap(Comparing):
             if self._read(first, len(stored)) != stored:
                 raise storage.changed(self._stored.path)
             self._differs(first, first + len(stored), b"", stored)
-
-
-def _with_holes(blocks: bmap.Map) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the ranges of a map, and what is between them without a digest."""
-    at = 0
-    for start, end, digest in blocks.ranges:
-        if start > at:
-            yield at, start, b""
-        yield start, end, digest
-        at = end
-    if at < blocks.size:
-        yield at, blocks.size, b""
 
 
 class Summing(Comparing):

@@ -81,7 +81,7 @@ class FileTarget(base.Target):
             return fd, name, True
         removed = (path, changing(path)) if options.existing == "remove" else ()
         for left_over in (*removed, name, journal(path)):
-            _remove(left_over)
+            remove(left_over)
         fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, options.permissions or 0o666)
         if options.permissions is not None:
             with contextlib.suppress(PermissionError):  # file systems without modes
@@ -148,7 +148,7 @@ class FileTarget(base.Target):
         if not os.path.samestat(os.lstat(self.path), self._inode):
             raise self.storage.claim.lose("another run has replaced it while it was renamed")
         try:
-            _remove(changing(self.path))  # replaced by the new disk
+            remove(changing(self.path))  # replaced by the new disk
             kernel.sync_directory(self._directory)
         except OSError:
             _rename(self.path, self.written_path)
@@ -166,7 +166,7 @@ class FileTarget(base.Target):
     def _abandon(self) -> None:
         if not self._kept:
             self._check_claim()
-            _remove(self.written_path)
+            remove(self.written_path)
 
 
 class ChangedFile(FileTarget):
@@ -204,7 +204,7 @@ class ChangedFile(FileTarget):
         if self.written_path == self.path:
             _rename(self.path, changing(self.path))
             self.written_path = changing(self.path)
-        _remove(part(self.path))
+        remove(part(self.path))
         # The old name must be gone before the first change, also after a power cut.
         kernel.sync_directory(self._directory)
 
@@ -225,7 +225,8 @@ def _rename(path: str, name: str) -> None:
     pathlib.Path(path).replace(name)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file if it exists."""
     pathlib.Path(path).unlink(missing_ok=True)
 
 

@@ -112,12 +112,8 @@ class Qcow2Target(file.FileTarget):
     def _is_ours(self) -> bool:
         """Return whether the left-over is a qcow2 file as this run creates it, and without an error."""
         fd = self.storage.fd
-
-        def read(offset: int, length: int) -> bytes:
-            return os.pread(fd, length, offset)
-
         try:
-            found = _checked(read, os.fstat(fd).st_size, self._form.backing)
+            found = _checked(fd, self._form.backing)
             qemu_img.repair(self.path, fd)
         except (errors.ImageError, errors.ToolFailed, errors.TargetError):
             return False
@@ -144,13 +140,13 @@ class Qcow2Target(file.FileTarget):
 
     def _finish(self) -> None:
         super()._finish()
-        _remove(file.journal(self.path))
+        file.remove(file.journal(self.path))
 
     def _abandon(self) -> None:
         self._served.close()
         super()._abandon()
         if not self._kept:
-            _remove(file.journal(self.path))
+            file.remove(file.journal(self.path))
 
 
 class _Clusters:
@@ -239,12 +235,7 @@ def check(path: str, backing: str) -> None:
     """Check that a finished qcow2 file is safe to open. ``backing``: its backing file; empty: it has none."""
     try:
         with open(path, "rb", buffering=0) as stream:
-            fd = stream.fileno()
-
-            def read(offset: int, length: int) -> bytes:
-                return os.pread(fd, length, offset)
-
-            _checked(read, os.lseek(fd, 0, os.SEEK_END), backing)
+            _checked(stream.fileno(), backing)
     except OSError as err:
         raise errors.target_error(path, err, "open") from err
     except errors.Refused as err:
@@ -256,8 +247,13 @@ def check(path: str, backing: str) -> None:
         _backing_format(backing)
 
 
-def _checked(read: views.Read, size: int, backing: str) -> facts.Facts:
+def _read(fd: int) -> views.Read:
+    return lambda offset, length: os.pread(fd, length, offset)
+
+
+def _checked(fd: int, backing: str) -> facts.Facts:
     """Check a qcow2 file that must have the backing file ``backing``, by its whole path; empty: none."""
+    read, size = _read(fd), os.lseek(fd, 0, os.SEEK_END)
     # The check looks at the name without its directory.
     allowed = pathlib.Path(backing).name or None
     found = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=allowed)
@@ -273,12 +269,13 @@ def _backing_format(path: str) -> str:
     """Return the format of a backing file, which must be safe and have none itself."""
     with errors.on_target(path, "open the backing file"), open(path, "rb", buffering=0) as stream:
         fd = stream.fileno()
-        head, size = os.pread(fd, detect.HEAD, 0), os.lseek(fd, 0, os.SEEK_END)
+        read, size = _read(fd), os.lseek(fd, 0, os.SEEK_END)
+        head = read(0, detect.HEAD)
         form = detect.detect(head)
         form = "raw" if form == "iso" else form
         if form not in {"raw", "qcow2"}:
             raise errors.RequestError(f"{path}: a backing file is raw or qcow2, this is {form}")
-        safety.check(form, head, read=lambda offset, length: os.pread(fd, length, offset), size=size)
+        safety.check(form, head, read=read, size=size)
     return form
 
 
@@ -300,9 +297,5 @@ def _is_direct(fd: int) -> bool:
 
 
 def _empty(path: str) -> None:
-    _remove(path)
+    file.remove(path)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _remove(path: str) -> None:
-    pathlib.Path(path).unlink(missing_ok=True)

@@ -90,7 +90,7 @@ def _download(attempt: Attempt, path: str) -> int:
 
     def make(attempt: Attempt) -> disks.Disk:
         if is_random:
-            return raw.Whole(reading.ranges(attempt), size)
+            return raw.whole(reading.ranges(attempt), size)
         if delivery.has_begun(attempt, path, size):
             return disk.continued(attempt, size)
         opened = functools.partial(reading.plain, attempt, limit=available)

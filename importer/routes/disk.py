@@ -69,7 +69,7 @@ def of(attempt: Attempt, spill: space.Spill | None = None) -> base.Disk:
     read, size = reading.ranges(attempt), _raw_size(attempt)
     if plan.route is Route.EXTENTS:
         return raw.Extents(read, size, lambda: extents(attempt))
-    return raw.Whole(read, size)
+    return raw.whole(read, size)
 
 
 def moved(attempt: Attempt) -> int | None:

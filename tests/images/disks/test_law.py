@@ -100,7 +100,7 @@ def blank(files: Files, scope: cancelling.Cancel) -> Made:
 
 
 def by_ranges(files: Files, scope: cancelling.Cancel) -> Made:
-    return Made(raw.Whole(ranges(files.raw, scope), SIZE), files.raw, whole(files.raw))
+    return Made(raw.whole(ranges(files.raw, scope), SIZE), files.raw, whole(files.raw))
 
 
 def by_extents(files: Files, scope: cancelling.Cancel) -> Made:
@@ -194,7 +194,7 @@ def chain_of_changes(files: Files, scope: cancelling.Cancel) -> Made:
 #: What makes a disk of each class: at least one for each.
 MAKERS: dict[str, tuple[type[base.Disk], Callable[[Files, cancelling.Cancel], Made]]] = {
     "blank": (raw.Blank, blank),
-    "ranges": (raw.Whole, by_ranges),
+    "ranges": (raw.Extents, by_ranges),
     "extents": (raw.Extents, by_extents),
     "changed extents": (raw.Extents, changed_extents),
     "stream": (raw.Stream, stream),

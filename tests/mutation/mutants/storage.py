@@ -216,8 +216,8 @@ MUTANTS = (
     mutant(
         "images/targets/file.py",
         "does not sync the directory after the rename",
-        "            _remove(changing(self.path))  # replaced by the new disk\n            kernel.sync_directory(self._directory)\n",
-        "            _remove(changing(self.path))  # replaced by the new disk\n",
+        "            remove(changing(self.path))  # replaced by the new disk\n            kernel.sync_directory(self._directory)\n",
+        "            remove(changing(self.path))  # replaced by the new disk\n",
         CUTS,
     ),
     mutant(
