@@ -157,32 +157,26 @@ class Digests:
         spans = [(self._span(first)[0], self._span(last)[1]) for first, last in _runs(numbers)]
         return spans, b"".join(map(self._whole.__getitem__, numbers))
 
-    def units(self) -> tuple[list[ranges.Range], bytes]:
-        """Return the finished units of the newest other granules as ranges, and their tags in order."""
-        found: list[tuple[ranges.Range, bytes]] = []
+    def units(self) -> list[Record]:
+        """Return the finished units of the newest other granules, in order."""
+        found: list[Record] = []
         left = _LOOSE
         for number, table in reversed(self._open.items()):
             first, end = self._span(number)
             for index, tags in table.runs():
                 start, part = first + index * UNIT, tags[: left * TAG]
                 left -= len(part) // TAG
-                found.append(((start, min(end, start + len(part) // TAG * UNIT)), part))
+                found.append(Record(start, min(end, start + len(part) // TAG * UNIT), part, whole=False))
                 if not left:
                     break
             if not left:
                 break
-        found.sort()
-        return [span for span, _ in found], b"".join(tags for _, tags in found)
+        return sorted(found)
 
     def records(self) -> list[Record]:
         """Return what is finished, in order."""
         found = [Record(*self._span(number), tags, whole=True) for number, tags in self._whole.items()]
-        spans, tags = self.units()
-        for start, end in spans:
-            count = length([(start, end)])
-            found.append(Record(start, end, tags[:count], whole=False))
-            tags = tags[count:]
-        return sorted(found)
+        return sorted(found + self.units())
 
     def load(self, records: Iterable[Record]) -> None:
         """Add the records of an earlier attempt."""
@@ -255,11 +249,6 @@ class Digests:
 
         # Only the tag is used: the bytes are associated data. The position is the nonce.
         return aead.AESGCM(self._key[:16]).encrypt
-
-
-def length(spans: list[ranges.Range]) -> int:
-    """Return the number of bytes of the tags of all units in ``spans``."""
-    return sum(-(-(end - start) // UNIT) * TAG for start, end in spans)
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.scratch import digests, ranges
@@ -42,8 +42,6 @@ _HEADER: Final = len(_MAGIC) + len(b" ") + 2 * _MAC + len(b" 012345\n")
 
 Range = ranges.Range
 Ranges = ranges.Ranges
-#: Ranges, and the tags of the units or granules in them.
-_Tagged: TypeAlias = tuple[list[Range], bytes]
 
 
 class Slots(NamedTuple):
@@ -373,16 +371,22 @@ def _read(slots: Slots) -> list[bytes]:
         os.close(fd)
 
 
-def _encode(key: bytes, about: Mapping[str, object], granules: _Tagged, units: _Tagged) -> bytes:
+def _encode(
+    key: bytes,
+    about: Mapping[str, object],
+    granules: tuple[list[Range], bytes],
+    units: list[digests.Record],
+) -> bytes:
+    """Return a slot. ``granules``: ranges, and the digests of the granules in them."""
     document = dict(about)
-    for name, (spans, tags) in (("granules", granules), ("units", units)):
+    loose = [(each.start, each.end) for each in units], b"".join(each.tags for each in units)
+    for name, (spans, tags) in (("granules", granules), ("units", loose)):
         document[name] = spans
         document[f"{name} tags"] = base64.b64encode(tags).decode()
     body = json.dumps(document, separators=(",", ":")).encode("ascii")
     if _HEADER + len(body) > SLOT:
         # The granules fit, if every second one is finished. A resumed transfer fetches the other units again.
-        spans = units[0][: len(units[0]) // 2]
-        return _encode(key, about, granules, (spans, units[1][: digests.length(spans)]))
+        return _encode(key, about, granules, units[: len(units) // 2])
     slot = b"%s %s %06d\n%s" % (_MAGIC, _mac(key, body), len(body), body)
     return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
 
