@@ -141,7 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [] if config.getoption("--whole") else products.left_out(items)
         config.stash[LEFT_OUT] = len(others)
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in set(others)]
+    gone = set(others)
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -17,8 +17,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# jsonschema, with what is installed beside it, takes seconds: more than an input has on a busy machine.
-import jsonschema  # noqa: F401
 import requests
 
 from cdi_worker import errors
