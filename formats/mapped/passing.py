@@ -66,7 +66,7 @@ class Passing(Follower):
             *pieces.batches(now[first:], end),
         ]
         return Arrival(
-            ready, holes, [_extended(span, start) for span in unknown if span[1] - span[0] >= _SECTOR]
+            ready, holes, [_extended(span, start, end) for span in unknown if span[1] - span[0] >= _SECTOR]
         )
 
     def _read_directory(self, end: int, read: views.Read, holes: list[tuple[int, int]]) -> None:
@@ -126,12 +126,13 @@ def _span(piece: Piece) -> tuple[int, int]:
     return piece.host, piece.host + piece.length
 
 
-def _extended(span: tuple[int, int], start: int) -> tuple[int, int]:
-    """Extend the span by a sector at its start: compressed data may begin in the sector before it.
+def _extended(span: tuple[int, int], start: int, end: int) -> tuple[int, int]:
+    """Extend the span by a sector at both ends: of compressed data, only the sectors are known.
 
-    Spans shorter than a sector are not kept: they are the unused end of a compressed cluster.
+    It may begin in the last one of what is before it, and end in the one in which the next begins. Spans
+    shorter than a sector are not kept: they are the unused end of a compressed cluster.
     """
-    return max(start, span[0] - _SECTOR), span[1]
+    return max(start, span[0] - _SECTOR), min(end, span[1] + _SECTOR)
 
 
 def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:

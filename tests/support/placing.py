@@ -262,10 +262,15 @@ def passed(data: bytes, chunk: int, recent: int, form: str = "qcow2") -> bytes:
                 following.inflate(body, piece)[: piece.size] if piece.compressed else body
             )
             if piece.compressed:
-                # Data behind the compressed cluster that fits into its last sector is read with it. If that
-                # is another cluster whose table comes much later, an import has to ask for scratch.
+                # Another cluster may begin in its last sector, and end in the next one, in which a third one
+                # begins. If its table comes much later, an import has to ask for scratch: less than a sector
+                # between two known clusters is not kept.
                 after = piece.host + piece.length
-                kept[after - 512 : after + 511] = b"\1" * 1023
+                kept[after - 512 : after + 512] = b"\1" * 1024
+                if piece.host % chunk < 512:
+                    # So it has for one that ends in this sector: the chunk before shows no end to keep.
+                    first = piece.host // 512 * 512
+                    kept[first : first + 512] = b"\1" * 512
         for first, after in arrival.keep:
             assert start <= first < after <= end
             kept[first:after] = b"\1" * (after - first)

@@ -250,4 +250,11 @@ MUTANTS = (
         "if request.blocks else {}",
         f"{_UPDATES}test_update_moves_only_ranges_that_differ[file-ranges]",
     ),
+    mutant(
+        "formats/mapped/passing.py",
+        "does not keep the last sector of compressed data in which the next begins",
+        "max(start, span[0] - _SECTOR), min(end, span[1] + _SECTOR)",
+        "max(start, span[0] - _SECTOR), span[1]",
+        "tests/formats/qcow2/test_stream.py::test_compressed_data_that_ends_in_the_sector_of_the_next_is_kept",
+    ),
 )
