@@ -22,11 +22,11 @@ try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 setup: ## install everything that the tests need
 	@tools/setup test
 
-# Four for each core, as many tests wait for time-outs; each process needs 1.3 GB.
+# Three for each core, as many tests wait for time-outs; each process needs 1.3 GB.
 JOBS = $(shell awk -v cores=$$(nproc) '/^MemAvailable/ {jobs = int($$2 / 1300000); \
-	if (jobs > 4 * cores) jobs = 4 * cores; print (jobs > 1 ? jobs : 1)}' /proc/meminfo)
+	if (jobs > 3 * cores) jobs = 3 * cores; print (jobs > 1 ? jobs : 1)}' /proc/meminfo)
 
-test: setup ## run all tests, with a sample of the combinations of their parameters: JOBS=8 at a time
+test: setup ## run all tests, with a sample of the combinations of their parameters: JOBS=6 at a time
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 quick: setup ## run the tests that start no server and need no root, in about a minute
