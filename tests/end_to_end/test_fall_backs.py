@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import signal
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cdi_worker
-from tests.support import devices, disks, forked, misbehave, oracle, processes
+from tests.support import devices, disks, forked, misbehave, oracle, processes, ways
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 24 * MIB
@@ -67,18 +68,7 @@ def expected(tmp_path: Path, form: str, body: bytes) -> Path:
     return made
 
 
-def import_disk(url: str, target: Path, scratch: Path) -> cdi_worker.Result:
-    return cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace",
-            source="http",
-            location=cdi_worker.Location(url),
-            target=str(target),
-            scratch=str(scratch),
-            journal_interval=0.05,
-            fetch=OPTIONS,
-        )
-    )
+import_disk = functools.partial(ways.import_disk, journal_interval=0.05, fetch=OPTIONS)
 
 
 def kill_when(reached: Callable[[], bool], url: str, target: Path, scratch: Path) -> None:
@@ -111,7 +101,7 @@ def test_stream_instead_of_ranges_keeps_what_they_have_written(
     processes.wait_for(server.is_quiet, "the connections of the killed")
     by_ranges = ranged(server)
     server.serve("/disk", good)
-    done = import_disk(url, target, scratch)
+    done = import_disk(url, target, scratch=scratch)
     assert done.resumed > by_ranges / 2 > 3 * MIB
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
@@ -124,7 +114,7 @@ def test_stream_completes_what_ranges_began(
     url = server.serve(
         "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
     )
-    done = import_disk(url, target, scratch)
+    done = import_disk(url, target, scratch=scratch)
     assert not done.plan.random
     if form != "vhdx-log":  # converted with random reads: qemu-img has no journal
         # Half of it: tables, and what two connections had received but not written when the ranges ended.
@@ -143,7 +133,7 @@ def test_stream_replaces_wrong_bytes_of_ranges_that_nothing_showed(
         wrong[at : at + 9] = b"wrong    "
     lying = dataclasses.replace(good, body=bytes(wrong), **SHORT)
     url = server.serve("/disk", (lying, RANGES), dataclasses.replace(good, ranges=False))
-    assert not import_disk(url, target, scratch).plan.random
+    assert not import_disk(url, target, scratch=scratch).plan.random
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
 
@@ -157,7 +147,7 @@ def test_nothing_is_kept_of_ranges_that_differ(
     kill_when(lambda: streamed(server) > 4 * MIB, url, target, scratch)
     processes.wait_for(server.is_quiet, "the connections of the killed")
     server.serve("/disk", good)
-    done = import_disk(url, target, scratch)
+    done = import_disk(url, target, scratch=scratch)
     assert not done.resumed
     oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))
 
@@ -169,7 +159,7 @@ def test_nothing_is_kept_under_a_weak_identity(
     url = server.serve(
         "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
     )
-    done = import_disk(url, target, scratch)
+    done = import_disk(url, target, scratch=scratch)
     assert not done.plan.random
     assert not done.resumed
     oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))

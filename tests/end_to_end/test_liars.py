@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, oracle
+from tests.support import devices, misbehave, oracle, ways
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -46,15 +47,9 @@ WRAPPING: dict[str, Lie] = {
 FEW = cdi_worker.FetchOptions(connections=2, chunk=512 * KiB)
 
 
-def import_disk(url: str, target: Path, tmp_path: Path) -> cdi_worker.Result:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir(exist_ok=True)
-    location = cdi_worker.Location(url, access=cdi_worker.Access(patience=5.0))
-    return cdi_worker.run(
-        cdi_worker.Request(
-            source="http", location=location, target=str(target), scratch=str(scratch), fetch=FEW
-        )
-    )
+import_disk = functools.partial(
+    ways.import_disk, access=cdi_worker.Access(patience=5.0), fetch=FEW, existing="refuse"
+)
 
 
 @pytest.mark.parametrize("lie", list(LIES))
@@ -70,7 +65,7 @@ def test_ranges_with_other_bytes_are_replaced_by_the_stream(
 ) -> None:
     data = disks.wrapped(variant, compression, "dense").read_bytes()
     url = server.serve("/disk", misbehave.Page(data, lie=LIES[lie]))
-    import_disk(url, device, tmp_path)
+    import_disk(url, device, scratch=tmp_path)
     oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
 
 
@@ -88,7 +83,7 @@ def test_ranges_that_wrap_are_never_taken_for_the_disk(
     data = disks.wrapped(variant, compression, "dense").read_bytes()
     url = server.serve("/disk", misbehave.Page(data, lie=WRAPPING[lie]))
     try:
-        import_disk(url, device, tmp_path)
+        import_disk(url, device, scratch=tmp_path)
     except errors.ImageError:
         oracle.unusable(device)
     else:
@@ -117,7 +112,7 @@ def test_ranges_with_hardly_a_byte_are_replaced_by_the_stream(
 ) -> None:
     data = disks.wrapped(variant, compression, "dense").read_bytes()
     started = time.monotonic()
-    import_disk(server.serve("/disk", misbehave.Page(data, **FRUITLESS[fault])), device, tmp_path)
+    import_disk(server.serve("/disk", misbehave.Page(data, **FRUITLESS[fault])), device, scratch=tmp_path)
     assert time.monotonic() - started < 20
     oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
     assert len(server.gets("/disk")) < 60
@@ -128,6 +123,6 @@ def test_server_of_short_ranges_is_read_by_ranges(
 ) -> None:
     """A server may answer with a part of the range (RFC 9110, 15.3.7)."""
     data = disks.image("raw", "dense").read_bytes()
-    import_disk(server.serve("/disk", misbehave.Page(data, short_range=64 * KiB)), device, tmp_path)
+    import_disk(server.serve("/disk", misbehave.Page(data, short_range=64 * KiB)), device, scratch=tmp_path)
     oracle.same(device, disks.expected("raw", "dense"), beyond=devices.DIRT)
     assert all("range" in request.headers for request in server.gets("/disk"))

@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 
 import cdi_worker
-from tests.support import devices, misbehave, oracle
+from tests.support import devices, misbehave, oracle, ways
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
 EVERY_ROUTE = pytest.mark.parametrize(("variant", "compression"), disks_module.BY_RANGES)
-
-
-def import_disk(url: str, target: Path, tmp_path: Path, **access: Any) -> cdi_worker.Result:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir(exist_ok=True)
-    location = cdi_worker.Location(url, access=cdi_worker.Access(**access))
-    return cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace", source="http", location=location, target=str(target), scratch=str(scratch)
-        )
-    )
 
 
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -57,7 +46,7 @@ def test_temporary_error_is_retried(
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
     bad = dataclasses.replace(good, **TROUBLES[trouble])
     url = server.serve("/disk", (good, 1), (bad, 3), good)
-    import_disk(url, device, tmp_path, patience=1.0)
+    ways.import_disk(url, device, scratch=tmp_path, access=cdi_worker.Access(patience=1.0))
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
@@ -78,7 +67,7 @@ def test_reset_at_any_byte_is_retried(
         if at == 0 and not ranges:
             continue  # before the first byte: that is an unreachable server
         url = server.serve("/disk", (dataclasses.replace(good, cut_at=at), 1), good)
-        import_disk(url, device, tmp_path)
+        ways.import_disk(url, device, scratch=tmp_path)
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
@@ -92,7 +81,7 @@ def test_reset_of_every_response_is_survived(
     compression: str | None,
 ) -> None:
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
-    import_disk(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, tmp_path)
+    ways.import_disk(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, scratch=tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
     assert server.sent("/disk") < 1.2 * len(good.body) + MiB
 
@@ -111,7 +100,7 @@ def test_lost_mirror_is_replaced(
     with misbehave.Server() as mirrors:
         first = mirrors.serve("/first", (good, 2), dataclasses.replace(good, status=404))
         url = server.serve("/disk", misbehave.Page(to=(first, mirrors.serve("/second", good))))
-        import_disk(url, device, tmp_path)
+        ways.import_disk(url, device, scratch=tmp_path)
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
         assert len(server.requests) <= 10
 
@@ -121,5 +110,5 @@ def test_server_without_etag_is_supported(
     server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
 ) -> None:
     page = misbehave.Page(disks.image(variant).read_bytes(), etag=None, modified=None)
-    import_disk(server.serve("/disk", page), device, tmp_path)
+    ways.import_disk(server.serve("/disk", page), device, scratch=tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)

@@ -18,12 +18,16 @@ WAYS = ("ranges", "stream", "local", "pipe")
 
 
 def request(address: str, target: Path, **options: object) -> cdi_worker.Request:
-    """Return a request for a URL or a path, which replaces ``target``."""
+    """Return a request for a URL or a path, which replaces ``target``.
+
+    ``options``: fields of the request, and the ``access`` of its location.
+    """
     source = "http" if address.startswith("http") else "local"
+    location = cdi_worker.Location(address, options.pop("access", cdi_worker.Access()))
+    if "scratch" in options:
+        options["scratch"] = str(options["scratch"])
     values = {"existing": "replace", **options}
-    return cdi_worker.Request(
-        source=source, location=cdi_worker.Location(address), target=str(target), **values
-    )
+    return cdi_worker.Request(source=source, location=location, target=str(target), **values)
 
 
 def import_disk(address: str, target: Path, **options: object) -> cdi_worker.Result:
