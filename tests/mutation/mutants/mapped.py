@@ -80,7 +80,9 @@ MUTANTS = (
         "zeroes what was wrong after it was written right",
         "        each.forget(start, end)\n    out.flush()\n",
         "        each.forget(start, end)\n",
+        # Not in every run: two threads must meet.
         f"{_IMPORTS}test_only_the_wrong_range_is_fetched_again[block512-zeros]",
+        f"{_IMPORTS}test_only_the_wrong_range_is_fetched_again[block4096-zeros]",
     ),
     mutant(
         "importer/routes/delivery.py",
