@@ -79,6 +79,23 @@ def test_disk_that_grows_between_stages(ovirt: ovirt_stages.Setup, target: Path,
         oracle.same(target, ovirt.content(chain, chain.active.id), beyond=None)
 
 
+@pytest.mark.parametrize("target", ["file"], indirect=True)
+@pytest.mark.parametrize("existing", ["refuse", "remove"])
+def test_space_by_which_a_disk_grows_is_preallocated(
+    ovirt: ovirt_stages.Setup, target: Path, existing: str
+) -> None:
+    """A delta changes the disk that exists, whatever becomes of the disk of another run."""
+    chain = ovirt.chain(ovirt_stages.SIZE // 2)
+    first = chain.active.id
+    chain.snapshot("write -P 7 4k 4k", size=ovirt_stages.SIZE)
+    cdi_worker.run(dataclasses.replace(ovirt.request(chain, target, first), image_size=ovirt_stages.SIZE))
+    delta = ovirt.request(chain, target, chain.active.id, first)
+    result = cdi_worker.run(dataclasses.replace(delta, existing=existing, preallocation=True))
+    assert result.plan.route is cdi_worker.Route.MERGE
+    oracle.same(target, ovirt.content(chain, chain.active.id))
+    assert target.stat().st_blocks * 512 >= ovirt_stages.SIZE // 2
+
+
 # -- deltas that must not be merged --------------------------------------------------------------
 
 
