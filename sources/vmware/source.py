@@ -15,8 +15,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.nbd import client, handshake
 from cdi_worker.sources.nbd import locations as nbd
-from cdi_worker.sources.vmware import disk as vddk_disk
-from cdi_worker.sources.vmware import locations, nbdkit, nfc, session
+from cdi_worker.sources.vmware import locations, nbdkit, nfc, session, vddk
 from cdi_worker.sources.vmware import machine as vsphere_machine
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class VddkSource(base.Source):
         self._location = location
         self._cancel = cancel
         self._machine = machine
-        self._vddk = vddk_disk.Log(self.name)
+        self._vddk = vddk.Log(self.name)
         self._areas: extents.Kept | None = None
         self._allocated: extents.Kept | None = None
         self._names: dict[str, frozenset[str]] = {}
@@ -99,10 +98,10 @@ class VddkSource(base.Source):
         limits = client.Limits(
             connections,
             always=True,
-            connect=vddk_disk.LIMIT,
-            another=vddk_disk.LIMIT,
+            connect=vddk.LIMIT,
+            another=vddk.LIMIT,
             stall=access.patience,
-            patience=vddk_disk.LISTING_LIMIT,
+            patience=vddk.LISTING_LIMIT,
             slowest=access.slowest,
             longest=longest,
         )
@@ -223,7 +222,7 @@ class VddkSource(base.Source):
             debug=DEBUG,
             package="nbdkit-plugin-vddk",
             library_path=libraries,
-            threads=vddk_disk.READS,
+            threads=vddk.READS,
         )
 
 

@@ -13,12 +13,12 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
-from cdi_worker.sources.vmware import disk, locations, nbdkit, source
+from cdi_worker.sources.vmware import locations, nbdkit, source, vddk
 from tests.support import repository
 
 
 def test_version_and_host_are_reported() -> None:
-    log = disk.Log("disk")
+    log = vddk.Log("disk")
     log.line("nbdkit: debug: VMware VixDiskLib (7.0.3) Release build-18705163")
     log.line(
         "nbdkit: vddk[1]: debug: DISKLIB-LINK  : Opened 'vpxa-nfcssl://[a@b] test/test.vmdk@esx15.lan:902'"
@@ -28,7 +28,7 @@ def test_version_and_host_are_reported() -> None:
 
 
 def test_late_message_is_waited_for() -> None:
-    log = disk.Log("disk")
+    log = vddk.Log("disk")
     threading.Timer(0.05, log.line, ["nbdkit: vddk[1]: error: VixDiskLib_Open: Out of memory"]).start()
     found = log.explained(errors.Transient(url="disk", reason="reset"))
     assert isinstance(found, errors.Transient)
@@ -37,7 +37,7 @@ def test_late_message_is_waited_for() -> None:
 
 def test_missing_plugin_is_not_taken_for_the_library() -> None:
     """It is installed in the image, the library by the administrator."""
-    log = disk.Log("disk")
+    log = vddk.Log("disk")
     plugin = nbdkit.Plugin("nosuchplugin", debug=source.DEBUG, package="nbdkit-plugin-vddk")
     with pytest.raises(errors.ToolFailed) as caught, nbdkit.serve(plugin, nbdkit.Follow(on_line=log.line)):
         pass
@@ -47,7 +47,7 @@ def test_missing_plugin_is_not_taken_for_the_library() -> None:
 
 
 def test_reads_failing_together_have_the_same_message() -> None:
-    log = disk.Log("disk")
+    log = vddk.Log("disk")
     log.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
     for _ in range(2):
         found = log.explained(errors.Transient(url="disk", reason="reset"))
