@@ -37,8 +37,8 @@ class Pause(NamedTuple):
 class Error(Exception):
     """Base class of all errors.
 
-    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``; without a
-    ``remedy`` that is None.
+    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``. A
+    ``remedy`` that is None is left out.
     ``status``: the exit status of the command line (docs/reference/exit-status.md). ``retryable``: whether
     the same call may succeed later without a change. A message is one printable line, and it and the fields
     are masked (``masking``). Callers pass URLs through ``sources.wire.safe_url`` first.
