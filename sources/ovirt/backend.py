@@ -49,6 +49,8 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
     def _get(self, length: int) -> Any:
         """Request ``length`` bytes. The library compares only the length of the response."""
         response = super()._get(length)
+        if response.length != length:
+            raise RuntimeError(f"a range of {length} bytes is sent in chunks")
         if response.getheader("Content-Encoding", "identity").lower() != "identity":
             raise errors.Unsupported(reason=f"{self.disk}: a range is sent with a content encoding")
         stated = response.getheader("Content-Range")
@@ -59,6 +61,19 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
             reason = f"requested byte {self._position}, received {received}"
             raise errors.WrongRanges(url=self.disk, reason=reason)
         return response
+
+    def read_into(self, offset: int, into: memoryview) -> Iterator[int]:
+        """Request a range; yield the bytes of each read. The library's reads lose those before a reset."""
+        self.seek(offset)
+        response = self._get(len(into))
+        count = 0
+        while received := response.receive(into[count:]):
+            count += received
+            yield received
+        if response.length:
+            raise http.http_client.IncompleteRead(b"", response.length)
+        response.reset()
+        response.close()
 
     def _create_ssl_context(self) -> Any:
         return sockets.separated(super()._create_ssl_context())
@@ -77,9 +92,11 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
 class Client(ovirt_imageio.client.ImageioClient):  # type: ignore[misc]  # without types
     """The library's client, with ``_Backend``, which its constructor cannot be given."""
 
-    def __init__(
-        self, url: str, *, disk: str, cafile: str | None, secure: bool, buffer_size: int, slowest: float
-    ) -> None:
+    def __init__(self, url: str, *, disk: str, cafile: str | None, secure: bool, slowest: float) -> None:
         backend = type("_Backend", (_Backend,), {"slowest": slowest, "disk": disk})
         self._backend = backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
-        self._buf = bytearray(buffer_size)
+
+    def read_into(self, offset: int, into: memoryview) -> Iterator[int]:
+        """Read a range; yield the bytes of each read, which follow one another from the begin of ``into``."""
+        received: Iterator[int] = self._backend.read_into(offset, into)
+        return received

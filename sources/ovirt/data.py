@@ -18,8 +18,6 @@ from cdi_worker.sources import base, extents, responses, sockets, wire
 
 log = logging.getLogger(__name__)
 
-#: Size of the library's buffer, in bytes. Full buffers are kept when a connection breaks.
-BUFFER = 1 << 20
 #: The largest offset of a file, in bytes.
 _MOST_BYTES = (1 << 63) - 1
 #: Statuses for an unknown or expired ticket.
@@ -101,15 +99,16 @@ class Pool:
 
     def read(self, offset: int, into: memoryview) -> int:
         """Read ``into`` at ``offset``; return the number of bytes read before the connection broke."""
-        arrived = _Arrived(into)
+        count = 0
         try:
             with self._lent() as client, self._ending(client), self._translated():
-                client.write_to(arrived, offset, len(into))
+                for received in client.read_into(offset, into):
+                    count += received
         except errors.Transient:
             # The bytes read are valid; the next read continues after them.
-            if not arrived.count:
+            if not count:
                 raise
-        return arrived.count
+        return count
 
     def _ending(self, client: Any) -> cancelling.Ending:
         return self._cancel.ending(functools.partial(_shut, client))
@@ -176,7 +175,6 @@ class Pool:
                 disk=self._name,
                 cafile=None if insecure else self._authorities,
                 secure=not insecure,
-                buffer_size=BUFFER,
                 slowest=self._access.slowest,
             )
             return self._model
@@ -217,18 +215,6 @@ class Pool:
         return None
 
 
-class _Arrived:
-    """A buffer that the library writes to."""
-
-    def __init__(self, into: memoryview) -> None:
-        self.count = 0
-        self._into = into
-
-    def write(self, data: memoryview) -> None:
-        self._into[self.count : self.count + len(data)] = data
-        self.count += len(data)
-
-
 def _like(client: Any) -> Any:
     """Return another connection to the same server.
 
@@ -237,7 +223,6 @@ def _like(client: Any) -> Any:
     """
     twin = copy.copy(client)
     twin._backend = client._backend.clone()  # noqa: SLF001  (the client has no public name for it)
-    twin._buf = bytearray(BUFFER)  # noqa: SLF001  (the client has no public name for it)
     return twin
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import http.server
 import json
 import random
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -40,6 +42,10 @@ class Server:
     encoding: str = ""
     #: Cut an answer off after so many bytes.
     cut: int = 1 << 20
+    #: Cut it off by a reset, once it has been read.
+    reset: bool = False
+    #: State that a range is sent in chunks, besides its length.
+    chunked: bool = False
     #: Never answer a range.
     stall: bool = False
     #: Never end a response: of the options, of the extents, or to an error.
@@ -98,6 +104,7 @@ def server() -> Iterator[Server]:
             if served.content_range is not None:
                 stated = served.content_range
             headers = {"Content-Range": stated, "Content-Encoding": served.encoding}
+            headers["Transfer-Encoding"] = "chunked" if served.chunked else ""
             self.answer(served.status, DATA[first : last + 1], headers)
 
         def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
@@ -109,6 +116,11 @@ def server() -> Iterator[Server]:
             self.end_headers()
             self.close_connection = len(body) > served.cut
             self.wfile.write(body[: served.cut])
+            if self.close_connection and served.reset:
+                time.sleep(0.1)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                # socketserver would end it in order first.
+                socket.close(self.connection.detach())
 
         def send_endlessly(self, status: int) -> None:
             self.send_response(status)
@@ -189,13 +201,23 @@ def test_limit_of_readers_that_is_no_number_is_an_error(
         pool.connect([server.url])
 
 
-def test_bytes_before_a_cut_are_kept(server: Server, pool: imageio_data.Pool) -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_bytes_before_a_cut_are_kept(server: Server, pool: imageio_data.Pool, *, reset: bool) -> None:
     pool.connect([server.url])
-    server.cut = 70_000
+    server.cut, server.reset = 70_000, reset
     whole, done = bytearray(len(DATA)), 0
     while done < len(DATA):
-        done += pool.read(done, memoryview(whole)[done:])
+        received = pool.read(done, memoryview(whole)[done:])
+        assert received in {70_000, len(DATA) - done}
+        done += received
     assert bytes(whole) == DATA
+
+
+def test_range_in_chunks_is_never_data(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.chunked = True
+    with pytest.raises(errors.Transient, match="in chunks"):
+        read(pool, 1000, 1000)
 
 
 @pytest.mark.parametrize(
