@@ -140,7 +140,8 @@ class Bench:
 
     ``directory``: for inputs and servers; ``file`` and ``block``: the targets, on storage of the setting.
     ``group``: the control group of every side, if the setting has limits. ``before``: where another version
-    of the worker is installed. ``is_alone``: without the rivals.
+    of the worker is installed. ``is_alone``: without the rivals. ``recorder``: the command, with its options,
+    that runs and records each command.
     """
 
     directory: Path
@@ -153,6 +154,7 @@ class Bench:
     scale: Scale = Scale()
     before: Path | None = None
     is_alone: bool = False
+    recorder: Sequence[str | Path] = ()
 
     @functools.cached_property
     def raw(self) -> Path:
@@ -177,9 +179,9 @@ class Bench:
         return measure.run([*self.prefix, *argv], timeout=timeout)
 
     @property
-    def prefix(self) -> tuple[str, ...]:
+    def prefix(self) -> tuple[str | Path, ...]:
         """Return the prefix of a command that must run in the setting's control group."""
-        return self.group.prefix if self.group else ()
+        return (*(self.group.prefix if self.group else ()), *self.recorder)
 
     def command(self, argv: Sequence[str | Path], target: Path) -> Side:
         """Return a side that runs a command which writes ``target``, removed before if it is a file."""

@@ -8,11 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.bench import bench as benches
-from tests.bench import public, report, run, wire
+from tests.bench import profile, public, report, run, wire
 from tests.bench.bench import Bench, Row, Sides, Work
 from tests.bench.machine import Machine
 from tests.bench.measure import Cost
@@ -186,3 +187,23 @@ def test_row_without_figures_says_why(bench: Bench) -> None:
 
 def test_public_rows_are_declared() -> None:
     assert set(public.ROWS) <= {row.key for row in benches.ROWS}
+
+
+def test_flame_graph_shows_who_called_whom() -> None:
+    folded = [
+        "main (cdi_worker/importer/cli.py);Command.main (click/core.py);write (cdi_worker/a.py) 60",
+        "main (cdi_worker/importer/cli.py);read (lib<1>.py) 39",
+        "rare (cdi_worker/importer/cli.py) 1",
+        "rarer (cdi_worker/importer/cli.py) 0",
+    ]
+    found = ET.fromstring(profile.drawn(folded, "row: now"))
+    shapes = {
+        str(each[0].text): (float(each.attrib["x"]), float(each.attrib["y"]), float(each.attrib["width"]))
+        for each in found.iter("{http://www.w3.org/2000/svg}rect")
+    }
+    assert shapes == {
+        "main (cdi_worker/importer/cli.py): 99.0%": (0.0, 15.0, 990.0),
+        "read (lib<1>.py): 39.0%": (0.0, 30.0, 390.0),
+        "write (cdi_worker/a.py): 60.0%": (390.0, 30.0, 600.0),
+        "rare (cdi_worker/importer/cli.py): 1.0%": (990.0, 15.0, 10.0),
+    }
