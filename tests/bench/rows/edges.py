@@ -14,7 +14,7 @@ from tests.bench import bench as benches
 from tests.bench import inputs
 from tests.bench.bench import Bench, Side, Sides
 from tests.bench.measure import Cost
-from tests.support import misbehave, pages, processes, uploads, worker
+from tests.support import engine, misbehave, pages, processes, uploads, worker
 
 SIZE = 1 << 20
 
@@ -129,6 +129,43 @@ def clone_source(bench: Bench, own: Path) -> Iterator[Run]:
         yield run
 
 
+def ovirt_populator(bench: Bench, own: Path) -> Iterator[Run]:
+    """Yield an import of 1 MiB from oVirt; the last edge is that the engine gets its last request."""
+    called: list[float] = []
+
+    class Timed(list[str]):
+        def append(self, call: str, /) -> None:
+            called.append(time.monotonic())
+            super().append(call)
+
+    program = own / "ovirt-populator"
+    program.write_text("from cdi_worker.importer import cli\ncli.main()\n")
+    target = own / "disk.img"
+    with engine.running(own, local=False) as (served, authority):
+        served.add_disk("disk", inputs.noise(bench.directory, SIZE))
+        served.calls = Timed()
+        env = {
+            "user": engine.USER,
+            "password": engine.PASSWORD,
+            "cacert": authority.certificate.read_text(),
+        }
+        argv = [
+            *_environment(env),
+            *(worker.COMMAND[0], program),
+            *(f"--engine-url={served.url.removesuffix('/ovirt-engine/api')}", "--disk-id=disk"),
+            *(f"--volume-path={target}", f"--pvc-size={SIZE}", "--metrics-port=0"),
+        ]
+
+        def run() -> Edges:
+            target.unlink(missing_ok=True)
+            called.clear()
+            started = time.monotonic()
+            cost = bench.run(argv)
+            return Edges(cost, started, called[0], called[-1], time.monotonic())
+
+        yield run
+
+
 def _environment(env: dict[str, str]) -> list[str | Path]:
     return ["env", *(f"{name}={value}" for name, value in env.items())]
 
@@ -155,6 +192,7 @@ for _role, _first in (
     (importer, "to its first request"),
     (upload_server, "until it listens"),
     (clone_source, "to its first request"),
+    (ovirt_populator, "to its first request"),
 ):
     _name = _role.__name__.replace("_", " ")
     for _end, _what in ((False, f"from its start {_first}"), (True, "from the last answer to its end")):
