@@ -7,7 +7,6 @@ checks differ between versions. Here memory is bounded, and doubtful entries are
 from __future__ import annotations
 
 import array
-import functools
 import io
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -18,6 +17,7 @@ from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import sparse as tar_sparse
 
 _SKIP = 1 << 18
+_ZEROS = bytes(headers.BLOCK)
 _LAST_TIME = 1 << 40
 #: Zeros after the last entry. GNU tar fills a record, rarely above 1 MiB; a stream of zeros may be endless.
 _LARGEST_END = 64 << 20
@@ -26,6 +26,8 @@ _HEADERS = 1 << 30
 
 #: The name of the disk on a volume with a file system. A program that opens it follows a link, in its mounts.
 DISK = "disk.img"
+
+_EMPTY: tar_sparse.Map = array.array("Q")
 
 Kind = Literal["file", "directory", "symlink", "hardlink"]
 
@@ -52,7 +54,7 @@ class Entry(NamedTuple):
     mode: int
     mtime: int
     size: int = 0
-    map: tar_sparse.Map = array.array("Q")
+    map: tar_sparse.Map = _EMPTY
     link: str = ""
 
     def extents(self) -> Iterator[tuple[int, int]]:
@@ -101,7 +103,7 @@ class Archive(headers.Stream):
         header = _Header()
         while True:
             block = self._take(headers.BLOCK)
-            if not block.strip(b"\0"):
+            if block == _ZEROS:
                 if header.started:
                     raise headers.corrupt("the archive ends between the headers of an entry")
                 self._expect_end()
@@ -118,41 +120,45 @@ class Archive(headers.Stream):
                 return header
 
     def _entry(self, header: _Header) -> Entry:
-        raw = header.raw
-        path = archive_path(header.name)
+        raw, name = header.raw, header.name
+        path = archive_path(name)
         kind = _KINDS.get(raw.type)
-        if raw.type == headers.FILE and header.name.endswith(b"/"):
+        if raw.type == headers.FILE and name.endswith(b"/"):
             kind = "directory"  # as in archives from before POSIX
         if kind is None:
             raise refused(
                 "type", path, f"has type {raw.type!r}; only files, directories and links are allowed"
             )
-        entry = functools.partial(Entry, path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME))
+        size, extents, link = 0, _EMPTY, ""
         if kind == "file":
-            return entry(*self._file(header, path))
-        if raw.type == headers.DUMPDIR:
+            size, extents = self._file(header, path)
+        elif raw.type == headers.DUMPDIR:
             self._begin(header.stored)  # the names in the directory
         elif raw.type not in headers.WITHOUT_DATA and header.stored:
-            raise headers.corrupt(f"{header.name[:200]!r} is not a file, but has data")
+            raise headers.corrupt(f"{name[:200]!r} is not a file, but has data")
         if kind == "symlink":
-            return entry(link=symlink(header.link, path))
-        if kind == "hardlink":
-            return entry(link="/".join(archive_path(header.link)))
-        return entry()
+            link = symlink(header.link, path)
+        elif kind == "hardlink":
+            link = "/".join(archive_path(header.link))
+        return Entry(path, kind, raw.mode & 0o777, min(max(raw.mtime, 0), _LAST_TIME), size, extents, link)
 
     def _file(self, header: _Header, path: tuple[str, ...]) -> tuple[int, tar_sparse.Map]:
         """Expect the data of a file. Return its size and its map."""
         if not path:
             raise refused("name", path, "has no name")
         stored = header.stored
+        if header.raw.type == headers.SPARSE or header.is_sparse:
+            return self._sparse_file(header, stored)
+        self._begin(stored, stored)
+        return stored, array.array("Q", (0, stored))
+
+    def _sparse_file(self, header: _Header, stored: int) -> tuple[int, tar_sparse.Map]:
         if header.raw.type == headers.SPARSE:
             extents, size = tar_sparse.gnu(header.raw.block, self._take)
-        elif header.is_sparse:
+        else:
             size = header.sparse_size
             extents, taken = header.sparse_map or tar_sparse.pax(stored, self._take)
             stored -= taken
-        else:
-            extents, size = array.array("Q", (0, stored)), stored
         tar_sparse.check(extents, size, stored)
         self._begin(stored, size)
         return size, extents
@@ -187,8 +193,9 @@ class Archive(headers.Stream):
             scrap = memoryview(bytearray(min(_SKIP, self._left)))
             while self._left:
                 self.readinto(scrap)
-        self._take(self._padding)
-        self._padding = 0
+        if self._padding:
+            self._take(self._padding)
+            self._padding = 0
 
     def _expect_end(self) -> None:
         """Check that only zeros follow. POSIX requires two zero blocks, some tools write one."""
@@ -203,6 +210,8 @@ class _Header:
     """The header of an entry, combined with the extended and long-name headers before it."""
 
     raw: headers.Raw
+    #: Whether it is a sparse file in a pax format.
+    is_sparse = False
 
     def __init__(self) -> None:
         self.added: dict[bytes, bytes] = {}
@@ -224,9 +233,12 @@ class _Header:
         self.added[kind] = data
         if kind == headers.EXTENDED:
             self.records = headers.records(data)
+            self.is_sparse = any(key.startswith(b"GNU.sparse.") for key in self.records)
 
     @property
     def name(self) -> bytes:
+        if not self.started:
+            return self.raw.name
         sparse = self.records.get(b"GNU.sparse.name")
         return sparse if sparse is not None else self._either(headers.LONG_NAME, b"path", self.raw.name)
 
@@ -241,11 +253,6 @@ class _Header:
         if not 0 <= size < 1 << 63:
             raise headers.corrupt(f"an entry has an invalid size of {size} bytes")
         return size
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it is a sparse file in a pax format."""
-        return any(key.startswith(b"GNU.sparse.") for key in self.records)
 
     @property
     def sparse_size(self) -> int:
@@ -294,7 +301,7 @@ _DEEPEST = 256  # each level costs a descriptor and a stack frame when a tree is
 
 def archive_path(name: bytes) -> tuple[str, ...]:
     """Split a name into its parts; empty for the root directory itself. Raises ``errors.Refused``."""
-    parts = tuple(part for part in _decode(name).split("/") if part not in {"", "."})
+    parts = tuple([part for part in _decode(name).split("/") if part not in {"", "."}])
     if name.startswith(b"/"):
         raise refused("absolute", parts, "has an absolute path")
     if ".." in parts:

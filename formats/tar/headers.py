@@ -5,6 +5,7 @@ https://www.gnu.org/software/tar/manual/html_section/Tar-Internals.html
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import struct
@@ -18,7 +19,7 @@ BLOCK = 512
 #: Maximum bytes of a long name or an extended header. Pax sparse formats 0.0 and 0.1 keep their maps in it:
 #: about 20 bytes per extent in 0.1, 70 in 0.0.
 LARGEST_HEADER = 16 << 20
-_LAYOUT = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
+_LAYOUT = struct.Struct("100s8s16x12s12s8sc100s8s80x155s12x")
 _CHECKSUM, _SPACES = slice(148, 156), b" " * 8
 _NUMBER = re.compile(rb" *([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
@@ -76,21 +77,23 @@ class Stream:
 
 def parse(block: bytes) -> Raw:
     """Parse one header block. Raises ``errors.Corrupt``."""
-    fields = _LAYOUT.unpack(block)
-    name, mode, _, _, size, mtime, checksum, kind, link, magic = fields[:10]
+    name, mode, size, mtime, checksum, kind, link, magic, prefix = _LAYOUT.unpack(block)
     stated = number(checksum)
     if stated != _sum(block) and stated != _signed_sum(block):
         raise corrupt("a header has a wrong checksum")
-    name, link = _text(name), _text(link)
-    prefix = _text(fields[14])
-    if magic.startswith(b"ustar\0") and prefix:
+    name = _text(name)
+    if magic.startswith(b"ustar\0") and (prefix := _text(prefix)):
         name = prefix + b"/" + name
     kind = FILE if kind in _FILES else kind
-    return Raw(name, number(mode), number(size), number(mtime), kind, link, block)
+    return Raw(name, number(mode), number(size), number(mtime), kind, _text(link), block)
 
 
+@functools.lru_cache(1024)
 def number(field: bytes) -> int:
-    """Parse a numeric field: octal digits, or base-256 of GNU tar. Raises ``errors.Corrupt``."""
+    """Parse a numeric field: octal digits, or base-256 of GNU tar. Raises ``errors.Corrupt``.
+
+    The headers of an archive have few different fields, and parsing four of them took 3 us per file.
+    """
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     if field[0] == 0xFF:
@@ -140,9 +143,9 @@ def corrupt(reason: str) -> errors.Corrupt:
 def _sum(block: bytes) -> int:
     """Return the sum of the bytes of a header; those of the checksum count as spaces.
 
-    The lower half of Adler-32 is 1 plus the sum modulo 65521, which 256 bytes do not reach.
+    The lower half of Adler-32, from 0, is the sum modulo 65521, which 256 bytes do not reach.
     """
-    halves = sum((zlib.adler32(half) & 0xFFFF) - 1 for half in (block[:256], block[256:]))
+    halves = (zlib.adler32(block[:256], 0) & 0xFFFF) + (zlib.adler32(block[256:], 0) & 0xFFFF)
     return halves - sum(block[_CHECKSUM]) + len(_SPACES) * _SPACES[0]
 
 
