@@ -53,14 +53,14 @@ class _Unpacking:
     def __init__(
         self, root: int, directory: str, archive: tar.Archive, advance: Callable[[int], object]
     ) -> None:
-        self._root = root
         self._directory = directory
         self._archive = archive
         self._advance = advance
         self._buffer = memoryview(bytearray(_BUFFER))
-        #: The directories of the last path, open: most entries are in that of the entry before. A name stays
-        #: that of its directory, because no entry removes one.
-        self._open: list[tuple[str, int]] = []
+        #: The directories of the last path, which are open as ``_open``, from the root: most entries are in
+        #: that of the entry before. A name stays that of its directory, because no entry removes one.
+        self._path: tuple[str, ...] = ()
+        self._open = [root]
 
     def close(self) -> None:
         self._close_below(0)
@@ -78,7 +78,7 @@ class _Unpacking:
             self._make_file(parent, name, entry)
         elif entry.kind == "directory":
             # The worker must be able to create and remove files in it.
-            os.fchmod(self._inner(parent, entry.path), entry.mode | 0o700)
+            os.fchmod(self._enter(entry.path), entry.mode | 0o700)
         elif entry.kind == "symlink":
             _remove(parent, name)
             os.symlink(entry.link, name, dir_fd=parent)
@@ -91,25 +91,27 @@ class _Unpacking:
 
     def _directory_of(self, path: tuple[str, ...]) -> int:
         """Open the directory of a path below the root without following symlinks; create missing ones."""
-        depth = 0
-        while depth < min(len(self._open), len(path) - 1) and self._open[depth][0] == path[depth]:
-            depth += 1
-        self._close_below(depth)
-        fd = self._open[-1][1] if self._open else self._root
-        for end in range(depth + 1, len(path)):
-            with errors.on_target("/".join((self._directory, *path[:end])), "make directory"):
-                fd = self._inner(fd, path[:end])
-        return fd
+        parents = path[:-1]
+        if parents != self._path:
+            depth = 0
+            while depth < min(len(self._path), len(parents)) and self._path[depth] == parents[depth]:
+                depth += 1
+            self._close_below(depth)
+            for end in range(depth + 1, len(path)):
+                with errors.on_target("/".join((self._directory, *path[:end])), "make directory"):
+                    self._enter(path[:end])
+        return self._open[-1]
 
-    def _inner(self, parent: int, path: tuple[str, ...]) -> int:
+    def _enter(self, path: tuple[str, ...]) -> int:
         """Open the directory at ``path`` in the last one that is open, and keep it open."""
-        fd = _open_or_make(parent, path[-1], path)
-        self._open.append((path[-1], fd))
-        return fd
+        self._open.append(_open_or_make(self._open[-1], path[-1], path))
+        self._path = path
+        return self._open[-1]
 
     def _close_below(self, depth: int) -> None:
-        while len(self._open) > depth:
-            os.close(self._open.pop()[1])
+        self._path = self._path[:depth]
+        while len(self._open) > depth + 1:
+            os.close(self._open.pop())
 
     def _make_hard_link(self, parent: int, name: str, entry: tar.Entry) -> None:
         """Make a hard link in ``parent``, and close that."""
