@@ -23,6 +23,8 @@ from cdi_worker.images.targets import storage, writeback
 _BUFFER: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Not every server lets a file without these be written by who creates it.
+_WRITABLE: Final = stat.S_IRUSR | stat.S_IWUSR
 #: Files of this size and more are written back while they are unpacked, and synced one by one.
 _LARGE: Final = 8 << 20
 
@@ -61,6 +63,9 @@ class _Unpacking:
         #: that of the entry before. A name stays that of its directory, because no entry removes one.
         self._path: tuple[str, ...] = ()
         self._open = [root]
+        #: The modes of new files in the last of them, by the modes that they were created with: the umask and
+        #: a default ACL change them.
+        self._modes: dict[int, int] = {}
 
     def close(self) -> None:
         self._close_below(0)
@@ -106,10 +111,12 @@ class _Unpacking:
         """Open the directory at ``path`` in the last one that is open, and keep it open."""
         self._open.append(_open_or_make(self._open[-1], path[-1], path))
         self._path = path
+        self._modes.clear()
         return self._open[-1]
 
     def _close_below(self, depth: int) -> None:
         self._path = self._path[:depth]
+        self._modes.clear()
         while len(self._open) > depth + 1:
             os.close(self._open.pop())
 
@@ -124,10 +131,14 @@ class _Unpacking:
             os.close(parent)
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
-        fd = _new_file(parent, name)
+        wanted = entry.mode | _WRITABLE
+        fd = _new_file(parent, name, wanted)
         try:
+            if (mode := self._modes.get(wanted)) is None:
+                mode = self._modes[wanted] = stat.S_IMODE(os.fstat(fd).st_mode)
+            if mode != entry.mode:
+                os.fchmod(fd, entry.mode)
             self._fill(fd, entry)
-            os.fchmod(fd, entry.mode)
             os.utime(fd, (entry.mtime, entry.mtime))
             if entry.size >= _LARGE:
                 os.fsync(fd)
@@ -152,13 +163,13 @@ class _Unpacking:
             os.ftruncate(fd, entry.size)
 
 
-def _new_file(parent: int, name: str) -> int:
+def _new_file(parent: int, name: str, mode: int) -> int:
     """Create a file, and open it. One of this name is of an earlier entry, and is removed."""
     try:
-        return os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        return os.open(name, _NEW_FILE, mode, dir_fd=parent)
     except FileExistsError:
         _remove(parent, name)
-        return os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        return os.open(name, _NEW_FILE, mode, dir_fd=parent)
 
 
 def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import struct
 import tarfile
 import tempfile
 import traceback
@@ -221,6 +223,46 @@ def test_modes_are_kept_without_special_bits(volume):
     assert (volume / "file").stat().st_mode & 0o7777 == 0o755
     assert (volume / "closed").stat().st_mode & 0o7777 == 0o700
     assert (volume / "closed/file").stat().st_mode & 0o7777 == 0o400
+
+
+MODES = (0o666, 0o444, 0o000, 0o666, 0o755)
+
+
+@contextlib.contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o777])
+def test_modes_do_not_depend_on_the_umask(volume, mask):
+    members = [tar_parts.member(f"{number}", b"x", mode=mode) for number, mode in enumerate(MODES)]
+    with umask(mask):
+        unpack_into(volume, tar_parts.packed(*members))
+    assert [stat.S_IMODE((volume / str(each)).stat().st_mode) for each in range(len(MODES))] == [*MODES]
+    assert (volume / "1").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("entered", [(), ("inner",)])
+@pytest.mark.parametrize(("mask", "others"), [(0o022, 0), (0o077, 7)])
+def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
+    """The files of a directory with one get these permissions at most, and no umask counts."""
+    (volume / "inner").mkdir()
+    entries = ((0x01, 7), (0x04, others), (0x20, others))  # linux/posix_acl_xattr.h: owner, group, others
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", tag, bits, -1) for tag, bits in entries)
+    try:
+        os.setxattr(volume / "inner", "system.posix_acl_default", acl)
+    except OSError:
+        pytest.skip("needs a file system with ACLs")
+    names = ("first", "inner/second", "third")
+    directories = [tar_parts.member(name, type=tarfile.DIRTYPE, mode=0o755) for name in entered]
+    first, *later = (tar_parts.member(name, b"x", mode=0o644) for name in names)
+    with umask(mask):
+        unpack_into(volume, tar_parts.packed(first, *directories, *later))
+    assert {stat.S_IMODE((volume / name).stat().st_mode) for name in names} == {0o644}
 
 
 def test_later_entry_replaces_earlier_one(volume):
