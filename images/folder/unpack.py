@@ -13,7 +13,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Final
+from concurrent import futures
+from types import TracebackType
+from typing import Final, Self
 
 from cdi_worker import errors
 from cdi_worker.formats.tar import archive as tar
@@ -27,6 +29,8 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 _WRITABLE: Final = stat.S_IRUSR | stat.S_IWUSR
 #: Files of this size and more are written back while they are unpacked, and synced one by one.
 _LARGE: Final = 8 << 20
+#: Bytes of an archive after which the files so far are synced.
+_SYNC: Final = 32 << 20
 
 
 def unpack(
@@ -42,11 +46,10 @@ def unpack(
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         work = _Unpacking(root, os.fspath(directory), archive, advance or (lambda _: None))
-        with contextlib.closing(work):
+        with contextlib.closing(work), _Syncing(root, directory) as syncing:
             for entry in archive:
                 work.make(entry)
-            with errors.on_target(directory, "sync"):
-                kernel.sync_filesystem(root)
+                syncing.reached(archive.at)
     finally:
         os.close(root)
 
@@ -161,6 +164,47 @@ class _Unpacking:
                 self._advance(count)
         if written < entry.size:
             os.ftruncate(fd, entry.size)
+
+
+class _Syncing:
+    """Sync the file system of ``root`` in a thread, while it is written and at the end of the ``with`` block.
+
+    Otherwise storage would be idle until the end: the kernel writes small files back when they are 30 seconds
+    old, or a tenth of memory is dirty.
+    """
+
+    def __init__(self, root: int, directory: str | os.PathLike[str]) -> None:
+        self._root = root
+        self._directory = directory
+        self._executor = futures.ThreadPoolExecutor(1, "sync")
+        self._last: futures.Future[None] | None = None
+        self._begun_at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._executor:
+            if kind is None:
+                self._begin()
+                self._wait()
+
+    def reached(self, at: int) -> None:
+        """Begin a sync if the last one has ended, and began far before this byte of the archive."""
+        if at - self._begun_at >= _SYNC and (self._last is None or self._last.done()):
+            self._begun_at = at
+            self._begin()
+
+    def _begin(self) -> None:
+        self._wait()
+        self._last = self._executor.submit(kernel.sync_filesystem, self._root)
+
+    def _wait(self) -> None:
+        if self._last is not None:
+            with errors.on_target(self._directory, "sync"):
+                self._last.result()
 
 
 def _new_file(parent: int, name: str, mode: int) -> int:

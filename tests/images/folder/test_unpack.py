@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -246,8 +247,9 @@ def test_modes_do_not_depend_on_the_umask(volume, mask):
     assert (volume / "1").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("entered", [(), ("inner",)])
-@pytest.mark.parametrize(("mask", "others"), [(0o022, 0), (0o077, 7)])
+@pytest.mark.parametrize(
+    ("mask", "others", "entered"), [(0o022, 0, ()), (0o022, 0, ("inner",)), (0o077, 7, ())]
+)
 def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
     """The files of a directory with one get these permissions at most, and no umask counts."""
     (volume / "inner").mkdir()
@@ -346,6 +348,49 @@ def test_full_file_system_is_reported(tmp_path):
             unpack_into(tmp_path, tar_parts.packed(tar_parts.member("large", bytes(2 << 20))))
     finally:
         processes.run("umount", tmp_path)
+
+
+class Syncs:
+    """In place of ``kernel.sync_filesystem``: notes the number of files, fails the call ``failing``."""
+
+    def __init__(self, volume, failing=None):
+        self._volume = volume
+        self._failing = failing
+        self.files = []
+
+    def __call__(self, fd):
+        self.files.append(len(os.listdir(self._volume)))
+        if len(self.files) - 1 == self._failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def unpack_with_syncs(monkeypatch, volume, syncs):
+    monkeypatch.setattr(unpack, "_SYNC", 4096)
+    monkeypatch.setattr(unpack.kernel, "sync_filesystem", syncs)
+    unpack_into(volume, tar_parts.packed(*(tar_parts.member(f"{each}", bytes(512)) for each in range(1000))))
+
+
+def test_files_are_synced_while_others_are_unpacked_and_at_the_end(monkeypatch, volume):
+    syncs = Syncs(volume)
+    unpack_with_syncs(monkeypatch, volume, syncs)
+    assert syncs.files[0] < 1000
+    assert syncs.files[-1] == 1000
+    assert 2 < len(syncs.files) <= 1000 * 1024 // 4096 + 1
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_failed_sync_is_reported(monkeypatch, volume, failing):
+    """An error of writeback is reported once."""
+    with pytest.raises(errors.TargetError, match="place: sync: input/output error"):
+        unpack_with_syncs(monkeypatch, volume, Syncs(volume, failing))
+
+
+def test_nothing_is_synced_for_a_failed_archive(monkeypatch, volume):
+    syncs = Syncs(volume)
+    monkeypatch.setattr(unpack.kernel, "sync_filesystem", syncs)
+    with pytest.raises(errors.Truncated):
+        unpack_into(volume, tar_parts.packed(tar_parts.member("a", b"x"))[:600])
+    assert syncs.files == []
 
 
 def test_missing_directory_is_reported(tmp_path):
