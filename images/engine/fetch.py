@@ -26,10 +26,11 @@ PIECE = 1 * MIB
 #: have one. It is never shorter than that time, even if there is then none for some connections: such servers
 #: work for each request, and on several at once no faster.
 _WORTH = 4
-#: Bytes of a request for a large object, so that our own work for it does not matter: with requests of 4 MiB,
-#: 1 GiB took a fifth more of our CPU time. Each connection still gets so many, and all end at the same time.
+#: Bytes of a request for a large object, so that our own work and the wait for its answer do not matter: with
+#: requests of 4 MiB, 1 GiB took a fifth more of our CPU time. What is left is at least so many of them for
+#: each connection: the last ones are short, and all connections end at the same time.
 _LARGE = 16 * MIB
-_TURNS = 16
+_TURNS = 2
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
 
@@ -73,8 +74,11 @@ def _ends(item: Range) -> tuple[int, int]:
     return item.offset, item.offset + item.length
 
 
-def _together(ranges: Iterable[Range], longest: Callable[[], int]) -> Iterator[list[Range]]:
-    """Group nearby ranges for requests of at most ``longest`` bytes. A longer range is a group of its own."""
+def _together(ranges: Iterable[Range], longest: Callable[[int], int]) -> Iterator[list[Range]]:
+    """Group nearby ranges for requests of at most ``longest(offset)`` bytes.
+
+    A longer range is a group of its own.
+    """
     group: list[Range] = []
     start = end = most = 0
     for item in ranges:
@@ -83,7 +87,7 @@ def _together(ranges: Iterable[Range], longest: Callable[[], int]) -> Iterator[l
             yield group
             group = []
         if not group:
-            start, most = item.offset, longest()
+            start, most = item.offset, longest(item.offset)
         group.append(item)
         end = after
     if group:
@@ -136,14 +140,15 @@ class Fetcher:
         self._confirmations = seams.Confirmations(scope)
         self._thread = threading.local()
 
-    def request_length(self, ahead: int | None = None) -> int:
-        """Return the length of the next request of a ``Continuing`` source, in bytes.
+    def request_length(self, start: int, ahead: int | None = None) -> int:
+        """Return the length of a request from ``start`` to a ``Continuing`` source, in bytes.
 
         ``ahead``: bytes that the requests of all connections may have together. Default: what is worth it.
         """
         cost, most = self._pace.cost, self.size // self.options.connections
         if ahead is None:
-            share = max(_WORTH * cost, min(_LARGE, most // _TURNS))
+            left = (self.size - start) // self.options.connections
+            share = max(_WORTH * cost, min(_LARGE, left // _TURNS))
         else:
             share = ahead // self.options.connections
         return max(self.options.chunk, cost, min(share, most, pace.MOST))
@@ -290,10 +295,10 @@ class Fetcher:
                 confirmed()
             workers.wait()
 
-    def _longest(self, *, tables: bool) -> int:
-        """Return the longest request for nearby ranges, in bytes; 0: one for each range."""
+    def _longest(self, start: int, *, tables: bool) -> int:
+        """Return the longest request for nearby ranges from ``start``, in bytes; 0: one for each range."""
         if self._continuing is not None and not tables:
-            return self.request_length()
+            return self.request_length(start)
         # One read, and a buffer for all of it.
         return self.options.chunk if self._continuing is not None or self._is_batching else 0
 
@@ -334,7 +339,7 @@ class OrderedStream:
         options = fetcher.options
         self._size = options.window * options.chunk
         pieces = (piece for item in ranges for piece in split(*_ends(item), fetcher.step))
-        self._requests = _together(pieces, lambda: fetcher.request_length(self._size))
+        self._requests = _together(pieces, lambda start: fetcher.request_length(start, self._size))
         self._taken = 0
         self._taking = threading.Lock()
         self._changed = threading.Condition()
