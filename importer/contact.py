@@ -98,25 +98,30 @@ def _informed(start: Contact, progress: Progress) -> Contact:
 
 @contextlib.contextmanager
 def opened(
-    source: base.Source, request: Request, progress: Progress, cancel: cancelling.Cancel
+    source: base.Source,
+    request: Request,
+    progress: Progress,
+    cancel: cancelling.Cancel,
+    *,
+    whole: bool = True,
 ) -> Iterator[base.Image]:
-    """Yield the image of the source, opened and reached; close it after the block.
+    """Yield the image of the source, opened and reached; close it after the block. ``whole``: as in Opening.
 
     Transient failures are retried for ``request.connect_patience`` seconds. Raises ``errors.Untrusted`` if
     its data does not have the demanded signatures, without reading it.
     """
     progress.phase("connect", None)
     try:
-        yield _open(source, image.Engine(request.fetch, progress.retry), request, cancel)
+        yield _open(source, image.Engine(request.fetch, progress.retry), request, cancel, whole=whole)
     finally:
         source.close()
 
 
 def _open(
-    source: base.Source, engine: image.Engine, request: Request, cancel: cancelling.Cancel
+    source: base.Source, engine: image.Engine, request: Request, cancel: cancelling.Cancel, *, whole: bool
 ) -> base.Image:
     def begin(judging: trust.Judging | None) -> base.Facts:
-        opening = functools.partial(source.open, base.Opening(engine, judging))
+        opening = functools.partial(source.open, base.Opening(engine, judging, whole))
         attempts = request.connect_patience, cancel, engine.retried
         try:
             return retry.patiently(opening, *attempts)

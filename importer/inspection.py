@@ -61,7 +61,7 @@ def inspect(
     silent = NullProgress()
     with (
         contact.begun(request, silent, cancel) as start,
-        contact.opened(start.source(), start.request, silent, start.reads) as whole,
+        contact.opened(start.source(), start.request, silent, start.reads, whole=False) as whole,
         destination.inspected(start.request, start.reads) as held,
     ):
         try:

@@ -192,11 +192,13 @@ class Opening:
     """What a source needs to be opened.
 
     ``engine``: reads what the source reads itself, such as the layers of an image. ``judging``: returns the
-    judge of an image's signatures (``sources.trust``); None: nothing is demanded.
+    judge of an image's signatures (``sources.trust``); None: nothing is demanded. ``whole``: all of the image
+    will be read, so that what this needs may be prepared.
     """
 
     engine: image.Engine = dataclasses.field(default_factory=image.Engine)
     judging: Callable[..., Any] | None = None
+    whole: bool = False
 
 
 class Source:

@@ -9,15 +9,18 @@ These overrides have no public API yet:
 - Cancelling a connect or the wait for a response (``connect``, ``getresponse``).
   ``HTTPResponse.shutdown()`` (urllib3 2.3) only aborts reads of a response body (urllib3#1602, closed).
 - Reading into a buffer without a copy (``read``): urllib3#1540.
+- Opening connections before they are needed (``_get_conn``).
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +122,26 @@ class Adapter(requests.adapters.HTTPAdapter):
         if _is_secure(url):
             conn.cert_reqs = self._context().verify_mode
 
+    def connect_early(
+        self, response: requests.Response, count: int, *, verify: bool | str | None, timeout: float
+    ) -> None:
+        """Open ``count`` connections to the server of a response, whose body is not read yet.
+
+        Not if it closes its connections: a server that handles one after the other would wait for a request
+        on one of these.
+        """
+        connection: Any = response.raw.connection
+        if connection is not None and not connection.answer.will_close:
+            pool = self.get_connection_with_tls_context(response.request, verify)
+            pool.connect_early(count, timeout)
+
+    def close(self) -> None:
+        """Close all connections, also those that are being opened, once they are open."""
+        pools = self.poolmanager.pools
+        for key in pools.keys():  # noqa: SIM118  (it cannot be iterated)
+            pools[key].close()
+        super().close()
+
 
 def read(raw: Any, into: memoryview) -> int:
     """Read the next bytes of a body, as many as one system call returns; 0 at the end.
@@ -210,12 +233,72 @@ class _Plain(urllib3.connection.HTTPConnection):
 
 
 class _Secure(_Plain, urllib3.connection.HTTPSConnection):
-    pass
+    @property
+    def is_connected(self) -> bool:
+        """Whether an idle connection is open: a server may send tickets at any time (RFC 8446, 4.6.1)."""
+        if super().is_connected:
+            return True
+        if not isinstance(self.sock, ssl.SSLSocket):
+            return False
+        self.sock.settimeout(0)
+        try:
+            # The end of the connection, or bytes that no request has asked for.
+            self.sock.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            pass
+        return False
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
+    """Connections to one server, which can be opened before they are needed."""
+
     ConnectionCls = _Plain
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: One for each connection that is being opened; set when it is in the pool or has failed.
+        self._coming: collections.deque[threading.Event] = collections.deque()
 
-class _SecurePool(urllib3.HTTPSConnectionPool):
+    def connect_early(self, count: int, timeout: float) -> None:
+        """Begin to open ``count`` connections. A failure is left to the request that needs the connection."""
+        # All are taken first: what is in the pool again is connected.
+        take = super()._get_conn
+        for made in [take() for _ in range(count)]:
+            event = threading.Event()
+            made.timeout = timeout
+            self._coming.append(event)
+            threading.Thread(target=self._connect, args=(made, event), name="early", daemon=True).start()
+
+    def _connect(self, made: Any, event: threading.Event) -> None:
+        try:
+            if made.sock is None:
+                made.connect()
+            self._put_conn(made)
+        except Exception:  # noqa: BLE001  (the request that needs it connects itself)
+            made.close()
+        finally:
+            event.set()
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        """Return an open connection if there is one, or else wait for one that is being opened.
+
+        A server that allows few connections refuses new ones while one of them is idle.
+        """
+        while True:
+            found: Any = super()._get_conn(timeout)
+            places = self.pool
+            if found.sock is not None:
+                return found
+            if places is None or not places.empty():
+                continue
+            try:
+                coming = self._coming.popleft()
+            except IndexError:
+                return found
+            coming.wait()
+
+
+class _SecurePool(_PlainPool, urllib3.HTTPSConnectionPool):
     ConnectionCls = _Secure

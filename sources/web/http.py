@@ -109,7 +109,7 @@ class HttpSource(base.Source):
             self._resource.drop(response)
             response = self._resource.get(None)
         if response.status_code == 206:
-            version, head = self._open_ranges(response)
+            version, head = self._open_ranges(response, opening)
         elif response.status_code == 200:
             version, head = self._open_stream(response)
         else:
@@ -181,7 +181,7 @@ class HttpSource(base.Source):
 
     # -- the first answer ---------------------------------------------------------------------
 
-    def _open_ranges(self, response: requests.Response) -> tuple[Version, bytes]:
+    def _open_ranges(self, response: requests.Response, opening: base.Opening) -> tuple[Version, bytes]:
         """Return the version and the first bytes of an object that is served by ranges."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
@@ -190,6 +190,11 @@ class HttpSource(base.Source):
         size = int(found[3])
         self._version = version = _version(response, size)
         self._has_ranges = True
+        if opening.whole and not opening.engine.given_up:
+            # For the requests that follow the head. Its own connection is one of them.
+            options = opening.engine.options
+            requests_left = -((self.head_size - size) // options.chunk)
+            self._resource.connect_early(response, min(options.connections, requests_left) - 1)
         head = bytearray(min(self.head_size, size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             begun = time.monotonic()

@@ -138,6 +138,14 @@ class Resource:
             raise errors.Cancelled
         return response
 
+    def connect_early(self, response: requests.Response, count: int) -> None:
+        """Open connections for the requests that follow ``response``, of which no byte is read yet."""
+        url = response.request.url or ""
+        if count > 0 and not session.proxy(self.access, url):
+            adapter: Any = self._session.get_adapter(url)
+            connect, _ = session.timeout(self.access)
+            adapter.connect_early(response, count, verify=self._session.verify, timeout=connect)
+
     def authorization(self) -> Authorization:
         """Return what adds the credentials to requests to the origin."""
         if self.access.user and self.access.password:

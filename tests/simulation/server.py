@@ -329,8 +329,17 @@ def _qcow2(disk: bytes, gap: int) -> bytes:
     return b"".join(part.ljust(cluster, b"\0") for part in parts)
 
 
+class _Adapter:
+    """Opens no connections: a request needs none here."""
+
+    def connect_early(self, *_: object, **_options: object) -> None:
+        pass
+
+
 class Session:
     """What the HTTP source uses of ``requests.Session``."""
+
+    verify = True
 
     def __init__(self, served: Object, faults: Serving) -> None:
         self._served = served
@@ -339,6 +348,9 @@ class Session:
 
     def close(self) -> None:
         pass
+
+    def get_adapter(self, _url: str) -> _Adapter:
+        return _Adapter()
 
     def request(self, method: str, url: str, *, headers: dict[str, str], **_: object) -> requests.Response:
         world = schedulers.active()

@@ -38,6 +38,9 @@ class Server(threaded.Threaded):
         super().__init__(_HTTP(self, host), pair)
         self.requests: list[Request] = []
         self.busiest = 0  # the most responses sent at the same time
+        self.connections = 0  # accepted
+        self.open = 0  # of these
+        self.most: int | None = None  # more open ones are closed at once
         self.stopping = threading.Event()
         self.lock = threading.Lock()
         self._busy = 0
@@ -110,6 +113,14 @@ class _HTTP(http.server.ThreadingHTTPServer):
         self.resets: set[object] = set()
         super().__init__((host, 0), _Handler)
 
+    def verify_request(self, *_: Any) -> bool:
+        """Count a connection, and refuse one too many."""
+        with self.server.lock:
+            self.server.connections += 1
+            is_refused = self.server.most is not None and self.server.open >= self.server.most
+            self.server.open += not is_refused
+        return not is_refused
+
     def shutdown_request(self, request: Any) -> None:
         """Close abruptly where a reset is due: a shutdown would send a FIN first."""
         if request in self.resets:
@@ -125,6 +136,12 @@ class _HTTP(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _HTTP
+
+    def finish(self) -> None:
+        """Count the connection as closed."""
+        with self.server.server.lock:
+            self.server.server.open -= 1
+        super().finish()
 
     def log_message(self, *_: object) -> None:
         """Log nothing; ``Server.requests`` has the requests."""

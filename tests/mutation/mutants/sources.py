@@ -7,6 +7,34 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/web/connections.py",
+        "opens connections early to a server that handles one after the other",
+        "if connection is not None and not connection.answer.will_close:",
+        "if True:",
+        "tests/sources/web/test_early.py::test_connections_are_opened_while_the_head_arrives",
+    ),
+    mutant(
+        "sources/web/connections.py",
+        "takes a ticket of TLS for the end of a connection",
+        "        except ssl.SSLWantReadError:\n            return True\n",
+        "        except ssl.SSLWantReadError:\n            return False\n",
+        "tests/sources/web/test_early.py::test_requests_wait_for_connections_that_are_being_opened",
+    ),
+    mutant(
+        "sources/web/connections.py",
+        "opens a connection while one is being opened for the request",
+        "                coming = self._coming.popleft()\n            except IndexError:\n                return found\n",
+        "                coming = self._coming.popleft()\n            except IndexError:\n                return found\n            return found\n",
+        "tests/sources/web/test_early.py::test_requests_wait_for_connections_that_are_being_opened",
+    ),
+    mutant(
+        "importer/inspection.py",
+        "opens the connections of an import for an inspection",
+        "silent, start.reads, whole=False)",
+        "silent, start.reads, whole=True)",
+        "tests/sources/web/test_early.py::test_inspection_needs_one",
+    ),
+    mutant(
         "sources/ovirt/locations.py",
         "asks the engine for another disk than that of the id",
         "elif not _ID.fullmatch(self.disk_id):",

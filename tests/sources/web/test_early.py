@@ -1,0 +1,113 @@
+"""The connections for a large image are opened while its head arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import urllib3.connection
+
+import cdi_worker
+from cdi_worker import errors
+from cdi_worker.images.engine import cancelling
+from tests.support import misbehave, processes, tls
+
+MIB = 1 << 20
+DATA = bytes(range(256)) * 4096 * 32
+PAGE = misbehave.Page(DATA)
+STALLED = dataclasses.replace(PAGE, stall=100_000)
+
+
+@pytest.fixture(params=["http", "https"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[misbehave.Server]:
+    pair = tls.Authority(tmp_path).issue() if request.param == "https" else None
+    with misbehave.Server(pair) as running:
+        yield running
+
+
+def made(url: str, path: Path, connections: int = 6) -> cdi_worker.Request:
+    location = cdi_worker.Location(url, cdi_worker.Access(insecure=True))
+    options = cdi_worker.FetchOptions(connections=connections)
+    return cdi_worker.Request(source="http", location=location, target=str(path / "disk"), fetch=options)
+
+
+def check(server: misbehave.Server, path: Path, data: bytes = DATA) -> None:
+    """Import and compare."""
+    cdi_worker.run(made(f"{server.scheme}://127.0.0.1:{server.port}/disk", path))
+    assert (path / "disk").read_bytes() == data
+    processes.wait_for(lambda: server.open == 0, "closed connections")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_connections_are_opened_while_the_head_arrives(
+    server: misbehave.Server, tmp_path: Path, closes: bool
+) -> None:
+    """Not to a server that closes them: if it handles them in turn, it waits for a request on the first."""
+    page = dataclasses.replace(STALLED, headers={"Connection": "close"} if closes else {})
+    cancel, ended = cancelling.Cancel(), []
+
+    def run() -> None:
+        with pytest.raises(errors.Cancelled) as raised:
+            cdi_worker.run(made(server.serve("/disk", page), tmp_path, 4), cancel=cancel)
+        ended.append(raised)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    if closes:
+        processes.wait_for(lambda: server.sent("/disk") == page.stall, "the first bytes")
+        time.sleep(0.5)
+    else:
+        processes.wait_for(lambda: server.connections == 4, "all connections")
+    began = time.monotonic()
+    cancel.set()
+    thread.join()
+    assert (len(ended), time.monotonic() - began < processes.PATIENCE) == (1, True)
+    processes.wait_for(lambda: server.open == 0, "closed connections")
+    assert (server.connections, len(server.requests)) == (1 if closes else 4, 1)
+
+
+@pytest.mark.parametrize(("size", "connections"), [(1024, 1), (MIB, 1), (6 * MIB, 2), (len(DATA), 6)])
+def test_only_those_are_opened_that_are_needed(
+    server: misbehave.Server, tmp_path: Path, size: int, connections: int
+) -> None:
+    server.serve("/disk", misbehave.Page(DATA[:size]))
+    check(server, tmp_path, DATA[:size])
+    # Of TLS also: tickets that arrive on an idle connection are not its end.
+    assert server.connections == connections
+
+
+def test_requests_wait_for_connections_that_are_being_opened(
+    server: misbehave.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = urllib3.connection.HTTPConnection._new_conn
+
+    def slowly(connection: urllib3.connection.HTTPConnection) -> socket.socket:
+        time.sleep(0.5)
+        return plain(connection)
+
+    monkeypatch.setattr(urllib3.connection.HTTPConnection, "_new_conn", slowly)
+    server.serve("/disk", PAGE)
+    check(server, tmp_path)
+    assert server.connections == 6
+
+
+def test_inspection_needs_one(server: misbehave.Server, tmp_path: Path) -> None:
+    cdi_worker.inspect(made(server.serve("/disk", PAGE), tmp_path))
+    assert server.connections == 1
+
+
+def test_server_without_ranges_needs_one(server: misbehave.Server, tmp_path: Path) -> None:
+    server.serve("/disk", dataclasses.replace(PAGE, ranges=False))
+    check(server, tmp_path)
+    assert server.connections == 1
+
+
+def test_server_may_refuse_them(server: misbehave.Server, tmp_path: Path) -> None:
+    server.most = 1
+    cdi_worker.run(made(server.serve("/disk", PAGE), tmp_path))
+    assert (tmp_path / "disk").read_bytes() == DATA
