@@ -5,6 +5,8 @@ A reference is ``module:attribute``, as in entry points; ``module`` alone is the
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -18,6 +20,24 @@ def load(reference: str) -> Any:
     name, _, attribute = reference.partition(":")
     module = importlib.import_module(name)
     return getattr(module, attribute) if attribute else module
+
+
+@contextlib.contextmanager
+def start() -> Iterator[None]:
+    """Pause the garbage collector while the block loads modules: it would search them again and again.
+
+    What they define stays. It joins the oldest generation at once, which is searched least. So would garbage:
+    this is for a start, before there are buffers.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 class Table(Mapping[K, V]):

@@ -55,7 +55,8 @@ class _Group(command.PodGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return COMMANDS.get(cmd_name)
+        with lazy.start():
+            return COMMANDS.get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -48,7 +48,9 @@ def run(
             raise errors.RequestError(*faults)
         if paths.settings.verify and role != "importer":
             raise errors.RequestError("CDI_WORKER_VERIFY: only the disk of an import can be verified")
-        outcome = _repeated(lambda: ROLES[role](env, paths, cancel), retries, cancel, source)
+        with lazy.start():
+            run_role = ROLES[role]
+        outcome = _repeated(lambda: run_role(env, paths, cancel), retries, cancel, source)
     except errors.Error as err:
         log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)

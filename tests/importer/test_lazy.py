@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -40,6 +41,28 @@ def test_table_imports_on_lookup(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
     assert sys.modules.pop("lazily_loaded")
     with pytest.raises(KeyError):
         _ = table["eight"]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_start_pauses_the_collector_and_keeps_what_was_loaded(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with lazy.start():
+            assert not gc.isenabled()
+            loaded = [object()]
+        assert gc.isenabled() is is_enabled
+        assert any(each is loaded for each in gc.get_objects(generation=2))
+        assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def test_start_that_fails_resumes_the_collector() -> None:
+    was_enabled = gc.isenabled()
+    with pytest.raises(ModuleNotFoundError), lazy.start():
+        lazy.load("cdi_worker.nothing")
+    assert gc.isenabled() is was_enabled
 
 
 TABLES: dict[str, lazy.Table[Any, Any]] = {

@@ -46,33 +46,33 @@ TABLES = "cdi_worker.images.disks.tables cdi_worker.images.disks.following"
 ROUTES = "cdi_worker.importer.routes.convert cdi_worker.importer.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(106, 199, "click", "requests ssl cdi_worker.importer.routes.disk"),
+    "help": _budget(106, 200, "click", "requests ssl cdi_worker.importer.routes.disk"),
     "version": _budget(
-        25, 81, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
+        25, 82, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
     ),
     "blank": _budget(
-        94, 176, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions shutil importlib.metadata"
+        94, 177, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions shutil importlib.metadata"
     ),
     "raw": _budget(
         116,
-        341,
+        342,
         f"{HTTP} {DIGESTS}",
         f"{COMMANDS} {ROUTES} {TABLES} cdi_worker.formats.qcow2",
     ),
     "qcow2": _budget(
         128,
-        358,
+        359,
         f"{HTTP} {DIGESTS} isal backports",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),
     "clone": _budget(
         49,
-        159,
+        160,
         "click backports",
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
-        77, 160, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
+        77, 161, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
     ),
 }
 ENVIRONMENTS = {
@@ -145,3 +145,14 @@ def test_importing_the_library_loads_no_source_and_no_logging() -> None:
     names = done.stdout.split()
     assert "cdi_worker.sources.base" in names
     assert not {"requests", "h11", "rich", "boto3", "google"} & set(names)
+
+
+@pytest.mark.parametrize("start", ["version", "blank"])
+def test_modules_of_a_start_are_not_searched_for_garbage(tmp_path: Path, start: str) -> None:
+    arguments = ["--version"] if start == "version" else ["blank", str(tmp_path / "disk.img"), "1Mi"]
+    code = f"""import gc, sys, cdi_worker.__main__
+sys.argv[1:] = {arguments}
+gc.set_debug(gc.DEBUG_STATS)
+cdi_worker.__main__.main()"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr.count("gc: collecting generation") <= 5
