@@ -6,7 +6,6 @@ file (``commands.config_file``), else it has its default.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import pathlib
@@ -38,7 +37,6 @@ _SETTINGS = frozenset(Settings._fields)
 DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file", "map")
 
 
-@dataclasses.dataclass
 class Context:
     """The object that ``cli`` passes to every command.
 
@@ -48,17 +46,21 @@ class Context:
     administrator has set, for the roles of a pod and for the programs that controllers start by name.
     """
 
-    cancel: cancelling.Cancel
-    set_up_logging: Callable[[int], None]
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verbosity: int = 0
     quiet: bool = False
     as_json: bool = False
     to_stdout: bool = False
     config: config_file.Config | None = None
     unreadable: errors.RequestError | None = None
-    faults: list[str] = dataclasses.field(default_factory=list)
     settings: Settings = contract.POD
+
+    def __init__(
+        self, cancel: cancelling.Cancel, set_up_logging: Callable[[int], None], env: Mapping[str, str]
+    ) -> None:
+        self.cancel = cancel
+        self.set_up_logging = set_up_logging
+        self.env = env
+        self.faults: list[str] = []
 
     def log(self, verbosity: int = 0) -> None:
         """Set up logging for the largest ``verbosity`` so far."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from cdi_worker.images.targets import group
 
 
-@dataclasses.dataclass(slots=True)
 class Outcome:
     """What came of an attempt, in bytes.
 
@@ -61,7 +60,7 @@ class Comparing(NamedTuple):
     again: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attempt:
     """One attempt, by one plan.
 
@@ -84,7 +83,7 @@ class Attempt:
     group: group.Group | None = None
     comparing: Comparing | None = None
     outcome: Outcome = dataclasses.field(default_factory=Outcome)
-    _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+    _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def facts(self) -> base.Facts:
