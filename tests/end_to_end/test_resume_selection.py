@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import signal
 import sys
@@ -18,9 +19,6 @@ from cdi_worker.sources.web import locations
 from tests.support import forked, misbehave, processes
 
 SIZE = 24 << 20
-DISKS = {name: random.Random(name).randbytes(SIZE) for name in "abc"}
-#: Only the address tells it from the first one.
-DISKS["b"] = DISKS["a"][: 1 << 20] + DISKS["b"][1 << 20 :]
 #: 8 MiB a second for each connection.
 SLOW = {"drip": (256 << 10, 0.03)}
 OPTIONS = fetch.Options(connections=2, chunk=1 << 20, no_progress=20)
@@ -35,7 +33,6 @@ cdi_worker.run(cdi_worker.Request(
     fetch=fetch.Options(connections=2, chunk=1 << 20),
 ))
 """
-
 #: The sample is all that is kept.
 KILLED_AFTER_THE_SAMPLE = """
 import os
@@ -46,6 +43,13 @@ delivery._last = lambda *_: os._exit(9)
 """
 
 Headers = tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def disk(name: str) -> bytes:
+    """Return disk "a", "b" or "c". Only the address tells the second from the first one."""
+    data = random.Random(name).randbytes(SIZE)
+    return disk("a")[: 1 << 20] + data[1 << 20 :] if name == "b" else data
 
 
 def location(url: str, headers: Headers = ()) -> locations.Http:
@@ -77,7 +81,7 @@ def kill_midway(server: misbehave.Server, path: str, where: locations.Http, targ
 def serve(server: misbehave.Server, paths: Mapping[str, str], **faults: object) -> None:
     """Serve each disk at its path, all with the same ETag, date and size."""
     for name, path in paths.items():
-        server.serve(path, dataclasses.replace(misbehave.Page(DISKS[name]), **faults))
+        server.serve(path, dataclasses.replace(misbehave.Page(disk(name)), **faults))
 
 
 def test_other_query_starts_over(server: misbehave.Server, tmp_path: Path) -> None:
@@ -87,7 +91,7 @@ def test_other_query_starts_over(server: misbehave.Server, tmp_path: Path) -> No
     kill_midway(server, paths["a"], location(server.url(paths["a"])), target)
     serve(server, paths)
     result = run(location(server.url(paths["b"])), target)
-    assert target.read_bytes() == DISKS["b"]
+    assert target.read_bytes() == disk("b")
     assert not result.resumed
 
 
@@ -100,7 +104,7 @@ def test_redirect_to_another_disk_starts_over(server: misbehave.Server, tmp_path
     server.serve("/latest", misbehave.Page(to=(paths["c"],)))
     serve(server, paths)
     result = run(location(url), target)
-    assert target.read_bytes() == DISKS["c"]
+    assert target.read_bytes() == disk("c")
     assert not result.resumed
 
 
@@ -108,9 +112,9 @@ def test_change_that_a_sample_has_shown_is_not_forgotten(
     server: misbehave.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run finds it, and is killed at once; the sample of the next one does not show it."""
-    changed = bytearray(DISKS["a"])
+    changed = bytearray(disk("a"))
     changed[4 << 20 : (4 << 20) + 1000] = bytes(1000)
-    page = misbehave.Page(DISKS["a"], etag=None)
+    page = misbehave.Page(disk("a"), etag=None)
     url, target = server.serve("/disk", dataclasses.replace(page, **SLOW)), tmp_path / "disk.img"
     kill_midway(server, "/disk", location(url), target)
     server.serve("/disk", dataclasses.replace(page, body=bytes(changed)))
@@ -129,7 +133,7 @@ def test_other_signature_resumes(server: misbehave.Server, tmp_path: Path) -> No
     kill_midway(server, signed.format(1), location(server.url(signed.format(1))), target)
     serve(server, {"a": signed.format(2)})
     result = run(location(server.url(signed.format(2))), target)
-    assert target.read_bytes() == DISKS["a"]
+    assert target.read_bytes() == disk("a")
     assert result.resumed > 3 << 20
 
 
@@ -143,5 +147,5 @@ def test_header_that_may_select_starts_over(
     now = "a" if resumes else "b"
     serve(server, {now: "/disk"})
     result = run(location(server.url("/disk"), ((header, "second"),)), target)
-    assert target.read_bytes() == DISKS[now]
+    assert target.read_bytes() == disk(now)
     assert bool(result.resumed) == resumes

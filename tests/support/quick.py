@@ -6,8 +6,8 @@ takes a second or more, with all its cases, is marked as ``slow``.
 
 from __future__ import annotations
 
-import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,9 @@ STARTING = frozenset({"devices", "limits", "servers", "threaded"})
 TEXTS = ("sys.executable", "need_root", "processes.running", "create_server", "socketserver", "unshare")
 #: Modules that only offer to start something.
 OFFERING = frozenset({"forked", "processes", "worker"})
+#: What a file imports of ``tests.support``. Each process of the tests looks at all files: with ``ast`` that
+#: takes a second.
+IMPORT = re.compile(r"^ *from tests\.support(?:\.(\w+)[\w.]*)? import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 @functools.cache
@@ -48,15 +51,12 @@ def _starts_module(name: str) -> bool:
 
 def _starts(path: Path) -> bool:
     text = path.read_text()
-    return any(each in text for each in TEXTS) or any(map(_starts_module, _imports(ast.parse(text))))
+    return any(each in text for each in TEXTS) or any(map(_starts_module, _imports(text)))
 
 
-def _imports(tree: ast.Module) -> set[str]:
+def _imports(text: str) -> set[str]:
     """Return the modules of ``tests.support`` that are imported."""
     found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "tests.support":
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.support."):
-            found.add((node.module or "").split(".")[2])
+    for module, names in IMPORT.findall(text):
+        found |= {module} if module else set(re.findall(r"\w+", names))
     return found

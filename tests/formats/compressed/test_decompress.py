@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import functools
 import gzip
 import lzma
 import random
@@ -24,7 +25,7 @@ from tests.support import reading
 
 COMPRESS = {
     "gz": gzip.compress,
-    "xz": lzma.compress,
+    "xz": functools.partial(lzma.compress, preset=0),
     "zst": lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
     "bz2": bz2.compress,
 }

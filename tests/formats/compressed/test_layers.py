@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import lzma
 import random
@@ -19,6 +20,13 @@ from tests.support import reading
 
 NOISE = random.Random(1).randbytes(1 << 20)
 QCOW2 = b"QFI\xfb\0\0\0\x03" + NOISE
+COMPRESS = {"gz": gzip.compress, "xz": functools.partial(lzma.compress, preset=0), "bz2": bz2.compress}
+
+
+@functools.cache
+def packed(*compressions: str) -> bytes:
+    """Return the image, compressed by the last one first."""
+    return COMPRESS[compressions[0]](packed(*compressions[1:])) if compressions else QCOW2
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 10])
@@ -29,38 +37,30 @@ def test_peek_keeps_all_bytes(size, data):
     assert reading.read_all(reader, 3) == data
 
 
-@pytest.mark.parametrize(
-    ("data", "compressions"),
-    [
-        (QCOW2, ()),
-        (gzip.compress(QCOW2), ("gz",)),
-        (lzma.compress(gzip.compress(QCOW2)), ("xz", "gz")),
-        (bz2.compress(lzma.compress(gzip.compress(QCOW2))), ("bz2", "xz", "gz")),
-    ],
-)
-def test_stream_is_unpacked_to_its_content(data, compressions):
-    content, reader = layers.open(readers.Bytes(data))
+@pytest.mark.parametrize("compressions", [(), ("gz",), ("xz", "gz"), ("bz2", "xz", "gz")])
+def test_stream_is_unpacked_to_its_content(compressions):
+    content, reader = layers.open(readers.Bytes(packed(*compressions)))
     assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
     assert reading.read_all(reader) == QCOW2
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("compression", ["gz", "xz"])
 @pytest.mark.parametrize("size", [1000, detect.HEAD, 2 << 20])
-def test_sample_shows_compression_and_content(compress, size):
-    content = layers.look(compress(QCOW2)[:size])
-    assert (content.compressions, content.format) == (("gz" if compress is gzip.compress else "xz",), "qcow2")
+def test_sample_shows_compression_and_content(compression, size):
+    content = layers.look(packed(compression)[:size])
+    assert (content.compressions, content.format) == ((compression,), "qcow2")
     assert content.head
     assert QCOW2.startswith(content.head)
 
 
 def test_sample_shows_two_layers():
-    content = layers.look(lzma.compress(gzip.compress(QCOW2))[: detect.HEAD])
+    content = layers.look(packed("xz", "gz")[: detect.HEAD])
     assert (content.compressions, content.format) == (("xz", "gz"), "qcow2")
 
 
 def test_sample_too_small_is_unknown():
-    assert layers.look(bz2.compress(QCOW2)[: detect.HEAD]).format == layers.UNKNOWN
-    assert layers.look(gzip.compress(QCOW2)[:10]).format == layers.UNKNOWN
+    assert layers.look(packed("bz2")[: detect.HEAD]).format == layers.UNKNOWN
+    assert layers.look(packed("gz")[:10]).format == layers.UNKNOWN
 
 
 def test_sample_output_is_bounded():
@@ -91,7 +91,7 @@ def test_corrupt_data_is_detected(unpack):
 def test_failure_stops_the_tool():
     """The start of a multi-block xz stream starts the tool, but is too short to detect the content."""
     blocks = subprocess.run(
-        ["xz", "-T2", "--block-size=1MiB"], input=QCOW2 * 2, check=True, capture_output=True
+        ["xz", "-0", "-T2", "--block-size=1MiB"], input=QCOW2 * 2, check=True, capture_output=True
     )
     started = []
 

@@ -15,7 +15,7 @@ from cdi_worker.images.tools import xz
 from tests.support import reading
 
 PLAIN = bytes(range(256)) * 4096 + bytes(3_000_000)
-PACKED = lzma.compress(PLAIN)
+PACKED = lzma.compress(PLAIN, preset=0)
 
 
 class Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
 from pathlib import Path
 
@@ -14,13 +15,17 @@ from tests.support import containers, pulled, registries, tls
 SIZE = 71_000_000
 CONNECTIONS = fetch.Options().connections
 SMALL = containers.layer(containers.Entry("etc/passwd", b"root"))
-LAYER = containers.layer(*containers.disk(random.Random(4).randbytes(SIZE)), compression="")
-IMAGE = containers.Image((LAYER, SMALL))
+
+
+@functools.cache
+def large() -> containers.Blob:
+    """Return a layer with a disk."""
+    return containers.layer(*containers.disk(random.Random(4).randbytes(SIZE)), compression="")
 
 
 def pull(registry: registries.Registry) -> collections.Counter[tuple[str, int]]:
     """Pull a large image; count the GETs by kind and status."""
-    registry.push("large", IMAGE)
+    registry.push("large", containers.Image((large(), SMALL)))
     into = memoryview(bytearray(1 << 20))
     with pulled.opened(registry, registry.reference("large")) as found:
         reader, left = found.ordered(cancelling.Cancel(), lambda _: None), SIZE
@@ -28,7 +33,7 @@ def pull(registry: registries.Registry) -> collections.Counter[tuple[str, int]]:
             left -= reader.readinto(into)
         found.verify()
     found = registry.answered("large")
-    kinds = {f"/v2/large/blobs/{LAYER.digest}": "layer"}
+    kinds = {f"/v2/large/blobs/{large().digest}": "layer"}
     return collections.Counter((kinds.get(path, "other"), status) for path, status in found)
 
 
