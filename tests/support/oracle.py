@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,28 +19,35 @@ def same(target: Path, expected: Path, *, beyond: bytes | None = b"\0") -> None:
     written; None: not checked. The page cache is dropped first, so that a block device is read from the
     device where possible.
     """
-    size = expected.stat().st_size
+    size, offset = expected.stat().st_size, 0
     with target.open("rb", buffering=0) as have, expected.open("rb") as want:
         os.posix_fadvise(have.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for offset in range(0, size, MiB):
+        while (offset := min(_data(have, offset), _data(want, offset))) < size:
             length = min(MiB, size - offset)
+            have.seek(offset)
+            want.seek(offset)
             _equal(have.read(length), want.read(length), offset, target)
+            offset += length
+        have.seek(size)
         while beyond is not None:
-            if beyond == b"\0" and target.is_file():
-                _skip_hole(have)
+            if beyond == b"\0":
+                have.seek(_data(have, have.tell()))
             if not (rest := have.read(MiB)):
                 break
             _equal(rest, beyond * len(rest), have.tell() - len(rest), target)
 
 
-def _skip_hole(file: BinaryIO) -> None:
-    """Go to the next data: what is between reads as zeros, however many GiB."""
+def _data(file: BinaryIO, offset: int) -> int:
+    """Return where the next data of a file is, or its end: a hole reads as zeros, however many GiB."""
+    state = os.fstat(file.fileno())
+    if not stat.S_ISREG(state.st_mode):
+        return offset
     try:
-        os.lseek(file.fileno(), file.tell(), os.SEEK_DATA)
+        return os.lseek(file.fileno(), offset, os.SEEK_DATA)
     except OSError as err:
         if err.errno != errno.ENXIO:
             raise
-        file.seek(0, os.SEEK_END)
+        return state.st_size
 
 
 def _equal(have: bytes, want: bytes, offset: int, target: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support import devices, oracle
 from tests.support import disks as disks_module
-from tests.support import oracle
 
 
 @pytest.mark.parametrize("variant", [*disks_module.FORMATS, "iso", "iso-hybrid"])
@@ -63,3 +64,29 @@ def test_oracle_detects_missing_end(disks: disks_module.Disks, tmp_path: Path) -
     short.write_bytes(disks.raw().read_bytes()[:-1])
     with pytest.raises(AssertionError, match="at byte 8388607"):
         oracle.same(short, disks.raw())
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_oracle_reads_where_only_one_disk_has_a_hole(tmp_path: Path, at: int) -> None:
+    hole, data = tmp_path / "hole", tmp_path / "data"
+    for path in (hole, data):
+        path.touch()
+        os.truncate(path, 8 << 20)
+    oracle.same(hole, data)
+    devices.change(data, at << 20, bytes(1 << 20))
+    oracle.same(hole, data)
+    oracle.same(data, hole)
+    devices.change(data, (at << 20) + 5, b"x")
+    for one, other in ((hole, data), (data, hole)):
+        with pytest.raises(AssertionError, match=f"at byte {(at << 20) + 5}:"):
+            oracle.same(one, other)
+
+
+def test_oracle_detects_a_missing_hole(tmp_path: Path) -> None:
+    whole, short = tmp_path / "whole", tmp_path / "short"
+    for path, size in ((whole, 8 << 20), (short, 7 << 20)):
+        path.touch()
+        os.truncate(path, size)
+    oracle.same(whole, short)
+    with pytest.raises(AssertionError, match=f"at byte {7 << 20}:"):
+        oracle.same(short, whole)
