@@ -308,10 +308,12 @@ def test_sample_finds_what_it_reads_and_the_seed_repeats_it(server: misbehave.Se
     places = [*sample.places(size, b"")]
     assert places == [*sampling.Sample.parse("10%", 7).places(size, b"")]
     for start, end in (places[0], places[5], places[-1]):
-        byte = disk.read_bytes()[end - 1]
-        devices.change(disk, end - 1, bytes([byte ^ 1]))
+        with disk.open("rb") as file:
+            file.seek(end - 1)
+            byte = file.read(1)
+        devices.change(disk, end - 1, bytes([byte[0] ^ 1]))
         assert verify(url, disk, sample=sample).first == end - 1
-        devices.change(disk, end - 1, bytes([byte]))
+        devices.change(disk, end - 1, byte)
         del start
     # What is beside it is not found.
     devices.change(disk, places[3][1], b"\1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from collections.abc import Iterator
@@ -41,8 +42,13 @@ def image(grains: int) -> bytearray:
     return out
 
 
+@functools.cache
+def packed(value: int) -> bytes:
+    return zlib.compress(bytes([value]) * GRAIN * SECTOR, 1)
+
+
 def grain(number: int) -> bytes:
-    data = zlib.compress(bytes([1 + number % 255]) * GRAIN * SECTOR, 1)
+    data = packed(1 + number % 255)
     return (struct.pack("<QI", number * GRAIN, len(data)) + data).ljust(SECTOR, b"\0")
 
 
