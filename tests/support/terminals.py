@@ -74,7 +74,7 @@ class Terminal:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "\n".join(self.screen())
-            time.sleep(0.05)
+            time.sleep(0.1)  # each look at the screen is a process
 
     def run(self, line: str) -> list[str]:
         """Type a line, and return the screen when the shell is back."""
