@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -106,11 +107,6 @@ def delivered(file: File, checked: facts.Facts) -> Sums:
     return sums
 
 
-def memory(name: str) -> int:
-    """Return the resident memory of this process, in bytes: now (``VmRSS``), or at most (``VmHWM``)."""
-    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) << 10
-
-
 @pytest.mark.slow
 def test_sparse_disk_is_read_in_bounded_memory(huge: tuple[Kind, Path]) -> None:
     kind, path = huge
@@ -118,11 +114,10 @@ def test_sparse_disk_is_read_in_bounded_memory(huge: tuple[Kind, Path]) -> None:
     checked = safety.check(kind.form, file.read(0, detect.HEAD), read=file.read, size=file.size)
     assert checked.virtual_size == kind.size
     assert checked.layout is not None
-    # Forgets what was the most before. To trace each allocation takes as long again as all else.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
+    tracemalloc.start()
     sums = delivered(file, checked)
-    peak = memory("VmHWM") - before
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     file.close()
     assert sums.zeros == kind.size - 3 * kind.unit
     assert sum(length for length, _ in sums.written.values()) == 3 * kind.unit

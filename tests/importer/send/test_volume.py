@@ -200,7 +200,7 @@ def test_empty_device_is_cloned_within_seconds(
     ):
         started = time.process_time()
         clones.run(clones.environment(server, "block", source))
-        assert time.process_time() - started < 2.5
+        assert time.process_time() - started < 4
         assert server.result().message == DONE
     assert all(path.stat().st_blocks * 512 < 2 * MIB for path in backing)
 
