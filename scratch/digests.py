@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -23,6 +24,8 @@ TAG: Final = 8
 GRANULES: Final = 8 << 10
 #: Maximum number of units of a granule: of a disk, the first 64 TiB are recorded.
 _LARGEST: Final = 128 << 10
+#: Maximum number of units of data that are remembered one by one.
+PLACES: Final = 32
 #: The tag of a unit, and of a granule, of zeros: they are compared with zeros, not hashed.
 ZERO: Final = b"all zero"
 _ABSENT: Final = bytes(TAG)
@@ -49,6 +52,25 @@ class Record(NamedTuple):
         return self.tags == ZERO * (len(self.tags) // TAG)
 
 
+class Places:
+    """The starts of units of data, chosen at random from all that were added (algorithm R of Vitter).
+
+    A granule of a large disk does not tell which of its units are data.
+    """
+
+    def __init__(self, of: int = 0, starts: Iterable[int] = ()) -> None:
+        #: Number of units that these were chosen from.
+        self.of = of
+        self.starts = list(starts)
+
+    def add(self, start: int) -> None:
+        self.of += 1
+        if len(self.starts) < PLACES:
+            self.starts.append(start)
+        elif (at := int(random.random() * self.of)) < PLACES:  # noqa: S311  (no secret)
+            self.starts[at] = start
+
+
 class Digests:
     """The digests of the bytes from ``start``, a multiple of ``UNIT``, to ``end``. Not thread-safe.
 
@@ -68,6 +90,7 @@ class Digests:
         self._open: dict[int, _Open] = {}
         self._edges: dict[int, _Edge] = {}
         self._buffers = 0
+        self.places = Places()
 
     def tags(self, start: int, data: memoryview) -> bytes:
         """Return the tags of whole units from ``start``. Thread-safe."""
@@ -93,6 +116,12 @@ class Digests:
 
     def add(self, start: int, tags: bytes) -> None:
         """Add whole units that are finished."""
+        for index in range(len(tags) // TAG):
+            if tags[index * TAG : (index + 1) * TAG] != ZERO:
+                self.places.add(start + index * UNIT)
+        self._add(start, tags)
+
+    def _add(self, start: int, tags: bytes) -> None:
         while tags:
             number, index = divmod((start - self.start) // UNIT, self._per)
             count = min(len(tags) // TAG, self._per - index)
@@ -185,7 +214,7 @@ class Digests:
             if record.whole:
                 self._whole[(record.start - self.start) // self.granule] = record.tags
             else:
-                self.add(record.start, record.tags)
+                self._add(record.start, record.tags)
 
     def holds(self, record: Record, tags: bytes) -> list[ranges.Range]:
         """Return the parts of a record that differ from ``tags``, those of the bytes on storage."""

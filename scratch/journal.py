@@ -32,8 +32,6 @@ SHORTEST_INTERVAL: Final = 1.0
 SHARE: Final = 0.05
 #: After this many bytes, the shortest interval is enough.
 MOST_UNSAVED: Final = 1 << 30
-#: Places, besides the beginning and the end, that are compared if the identity of the source is weak.
-PLACES: Final = 32
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
 _MAGIC: Final = b"cdi-worker journal 3"
@@ -224,12 +222,14 @@ class Journal:
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.
 
-        The sample: the first and the last MiB, and ``PLACES`` units at random, of data if there are enough.
+        The sample: the first and the last MiB, some units of data, and as many at random.
         """
         found = self.records()
         wanted = Ranges([(0, min(_ENDS, self._total)), (max(0, self._total - _ENDS), self._total)])
         for start, end in _places([record for record in found if not record.is_zero] or found):
             wanted.add(start, end)
+        for start in self._digests.places.starts:
+            wanted.add(start, min(self._total, start + digests.UNIT))
         made = Journal(None, "", self._total)
         for start, end in wanted.missing(0, self._total):
             made._done.add(start, end)
@@ -293,8 +293,9 @@ class Journal:
             granules, units = self._digests.granules(), self._digests.units()
             self._unsaved = 0
             moved = self._moved
+            places = self._digests.places.of, list(self._digests.places.starts)
         kept, skipped = self.counting()
-        about = {"total": self._total, "counted": (moved + kept, skipped)}
+        about = {"total": self._total, "counted": (moved + kept, skipped), "places": places}
         flush()
         self._sequence += 1
         try:
@@ -327,11 +328,14 @@ class Journal:
             try:
                 document, found = _decode(slot, self._key, self._total, self._digests)
                 sequence, (moved, skipped) = int(document["sequence"]), document["counted"]
+                # Journals of earlier versions have none.
+                places = digests.Places(*document.get("places", ()))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
             if sequence > self._sequence:
                 self._sequence, records, self.counted = sequence, found, (int(moved), int(skipped))
+                self._digests.places = places
         self._digests.load(records)
         for record in records:
             self._done.add(record.start, record.end)
@@ -350,9 +354,9 @@ def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
 
 
 def _places(records: list[digests.Record]) -> Iterator[Range]:
-    """Yield ``PLACES`` random units of the records."""
+    """Yield random units of the records."""
     weights = [record.end - record.start for record in records]
-    for record in random.choices(records, weights, k=PLACES) if records else ():  # noqa: S311  (no secret)
+    for record in random.choices(records, weights, k=digests.PLACES) if records else ():  # noqa: S311  (no secret)
         start = record.start + random.randrange(0, record.end - record.start, digests.UNIT)  # noqa: S311  (no secret)
         yield start, min(record.end, start + digests.UNIT)
 

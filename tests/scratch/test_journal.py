@@ -19,6 +19,7 @@ from cdi_worker.scratch import digests, journal
 
 MiB = 1 << 20
 TOTAL = 64 * MiB
+ZEROS = memoryview(bytes(digests.UNIT))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,3 +424,36 @@ def test_discarded_range_is_missing_and_not_saved(location: Location, total: int
     opened.save(no_sync)
     again = journal.Journal(location, "etag", total)
     assert again.missing(0, total) == [(3 * digests.UNIT, total)]
+
+
+def test_sample_has_the_data_of_a_disk_that_is_mostly_zeros(location: Location) -> None:
+    """Its granules are 128 MiB long, and do not tell where in them the data is."""
+    total, unit = 1 << 40, digests.UNIT
+    starts = sorted(random.sample(range(2 * MiB, total - 2 * MiB, unit), digests.PLACES))
+    opened = journal.Journal(location, "etag", total)
+    for start in starts:
+        wrote(opened, *noise(start, start + unit))
+    edges = [0, *(edge for start in starts for edge in (start, start + unit)), total]
+    opened.zeroed(zip(edges[::2], edges[1::2], strict=True))
+    opened.save(no_sync)
+    sample = journal.Journal(location, "etag", total).sample()
+    missing = sample.missing(0, total)
+    for start in starts:
+        assert any(first <= start and start + unit <= end for first, end in missing)
+    assert sum(end - start for start, end in missing) <= 2 * MiB + 2 * digests.PLACES * unit
+
+
+def test_places_are_chosen_from_all_data(location: Location) -> None:
+    count, size = 40 * digests.PLACES, digests.UNIT
+    opened = journal.Journal(location, "etag", count * size)
+    for number in range(count):
+        # Every second unit is zeros.
+        data = noise(number * size, (number + 1) * size) if number % 2 else (number * size, ZEROS)
+        wrote(opened, *data)
+        if number == count // 2:
+            opened.save(no_sync)
+            opened = journal.Journal(location, "etag", count * size)
+    places = opened._digests.places
+    assert (places.of, len(set(places.starts))) == (count // 2, digests.PLACES)
+    assert all(start // size % 2 for start in places.starts)
+    assert min(places.starts) < count // 4 * size < count // 4 * 3 * size < max(places.starts)

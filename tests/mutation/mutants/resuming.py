@@ -159,6 +159,20 @@ MUTANTS = (
     ),
     mutant(
         "scratch/journal.py",
+        "samples a disk of zeros where it has no data",
+        "for start in self._digests.places.starts:",
+        "for start in ():",
+        "tests/scratch/test_journal.py::test_sample_has_the_data_of_a_disk_that_is_mostly_zeros",
+    ),
+    mutant(
+        "scratch/digests.py",
+        "remembers only the first places with data",
+        "elif (at := int(random.random() * self.of)) < PLACES:",
+        "elif (at := PLACES) < PLACES:",
+        "tests/scratch/test_journal.py::test_places_are_chosen_from_all_data",
+    ),
+    mutant(
+        "scratch/journal.py",
         "notes ranges that were finished during the sync",
         (
             "            granules, units = self._digests.granules(), self._digests.units()\n"
