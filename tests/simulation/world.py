@@ -297,6 +297,8 @@ def _round(
         # No lock keeps the other node out, so that a run which still writes is let in: the one before must
         # have been stopped. A slow write would be on its way then.
         other.node, other.after = 1, None
+        # Stopped itself, it would begin when the one before continues. That both write is not promised.
+        other.freeze_at, other.freeze_after = None, {}
         runs[0].freeze = 1000.0
         if dice.happens(0.5):
             runs[0].freeze_at = dice.randrange(30, 330)
