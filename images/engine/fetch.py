@@ -27,8 +27,8 @@ PIECE = 1 * MIB
 #: work for each request, and on several at once no faster.
 _WORTH = 4
 #: Bytes of a request for a large object, so that our own work and the wait for its answer do not matter: with
-#: requests of 4 MiB, 1 GiB took a fifth more of our CPU time. What is left is at least so many of them for
-#: each connection: the last ones are short, and all connections end at the same time.
+#: requests of 4 MiB, 1 GiB took a fifth more of our CPU time. Divided by the number of connections, what is
+#: left is at least ``_TURNS`` times as long: the last requests are short, and all connections end together.
 _LARGE = 16 * MIB
 _TURNS = 2
 #: Reading this many unused bytes between two ranges is cheaper than another request.

@@ -25,7 +25,7 @@ from cdi_worker.images.targets import storage, writeback
 _BUFFER: Final = 1 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Not every server lets a file without these be written by who creates it.
+#: Some file servers let nobody write to a file without these, not even the run that created it.
 _WRITABLE: Final = stat.S_IRUSR | stat.S_IWUSR
 #: Files of this size and more are written back while they are unpacked, and synced one by one.
 _LARGE: Final = 8 << 20
@@ -139,9 +139,9 @@ class _Unpacking:
         try:
             if (mode := self._modes.get(wanted)) is None:
                 mode = self._modes[wanted] = stat.S_IMODE(os.fstat(fd).st_mode)
+            self._fill(fd, entry)
             if mode != entry.mode:
                 os.fchmod(fd, entry.mode)
-            self._fill(fd, entry)
             os.utime(fd, (entry.mtime, entry.mtime))
             if entry.size >= _LARGE:
                 os.fsync(fd)

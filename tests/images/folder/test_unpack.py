@@ -247,6 +247,19 @@ def test_modes_do_not_depend_on_the_umask(volume, mask):
     assert (volume / "1").read_bytes() == b"x"
 
 
+def test_file_is_written_before_it_is_read_only(volume, monkeypatch):
+    """Some file servers look at the mode for each write."""
+    sizes = []
+
+    def changed(fd, mode, chmod=os.fchmod):
+        sizes.append(os.fstat(fd).st_size)
+        chmod(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", changed)
+    unpack_into(volume, tar_parts.packed(tar_parts.member("file", b"data", mode=0o444)))
+    assert sizes == [4]
+
+
 @pytest.mark.parametrize(
     ("mask", "others", "entered"), [(0o022, 0, ()), (0o022, 0, ("inner",)), (0o077, 7, ())]
 )
