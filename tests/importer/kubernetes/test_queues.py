@@ -50,12 +50,12 @@ def jobs(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_many_data_volumes_share_a_queue(tmp_path: Path) -> None:
-    """Hundreds of disks in one file, as documented: each Job has Kueue's label and starts suspended."""
+    """A thousand disks in one file, as documented: each Job has Kueue's label and starts suspended."""
     objects = printed(
-        tmp_path / "x.yaml", [data_volume(f"disk-{number}") for number in range(200)], "--queue=esx-1"
+        tmp_path / "x.yaml", [data_volume(f"disk-{number}") for number in range(1000)], "--queue=esx-1"
     )
-    assert len(objects) == 400
-    assert len({item["metadata"]["name"] for item in jobs(objects)}) == 200
+    assert len(objects) == 2000
+    assert len({item["metadata"]["name"] for item in jobs(objects)}) == 1000
     for item in jobs(objects):
         assert item["metadata"]["labels"] == {**LABELS, QUEUE: "esx-1"}
         assert item["spec"]["suspend"] is True
