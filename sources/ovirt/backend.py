@@ -67,7 +67,7 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
         self.seek(offset)
         response = self._get(len(into))
         count = 0
-        while received := response.receive(into[count:]):
+        while count < len(into) and (received := response.receive(into[count:])):
             count += received
             yield received
         if response.length:
@@ -97,6 +97,6 @@ class Client(ovirt_imageio.client.ImageioClient):  # type: ignore[misc]  # witho
         self._backend = backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
 
     def read_into(self, offset: int, into: memoryview) -> Iterator[int]:
-        """Read a range; yield the bytes of each read, which follow one another from the begin of ``into``."""
+        """Read a range; yield the bytes of each read, which follow one another from the start of ``into``."""
         received: Iterator[int] = self._backend.read_into(offset, into)
         return received
