@@ -26,8 +26,8 @@ def load(reference: str) -> Any:
 def start() -> Iterator[None]:
     """Pause the garbage collector while the block loads modules: it would search them again and again.
 
-    What they define stays. It joins the oldest generation at once, which is searched least. So would garbage:
-    this is for a start, before there are buffers.
+    What exists at the end of the block joins the oldest generation, which is searched least. Use this only at
+    a start: the garbage of a transfer would stay in memory as long.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -222,7 +222,8 @@ class Journal:
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.
 
-        The sample: the first and the last MiB, some units of data, and as many at random.
+        The sample: the first and the last MiB, up to ``digests.PLACES`` units that got data, and as many
+        random ones.
         """
         found = self.records()
         wanted = Ranges([(0, min(_ENDS, self._total)), (max(0, self._total - _ENDS), self._total)])

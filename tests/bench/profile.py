@@ -51,7 +51,12 @@ class Frame:
 def main() -> None:
     """Run a row under both recorders, for each version; print the names of the files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("row", choices=[row.key for row in benches.ROWS], metavar="ROW", help="see --list")
+    parser.add_argument(
+        "row",
+        choices=[row.key for row in benches.ROWS],
+        metavar="ROW",
+        help="as python -m tests.bench --list names it",
+    )
     parser.add_argument("--before", type=Path, help="another version, as for tests.bench")
     parser.add_argument("--directory", type=Path, default=Path("build/bench"), help="of the benchmark")
     given = parser.parse_args()

@@ -443,6 +443,20 @@ def test_sample_has_the_data_of_a_disk_that_is_mostly_zeros(location: Location) 
     assert sum(end - start for start, end in missing) <= 2 * MiB + 2 * digests.PLACES * unit
 
 
+def test_journal_without_places_is_continued(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions store none."""
+    encode = journal._encode
+
+    def without(key, about, *finished):
+        return encode(key, {name: each for name, each in about.items() if name != "places"}, *finished)
+
+    monkeypatch.setattr(journal, "_encode", without)
+    save(location, (0, 8 * MiB))
+    opened = journal.Journal(location, "etag", TOTAL)
+    assert (opened.covered, opened._digests.places.starts) == (8 * MiB, [])
+    assert opened.sample().missing(4 * MiB, 8 * MiB)
+
+
 def test_places_are_chosen_from_all_data(location: Location) -> None:
     count, size = 40 * digests.PLACES, digests.UNIT
     opened = journal.Journal(location, "etag", count * size)
