@@ -178,10 +178,12 @@ MUTANTS = (
             "            granules, units = self._digests.granules(), self._digests.units()\n"
             "            self._unsaved = 0\n"
             "            moved = self._moved\n"
+            "            places = self._digests.places.of, list(self._digests.places.starts)\n"
         ),
         (
             "            self._unsaved = 0\n"
             "            moved = self._moved\n"
+            "            places = self._digests.places.of, list(self._digests.places.starts)\n"
             "        flush()\n"
             "        with self._lock:\n"
             "            granules, units = self._digests.granules(), self._digests.units()\n"
