@@ -246,17 +246,17 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     """KubeVirt sends no ETag and no date: only the name of a checkpoint tells that the disk is the same."""
     raw = machine.directory / "noise.raw"
     with Path("/dev/urandom").open("rb") as noise:
-        raw.write_bytes(noise.read(16 * MIB))
+        raw.write_bytes(noise.read(64 * MIB))
     data = raw.read_bytes()
     machine.server.volumes["root"] = raw
     machine.server.backups["root"] = kubevirt.Plain(data, [(0, len(data), 0)])
-    machine.server.slow = 2 * MIB
+    machine.server.slow = 8 * MIB
     given = [*arguments(machine, *path), str(tmp_path / "disk.img"), "--progress=none", "--force"]
     given += [f"--current-checkpoint={current}"] if current else []
     env = {"IMPORTER_EXPORT_TOKEN": kubevirt.TOKEN}
     end = "/disk.img" if path == RAW else "/data"
     with worker.started("import", *given, env=env) as process:
-        processes.wait_for(lambda: machine.server.sent(end) > 12 * MIB, "most of the disk")
+        processes.wait_for(lambda: machine.server.sent(end) > 48 * MIB, "most of the disk")
         process.send_signal(signal.SIGTERM)
         process.wait(processes.PATIENCE)
     machine.server.slow = 0
@@ -264,4 +264,5 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     done = worker.run("import", *given, env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", raw)
-    assert (machine.server.sent(end) < 12 * MIB) == bool(current)
+    # The sample of a disk without an identity of its own has 6 MiB, and more between its places.
+    assert (machine.server.sent(end) < 40 * MIB) == bool(current)
