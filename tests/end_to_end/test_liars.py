@@ -35,7 +35,7 @@ LIES: dict[str, Lie] = {
     "rounded-down": lambda first, _: first // 4096 * 4096,
     "rounded-up": lambda first, _: -(-first // 65536) * 65536,
     "from-the-beginning": lambda _first, _: 0,
-    # Each of another: nothing shows that a table is wrong if the request that confirms it has the same bytes.
+    # Each from another place: a table and the request that confirms it must not agree about wrong bytes.
     "some-of-another-range": lambda first, n: first + 65536 * (1 + n // 7) if n % 7 == 2 else first,
     **{f"answer-{number}-of-another-range": once(number) for number in range(1, 9)},
 }

@@ -264,5 +264,5 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     done = worker.run("import", *given, env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", raw)
-    # The sample of a disk without an identity of its own has 6 MiB, and more between its places.
+    # Of a weak identity, a sample of 6 MiB is fetched again, with some of what lies between its places.
     assert (machine.server.sent(end) < 40 * MIB) == bool(current)
