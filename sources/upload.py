@@ -41,7 +41,10 @@ class Body:
         self._ended = False
         self._failure: errors.Error | None = None
         self._successors = 0
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        #: With the same lock, for the end of a read only: a read that wakes up the server thread is slower.
+        self._read = threading.Condition(lock)
         #: Bytes read so far.
         self.received = 0
 
@@ -86,7 +89,7 @@ class Body:
             if content is None or self._changed.wait_for(lambda: self._lent is not content, GRACE):
                 return
             content.interrupt()
-            self._changed.wait_for(lambda: not self._reading)
+            self._read.wait_for(lambda: not self._reading)
             self._give_back(content, _replaced())
 
     def end(self) -> None:
@@ -128,7 +131,7 @@ class Body:
                 self.received += count
                 if not count and self._failure is None:
                     self._give_back(content, broken)
-                self._changed.notify_all()
+                self._read.notify_all()
             if count:
                 return count
 
