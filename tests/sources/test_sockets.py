@@ -21,6 +21,9 @@ MIB = 1 << 20
 DATA = os.urandom(4 * MIB)
 #: Seconds.
 TIMEOUT = 1.0
+#: The header of a record with data, and its length (RFC 8446, 5.1).
+RECORD_LENGTH = 16 << 10
+RECORD = b"\x17\x03\x03" + RECORD_LENGTH.to_bytes(2)
 
 Send = Callable[[Any], object]
 
@@ -85,9 +88,8 @@ def test_body_arrives_with_few_waits(tmp_path: Path, is_secure: bool) -> None:
         counts = read(client, into)
         print("seconds of CPU", time.thread_time() - before)
     assert into == DATA
-    if not is_secure:
-        # TLS returns one record of 16 KiB at a time.
-        assert len(counts) < 16
+    # TLS has 256 records.
+    assert len(counts) < (32 if is_secure else 16)
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
@@ -107,15 +109,17 @@ def test_slow_peer_is_no_silent_one(tmp_path: Path, is_secure: bool) -> None:
     assert into == sent
 
 
+@pytest.mark.parametrize("is_secure", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 300 << 10])
-def test_silent_peer_is_a_timeout(count: int) -> None:
+def test_silent_peer_is_a_timeout(tmp_path: Path, count: int, is_secure: bool) -> None:
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
     over = threading.Event()
 
     def send(peer: socket.socket) -> None:
         peer.sendall(DATA[:count])
         over.wait(processes.PATIENCE)
 
-    with receiving(send) as client:
+    with receiving(send, pair) as client:
         receiver, into = sockets.Receiver(client), memoryview(bytearray(MIB))
         done = 0
         while done < count:
@@ -129,8 +133,11 @@ def test_silent_peer_is_a_timeout(count: int) -> None:
     assert into[:done] == DATA[:done]
 
 
+@pytest.mark.parametrize("is_secure", [False, True])
 @pytest.mark.parametrize("end", ["closed", "reset"])
-def test_bytes_before_the_end_are_returned_at_once(end: str) -> None:
+def test_bytes_before_the_end_are_returned_at_once(tmp_path: Path, end: str, is_secure: bool) -> None:
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
+
     def send(peer: socket.socket) -> None:
         peer.sendall(DATA[: 200 << 10])
         # Both ends wake a thread that waits for more than they leave.
@@ -139,7 +146,7 @@ def test_bytes_before_the_end_are_returned_at_once(end: str) -> None:
             sockets.shut(peer)
 
     into = memoryview(bytearray(MIB))
-    with receiving(send) as client:
+    with receiving(send, pair) as client:
         client.settimeout(processes.PATIENCE)
         receiver, done, began = sockets.Receiver(client), 0, time.monotonic()
         with contextlib.suppress(ConnectionResetError):
@@ -150,9 +157,66 @@ def test_bytes_before_the_end_are_returned_at_once(end: str) -> None:
     assert into[:done] == DATA[:done]
 
 
-def test_shut_ends_a_wait_for_many_bytes() -> None:
+def test_record_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
+    """Each of its bytes is no progress: none of it is decrypted before it is whole."""
     over = threading.Event()
-    with receiving(lambda _: over.wait(processes.PATIENCE)) as client:
+
+    def send(peer: ssl.SSLSocket) -> None:
+        socket.socket.send(peer, RECORD)
+        for _ in range(40):
+            over.wait(TIMEOUT / 4)
+            socket.socket.send(peer, b"x")
+
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            sockets.Receiver(client).readinto(memoryview(bytearray(1)))
+        over.set()
+        assert TIMEOUT <= time.monotonic() - began < processes.PATIENCE / 2
+
+
+def test_rest_of_a_record_is_not_waited_for(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def send(peer: ssl.SSLSocket) -> None:
+        peer.sendall(DATA[:RECORD_LENGTH])
+        over.wait(processes.PATIENCE)
+
+    into = memoryview(bytearray(RECORD_LENGTH))
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        receiver = sockets.Receiver(client)
+        assert receiver.readinto(into[:1]) == 1
+        began = time.monotonic()
+        assert receiver.readinto(into[1:]) == RECORD_LENGTH - 1
+        assert time.monotonic() - began < TIMEOUT / 2
+        over.set()
+    assert into == DATA[:RECORD_LENGTH]
+
+
+def test_failure_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
+    def send(peer: ssl.SSLSocket) -> None:
+        peer.sendall(DATA[: 100 << 10])
+        socket.socket.sendall(peer, RECORD + bytes(RECORD_LENGTH))
+        time.sleep(TIMEOUT / 2)
+
+    into = memoryview(bytearray(MIB))
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        client.settimeout(processes.PATIENCE)
+        # Bytes and failure arrive together.
+        time.sleep(TIMEOUT / 4)
+        receiver = sockets.Receiver(client)
+        assert receiver.readinto(into) == 100 << 10
+        for _ in range(2):
+            with pytest.raises(ssl.SSLError, match=r"(?i)mac|decrypt"):
+                receiver.readinto(into[100 << 10 :])
+    assert into[: 100 << 10] == DATA[: 100 << 10]
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_shut_ends_a_wait_for_many_bytes(tmp_path: Path, is_secure: bool) -> None:
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
+    over = threading.Event()
+    with receiving(lambda _: over.wait(processes.PATIENCE), pair) as client:
         client.settimeout(processes.PATIENCE)
         threading.Timer(TIMEOUT / 2, sockets.shut, [client]).start()
         began = time.monotonic()
