@@ -14,7 +14,7 @@ from tests.bench import bench as benches
 from tests.bench import go, inputs
 from tests.bench.bench import Bench, Sides, Work
 from tests.bench.measure import Cost
-from tests.support import devices, misbehave, servers, worker
+from tests.support import devices, misbehave, servers, tls, worker
 
 MIB = 1 << 20
 
@@ -31,31 +31,59 @@ CONVERT = "qemu-img convert -m 16 -W {flags} -f {form} -O raw {file} {target} &&
 
 def pipe(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
     """Measure a raw disk, also compressed, against curl, the tool and dd."""
-    path, target = bench.form(name), bench.target(kind)
-    url = bench.web.url(path)
-    sparse = "" if kind == "block" else "sparse,"
-    dd = f"dd bs=1M iflag=fullblock conv={sparse}fsync status=none of={target}"
-    unpack = "" if name == "raw" else name
-    yield Sides(
-        bench.imports(url, target),
-        bench.shell(f"curl -sf {url} | {PIPES[name][0]} {dd}", target),
-        go=go.importer(bench, kind, url),
-        work=Work(path.stat().st_size, bench.setting.data, unpack),
-    )
+    path = bench.form(name)
+    yield _piped(bench, path, name, kind, bench.web.url(path))
 
 
 def converted(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
     """Measure a disk format against a download followed by qemu-img."""
-    path, target = bench.form(name), bench.target(kind)
-    url, form = bench.web.url(path), name.removeprefix("c.")
+    path = bench.form(name)
+    yield _converted(bench, path, name, kind, bench.web.url(path))
+
+
+def secure(bench: Bench, name: str) -> Iterator[Sides]:
+    """Measure the same over https, where each side decrypts."""
+    path = bench.form(name)
+    with inputs.folder(bench.directory, "tls") as own:
+        authority = tls.Authority(own)
+        with bench.nginx("secure", servers.Settings(pair=authority.issue())) as web:
+            sides = _piped if name in PIPES else _converted
+            yield sides(bench, path, name, "file", web.url(path), authority.certificate)
+
+
+def _piped(bench: Bench, path: Path, name: str, kind: str, url: str, authority: Path | None = None) -> Sides:
+    target = bench.target(kind)
+    sparse = "" if kind == "block" else "sparse,"
+    dd = f"dd bs=1M iflag=fullblock conv={sparse}fsync status=none of={target}"
+    unpack = "" if name == "raw" else name
+    return Sides(
+        bench.imports(url, target, *_trusting("--ca-file", authority)),
+        bench.shell(f"{_curl(url, authority)} | {PIPES[name][0]} {dd}", target),
+        go=None if authority else go.importer(bench, kind, url),
+        work=Work(path.stat().st_size, bench.setting.data, unpack),
+    )
+
+
+def _converted(
+    bench: Bench, path: Path, name: str, kind: str, url: str, authority: Path | None = None
+) -> Sides:
+    target, form = bench.target(kind), name.removeprefix("c.")
     flags = "-n" if kind == "block" else ""
     convert = CONVERT.format(flags=flags, form=form, file=bench.temporary, target=target)
-    yield Sides(
-        bench.imports(url, target),
-        bench.shell(f"curl -sf {url} -o {bench.temporary} && {convert}", target),
-        go=go.importer(bench, kind, url),
+    return Sides(
+        bench.imports(url, target, *_trusting("--ca-file", authority)),
+        bench.shell(f"{_curl(url, authority)} -o {bench.temporary} && {convert}", target),
+        go=None if authority else go.importer(bench, kind, url),
         work=Work(path.stat().st_size, bench.setting.data, name if name == "c.qcow2" else ""),
     )
+
+
+def _curl(url: str, authority: Path | None) -> str:
+    return " ".join(map(str, ["curl", "-sf", *_trusting("--cacert", authority), url]))
+
+
+def _trusting(option: str, authority: Path | None) -> list[str | Path]:
+    return [option, authority] if authority else []
 
 
 for _kind in ("file", "block"):
@@ -68,6 +96,13 @@ for _kind in ("file", "block"):
         benches.row(_name, target=_kind, rival="`curl`, then `qemu-img convert -m 16 -W`", aim=_aim)(
             functools.partial(converted, name=_name, kind=_kind)
         )
+
+
+for _name, _rival, _aim in (
+    ("raw", "`curl`, `dd`", PIPES["raw"][1]),
+    ("qcow2", "`curl`, then `qemu-img convert -m 16 -W`", CONVERTED["qcow2"]),
+):
+    benches.row(f"{_name} over https", rival=_rival, aim=_aim)(functools.partial(secure, name=_name))
 
 
 @benches.row(
