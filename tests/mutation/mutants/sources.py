@@ -7,6 +7,27 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "sources/sockets.py",
+        "loses a failure of TLS behind the bytes before it",
+        "                self._failure = err\n",
+        "                pass\n",
+        "tests/sources/test_sockets.py::test_failure_of_tls_is_not_lost_behind_bytes",
+    ),
+    mutant(
+        "sources/sockets.py",
+        "takes each byte of a record for progress",
+        "max(0.0, end - time.monotonic())",
+        "limit",
+        "tests/sources/test_sockets.py::test_record_that_never_ends_is_a_timeout",
+    ),
+    mutant(
+        "sources/sockets.py",
+        "waits for bytes that TLS has taken already",
+        "            if self._least > 1 or not self._sock.pending():\n",
+        "            if True:\n",
+        "tests/sources/test_sockets.py::test_rest_of_a_record_is_not_waited_for",
+    ),
+    mutant(
         "sources/web/connections.py",
         "opens connections early to a server that handles one after the other",
         "if connection is not None and not connection.answer.will_close:",
