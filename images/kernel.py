@@ -111,6 +111,16 @@ def sector_size(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, _BLKSSZGET, struct.pack("i", 0)))[0])
 
 
+def processors(limit: str = "/sys/fs/cgroup/cpu.max") -> float:
+    """Return how many CPUs this process may use: by its affinity, and by the limit of its pod (cgroup v2)."""
+    found = float(len(os.sched_getaffinity(0)))
+    # Without a limit it is the word "max"; outside of a container there is no such file.
+    with contextlib.suppress(OSError, ValueError, ArithmeticError), open(limit, encoding="ascii") as file:
+        quota, period = map(int, file.read().split())
+        found = min(found, quota / period)
+    return found
+
+
 def lock(fd: int, offset: int) -> bool | None:
     """Take an exclusive lock on one byte of a file; return False if another open file has it.
 

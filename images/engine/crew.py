@@ -80,10 +80,11 @@ class Crew:
 
     def wait(self) -> None:
         """Wait until all threads have ended. Raises the first failure."""
-        left = len(self._threads)
+        ended = 0
         with self._scope.on_set(lambda: self._ended.put(False)):
-            while left:
-                left -= self._ended.get()
+            # A thread may start others until it ends.
+            while ended < len(self._threads):
+                ended += self._ended.get()
                 self.check()
 
     def _run(self, job: Callable[[], None]) -> None:

@@ -132,7 +132,7 @@ class Fetcher:
         self._reader = reader
         self._name = name
         self._seams = reader if isinstance(reader, seams.Seams) else None
-        self._pace = pace.Pace() if self._seams is None else self._seams.pace
+        self.pace = pace.Pace() if self._seams is None else self._seams.pace
         self._scope = scope
         self._known = known
         self._advance = advance
@@ -145,7 +145,7 @@ class Fetcher:
 
         ``ahead``: bytes that the requests of all connections may have together. Default: what is worth it.
         """
-        cost, most = self._pace.cost, self.size // self.options.connections
+        cost, most = self.pace.cost, self.size // self.options.connections
         if ahead is None:
             left = (self.size - start) // self.options.connections
             share = max(_WORTH * cost, min(_LARGE, left // _TURNS))
@@ -283,13 +283,15 @@ class Fetcher:
                         buffer = directio.Buffer(length)
                     view = buffer.view[:length]
                     self._fill_batch(items, start, view)
+                    helpers.call()
                     arrived(start, view)
                     for item in items:
                         with workers.delivering():
                             deliver(item.offset, view[item.offset - start :][: item.length])
 
+        helpers = _Helpers(workers, work, self.pace, self.options.connections)
         with workers:
-            workers.start(work, self.options.connections)
+            helpers.call()
             if not tables:
                 self._confirmations.wait()
                 confirmed()
@@ -324,6 +326,25 @@ class Fetcher:
         return OrderedStream(self, self._scope, ranges)
 
 
+class _Helpers:
+    """The threads of a crew: a few while that is enough, ``most`` from the first time that it is not."""
+
+    def __init__(self, workers: crew.Crew, job: Callable[[], None], pace: pace.Pace, most: int) -> None:
+        self._workers = workers
+        self._job = job
+        self._pace = pace
+        self._most = most
+        self._started = 0
+        self._lock = threading.Lock()
+
+    def call(self) -> None:
+        """Start the threads that are missing."""
+        if self._started < self._most and (wanted := self._pace.enough(self._most)) > self._started:
+            with self._lock:
+                missing, self._started = wanted - self._started, wanted
+            self._workers.start(self._job, missing)
+
+
 class OrderedStream:
     """Fetch ranges in parallel and read them in order, with a ring of buffers of ``options.window`` chunks.
 
@@ -350,7 +371,9 @@ class OrderedStream:
         self._used = 0
         self._left = sum(item.length for item in ranges)
         self._waking = scope.on_set(self._wake)
-        self._crew.start(self._work, min(options.connections, options.window))
+        most = min(options.connections, options.window)
+        self._helpers = _Helpers(self._crew, self._work, fetcher.pace, most)
+        self._helpers.call()
 
     def readinto(self, into: memoryview, /) -> int:
         if not self._left or not len(into):
@@ -388,6 +411,7 @@ class OrderedStream:
                     return
                 slot = number % len(self._ring)
                 self._fetcher.fill(item.offset, self._ring[slot].view[: item.length])
+                self._helpers.call()
                 with self._changed:
                     self._lengths[slot] = item.length
                     self._arrived[slot] = True

@@ -190,17 +190,18 @@ class HttpSource(base.Source):
         size = int(found[3])
         self._version = version = _version(response, size)
         self._has_ranges = True
+        self._pace.answered(response.elapsed.total_seconds())
         if opening.whole and not opening.engine.given_up:
             # For the requests that follow the head. Its own connection is one of them.
             options = opening.engine.options
             requests_left = -((self.head_size - size) // options.chunk)
-            self._resource.connect_early(response, min(options.connections, requests_left) - 1)
+            wanted = min(self._pace.enough(options.connections), requests_left)
+            self._resource.connect_early(response, wanted - 1)
         head = bytearray(min(self.head_size, size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             begun = time.monotonic()
             filled = answer.fill(memoryview(head))
             self._pace.received(filled, time.monotonic() - begun)
-        self._pace.answered(response.elapsed.total_seconds())
         try:
             self._read_on(head, filled)
         except errors.NoRanges as err:

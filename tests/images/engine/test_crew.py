@@ -52,6 +52,22 @@ def test_the_first_failure_ends_the_waits_of_the_others() -> None:
     assert scope.reason == "Unreachable"
 
 
+def test_threads_that_others_start_are_waited_for() -> None:
+    workers = crew.Crew(cancelling.Cancel())
+    ended: list[int] = []
+
+    def late() -> None:
+        time.sleep(crew.LAST_WAIT + 0.5)
+        ended.append(1)
+
+    def first() -> None:
+        time.sleep(0.2)  # until it is waited for
+        workers.start(late, 2)
+
+    run(workers, first, 1)
+    assert len(ended) == 2
+
+
 def test_what_ends_well_sets_nothing() -> None:
     scope = cancelling.Cancel()
     workers = crew.Crew(scope)

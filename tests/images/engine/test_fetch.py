@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import remembered
+from cdi_worker.formats import readers, remembered
 from cdi_worker.images.engine import cancelling, fetch, pace, seams
 from tests.support import processes
 
@@ -328,6 +329,49 @@ class Seamed(Memory, seams.Seams):
     pace = pace.Pace()
 
     def expect(self, offset: int, length: int, /) -> None: ...
+
+
+class Near(Seamed):
+    """A server on the same network. It is slow from ``slow`` on, as one is that limits each connection."""
+
+    def __init__(self, slow: int) -> None:
+        super().__init__()
+        self.pace = pace.Pace()
+        # A request costs nothing, so that there is one for each range.
+        self.pace.answered(0.0)
+        self.pace.received(fetch.MIB, 0.001)
+        self.threads: set[int] = set()
+        self._slow = slow
+
+    def read_range(self, offset: int, into: memoryview, /) -> int:
+        self.threads.add(threading.get_ident())
+        # So that each thread has its turn.
+        time.sleep(0.002)
+        if offset >= self._slow:
+            self.pace.received(len(into), 1.0)
+        return super().read_range(offset, into)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("slow", [len(DATA), len(DATA) // 2])
+def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
+    reader, got = Near(slow), bytearray(len(DATA))
+    options = dataclasses.replace(OPTIONS, connections=50, window=50)
+    opened = fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel())
+    few = reader.pace.enough(50)
+    assert few < 50
+    if ordered:
+        with contextlib.closing(opened.stream()) as stream:
+            assert readers.fill(stream, memoryview(got)) == len(DATA)
+    else:
+        opened.each(
+            fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
+        )
+    assert got == DATA
+    if slow == len(DATA):
+        assert len(reader.threads) <= few
+    else:
+        assert len(reader.threads) > few
 
 
 @pytest.mark.parametrize("data", [DATA, bytes(300_000)], ids=["noise", "zeros"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cdi_worker.images import kernel
 from cdi_worker.images.engine import pace
 
 MIB = 1 << 20
@@ -48,3 +49,34 @@ def test_cost_follows_the_network() -> None:
     for _ in range(400):
         made.received(MIB, 1.0)
     assert made.cost < 2 * MIB
+
+
+def near() -> pace.Pace:
+    made = pace.Pace()
+    made.answered(0.001)
+    made.received(MIB, 0.001)
+    return made
+
+
+def test_few_connections_to_a_server_that_is_near_and_fast_are_enough() -> None:
+    made = near()
+    assert made.enough(1000) == max(2, round(kernel.processors()))
+    assert made.enough(1) == 1
+
+
+def test_server_of_unknown_speed_gets_all_connections() -> None:
+    assert pace.Pace().enough(1000) == 1000
+
+
+def test_distant_server_gets_all_connections() -> None:
+    made = pace.Pace()
+    made.answered(0.02)
+    made.received(MIB, 0.001)
+    assert made.enough(1000) == 1000
+
+
+def test_server_that_limits_each_connection_gets_all() -> None:
+    """It may send the first bytes fast."""
+    made = near()
+    made.received(MIB, 0.1)
+    assert made.enough(1000) == 1000

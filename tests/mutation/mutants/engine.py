@@ -6,6 +6,27 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
+        "images/engine/pace.py",
+        "leaves a server that limits each connection with few of them",
+        "is_fast = self._bytes >= self._seconds * _FAST",
+        "is_fast = True",
+        "tests/images/engine/test_fetch.py::test_threads_are_as_many_as_are_worth_it[150000-False]",
+    ),
+    mutant(
+        "images/engine/pace.py",
+        "leaves a distant server with few connections",
+        "if self._wait <= _NEAR and is_fast",
+        "if is_fast",
+        "tests/images/engine/test_pace.py::test_distant_server_gets_all_connections",
+    ),
+    mutant(
+        "images/engine/crew.py",
+        "ends before the threads that others have started",
+        "            while ended < len(self._threads):\n",
+        "            for _ in range(len(self._threads)):\n",
+        "tests/images/engine/test_crew.py::test_threads_that_others_start_are_waited_for",
+    ),
+    mutant(
         "images/engine/cancelling.py",
         "continues after a cancel",
         ("        if self.is_set():\n            raise self.error()\n"),
