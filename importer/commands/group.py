@@ -146,7 +146,7 @@ def _places() -> Iterator[parameters.Decorator]:
     metavar="NUMBER",
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
-@parameters.connections(ROLE, "Most parallel connections of the importer.")
+@parameters.connections(ROLE, "Maximum number of parallel connections of the importer.")
 @parameters.stall(ROLE, "data from the source")
 @parameters.speed(ROLE)
 @parameters.option(

@@ -76,7 +76,7 @@ state_option = parameters.option(
 scratch_option = parameters.option(
     WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
 )
-connections_option = parameters.connections(TRANSFER, "Most parallel connections.")
+connections_option = parameters.connections(TRANSFER, "Maximum number of parallel connections.")
 insecure_option = parameters.option(
     ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates."
 )

@@ -20,7 +20,7 @@ from tests.support import misbehave, processes, tls
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * 4096 * 32
-#: Not of a server that is near: few connections to that are enough.
+#: Its server is slow to answer: a near one gets few connections.
 PAGE = misbehave.Page(DATA, delay=0.02, drip=(64 << 10, 0.001))
 STALLED = dataclasses.replace(PAGE, stall=100_000)
 
