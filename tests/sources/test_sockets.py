@@ -149,7 +149,8 @@ def test_bytes_before_the_end_are_returned_at_once(tmp_path: Path, end: str, is_
     with receiving(send, pair) as client:
         client.settimeout(processes.PATIENCE)
         receiver, done, began = sockets.Receiver(client), 0, time.monotonic()
-        with contextlib.suppress(ConnectionResetError):
+        # OpenSSL 3.5 tells the peer that TLS was cut off; a peer that is gone breaks the pipe.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             while count := receiver.readinto(into[done:]):
                 done += count
     assert time.monotonic() - began < processes.PATIENCE / 2
@@ -207,7 +208,8 @@ def test_failure_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
         receiver = sockets.Receiver(client)
         assert receiver.readinto(into) == 100 << 10
         for _ in range(2):
-            with pytest.raises(ssl.SSLError, match=r"(?i)mac|decrypt"):
+            # The words of OpenSSL 3.0 and of 3.5.
+            with pytest.raises(ssl.SSLError, match=r"(?i)bad record mac|record layer failure"):
                 receiver.readinto(into[100 << 10 :])
     assert into[: 100 << 10] == DATA[: 100 << 10]
 
@@ -220,6 +222,8 @@ def test_shut_ends_a_wait_for_many_bytes(tmp_path: Path, is_secure: bool) -> Non
         client.settimeout(processes.PATIENCE)
         threading.Timer(TIMEOUT / 2, sockets.shut, [client]).start()
         began = time.monotonic()
-        assert not sockets.Receiver(client).readinto(memoryview(bytearray(MIB)))
+        # As above: OpenSSL 3.5 cannot write either.
+        with contextlib.suppress(BrokenPipeError):
+            assert not sockets.Receiver(client).readinto(memoryview(bytearray(MIB)))
         assert time.monotonic() - began < processes.PATIENCE / 2
         over.set()
