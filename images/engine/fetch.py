@@ -339,9 +339,10 @@ class _Helpers:
 
     def call(self) -> None:
         """Start the threads that are missing."""
-        if self._started < self._most and (wanted := self._pace.enough(self._most)) > self._started:
+        if self._started < self._most:
             with self._lock:
-                missing, self._started = wanted - self._started, wanted
+                missing = max(0, self._pace.enough(self._most) - self._started)
+                self._started += missing
             self._workers.start(self._job, missing)
 
 
