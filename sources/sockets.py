@@ -38,7 +38,9 @@ class Receiver:
         # urllib3's TLS in TLS (through an https proxy) is not a socket.
         self._is_slow = not isinstance(sock, socket.socket)
         self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self._failure: OSError | None = None
+        # The end of TLS, and a failure for the next read: the bytes before it were returned first.
+        self._is_over = False
+        self._failures: list[OSError] = []
 
     def readinto(self, into: memoryview, /) -> int:
         """Receive 1 to ``len(into)`` bytes, all of which must be on their way; 0 at the end."""
@@ -48,7 +50,7 @@ class Receiver:
         except TimeoutError:
             self._is_slow = True
             self.reset()
-            if not self._has_data():
+            if not (self._is_tls and self._sock.pending()) and not self._has_data():
                 raise
             return self._receive(into)
 
@@ -64,21 +66,27 @@ class Receiver:
 
     def _receive_records(self, into: memoryview) -> int:
         """Wait for a part of a record, and receive all records that are there."""
-        if self._failure is not None:
-            raise self._failure
+        if self._failures:
+            # Kept no longer: its traceback leads to this object.
+            raise self._failures.pop()
+        if self._is_over:
+            return 0
         limit = self._sock.gettimeout()
         end = None if limit is None else time.monotonic() + limit
         while True:
-            # What TLS has taken already does not count for the wait of many bytes.
+            # What TLS has taken already is no reason not to wait for many bytes.
             if self._least > 1 or not self._sock.pending():
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if not self._has_data(left):
                     raise TimeoutError("timed out")
+            # Python's own flag: a socket with a time-out does not block in the kernel.
             self._sock.settimeout(0)
             try:
                 return self._received(into)
             except ssl.SSLWantReadError:
-                pass  # a part of a record
+                # A part of a record, or none with data: there may be no end of them.
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError("timed out") from None
             finally:
                 self._sock.settimeout(limit)
 
@@ -86,13 +94,17 @@ class Receiver:
         """Receive records without waiting. Raises ``ssl.SSLWantReadError`` if there is none."""
         count = 0
         try:
-            while count < len(into) and (received := self._sock.read(len(into) - count, into[count:])):
+            while count < len(into) and not self._is_over:
+                received = self._sock.read(len(into) - count, into[count:])
                 count += received
+                self._is_over = not received
+        except ssl.SSLWantReadError:
+            if not count:
+                raise
         except OSError as err:
             if not count:
                 raise
-            if not isinstance(err, ssl.SSLWantReadError):
-                self._failure = err
+            self._failures.append(err.with_traceback(None))
         return count
 
     def _has_data(self, seconds: float | None = 0) -> bool:

@@ -12,6 +12,8 @@ from cdi_worker.images.engine import cancelling
 
 #: Maximum seconds to wait for threads after their reads were ended.
 LAST_WAIT = 1.0
+#: Seconds without any news, after which a crew is looked at.
+INTERVAL = 1.0
 
 
 def join(threads: Sequence[threading.Thread]) -> None:
@@ -20,7 +22,8 @@ def join(threads: Sequence[threading.Thread]) -> None:
     A thread in a call that cannot be ended is left running: it no longer delivers, and ends with its timeout.
     """
     deadline = time.monotonic() + LAST_WAIT
-    for thread in threads:
+    # Not one that could not be started: the failure that says so is the one to raise.
+    for thread in filter(lambda thread: thread.ident, threads):
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -67,8 +70,9 @@ class Crew:
                 self._idle.notify_all()
 
     def start(self, job: Callable[[], None], count: int) -> None:
-        for number in range(count):
-            thread = threading.Thread(target=self._run, args=(job,), name=f"fetch-{number}", daemon=True)
+        for _ in range(count):
+            name = f"fetch-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, args=(job,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -78,13 +82,17 @@ class Crew:
             raise self._failure
         self._scope.check()
 
-    def wait(self) -> None:
-        """Wait until all threads have ended. Raises the first failure."""
+    def wait(self, look: Callable[[], None] | None = None) -> None:
+        """Wait until all threads have ended; call ``look`` each INTERVAL. Raises the first failure."""
         ended = 0
         with self._scope.on_set(lambda: self._ended.put(False)):
             # A thread may start others until it ends.
             while ended < len(self._threads):
-                ended += self._ended.get()
+                try:
+                    ended += self._ended.get(timeout=look and INTERVAL)
+                except queue.Empty:
+                    if look:
+                        look()
                 self.check()
 
     def _run(self, job: Callable[[], None]) -> None:

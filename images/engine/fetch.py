@@ -295,7 +295,7 @@ class Fetcher:
             if not tables:
                 self._confirmations.wait()
                 confirmed()
-            workers.wait()
+            workers.wait(helpers.look)
 
     def _longest(self, start: int, *, tables: bool) -> int:
         """Return the longest request for nearby ranges from ``start``, in bytes; 0: one for each range."""
@@ -329,21 +329,33 @@ class Fetcher:
 class _Helpers:
     """The threads of a crew: a few while that is enough, ``most`` from the first time that it is not."""
 
-    def __init__(self, workers: crew.Crew, job: Callable[[], None], pace: pace.Pace, most: int) -> None:
+    def __init__(self, workers: crew.Crew, job: Callable[[], None], answers: pace.Pace, most: int) -> None:
         self._workers = workers
         self._job = job
-        self._pace = pace
+        self._answers = answers
         self._most = most
         self._started = 0
+        self._calls = self._seen = 0
         self._lock = threading.Lock()
 
     def call(self) -> None:
-        """Start the threads that are missing."""
+        """Start the threads that are missing. Called with each piece that has arrived."""
         if self._started < self._most:
-            with self._lock:
-                missing = max(0, self._pace.enough(self._most) - self._started)
-                self._started += missing
-            self._workers.start(self._job, missing)
+            self._calls += 1
+            self._start(self._answers.enough(self._most))
+
+    def look(self) -> None:
+        """Start all threads if no piece has arrived since the last look: the few may wait for the server."""
+        if self._calls == self._seen:
+            self._start(self._most)
+        self._seen = self._calls
+
+    def _start(self, wanted: int) -> None:
+        with self._lock:
+            missing = wanted - self._started
+            if missing > 0:
+                self._started = wanted
+                self._workers.start(self._job, missing)
 
 
 class OrderedStream:
@@ -383,7 +395,8 @@ class OrderedStream:
         with self._changed:
             while not self._arrived[slot]:
                 self._crew.check()
-                self._changed.wait()
+                if not self._changed.wait(crew.INTERVAL):
+                    self._helpers.look()
         count = min(len(into), self._lengths[slot] - self._used)
         into[:count] = self._ring[slot].view[self._used : self._used + count]
         self._used += count

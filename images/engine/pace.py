@@ -21,6 +21,8 @@ _MEMORY: Final = 64 << 20
 #: each brings so many bytes a second: more threads only wait for each other.
 _NEAR: Final = 0.005
 _FAST: Final = 100e6
+#: Seconds that its answers may be later in total: new connections and our own threads delay the first ones.
+_SLACK: Final = 0.05
 
 
 class Pace:
@@ -33,6 +35,7 @@ class Pace:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wait = math.inf
+        self._late = 0.0
         self._bytes = 0.0
         self._seconds = 0.0
 
@@ -40,12 +43,13 @@ class Pace:
         """Report a request whose first bytes arrived after so many seconds."""
         with self._lock:
             self._wait = min(self._wait, seconds)
+            self._late += max(0.0, seconds - _NEAR)
 
     def received(self, count: int, seconds: float) -> None:
         """Report bytes after the first ones, and the seconds that one connection needed for them."""
         with self._lock:
             if self._bytes > _MEMORY:
-                self._bytes, self._seconds = self._bytes / 2, self._seconds / 2
+                self._bytes, self._seconds, self._late = self._bytes / 2, self._seconds / 2, self._late / 2
             self._bytes += count
             self._seconds += seconds
 
@@ -58,9 +62,12 @@ class Pace:
             return int(min(self._wait * self._bytes / self._seconds, MOST))
 
     def enough(self, most: int) -> int:
-        """Return how many of ``most`` connections to use: a few, if the server is near and fast."""
+        """Return how many of ``most`` connections to use: a few, if the server is near and fast.
+
+        One that answers late once in a while is not: only its first answer may have been at hand.
+        """
         with self._lock:
-            is_fast = self._bytes >= self._seconds * _FAST
+            is_fast = self._bytes >= (self._seconds + max(0.0, self._late - _SLACK)) * _FAST
             return min(most, _few()) if self._wait <= _NEAR and is_fast else most
 
 

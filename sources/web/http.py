@@ -318,7 +318,7 @@ class _Range(_HttpStream):
         done = 0
         broken: errors.Transient | None = None
         try:
-            # One block for all reads: over TLS, each returns 16 KiB at most.
+            # One block for all reads: each returns what has arrived.
             with self._resource.reading(self._response):
                 while done < len(into) and (count := connections.read(self._response.raw, into[done:])):
                     done += count

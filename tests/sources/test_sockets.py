@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,27 @@ def test_record_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
         assert TIMEOUT <= time.monotonic() - began < processes.PATIENCE / 2
 
 
+def test_records_without_data_are_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as updates of the key without end (RFC 8446, 4.6.3). A mock: Python's TLS cannot send them."""
+    over = threading.Event()
+    began = time.monotonic()
+
+    def none(*_: object) -> int:
+        assert time.monotonic() - began < 10 * TIMEOUT
+        raise ssl.SSLWantReadError
+
+    def send(peer: ssl.SSLSocket) -> None:
+        peer.sendall(DATA[:RECORD_LENGTH])
+        over.wait(processes.PATIENCE)
+
+    monkeypatch.setattr(sockets.Receiver, "_received", none)
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        # What lies there is tried once more after the wait for many bytes.
+        with pytest.raises(TimeoutError):
+            sockets.Receiver(client).readinto(memoryview(bytearray(MIB)))
+        over.set()
+
+
 def test_rest_of_a_record_is_not_waited_for(tmp_path: Path) -> None:
     over = threading.Event()
 
@@ -194,7 +216,8 @@ def test_rest_of_a_record_is_not_waited_for(tmp_path: Path) -> None:
     assert into == DATA[:RECORD_LENGTH]
 
 
-def test_failure_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read_on", [False, True])
+def test_failure_of_tls_is_not_lost_behind_bytes(tmp_path: Path, is_read_on: bool) -> None:
     def send(peer: ssl.SSLSocket) -> None:
         peer.sendall(DATA[: 100 << 10])
         socket.socket.sendall(peer, RECORD + bytes(RECORD_LENGTH))
@@ -207,11 +230,56 @@ def test_failure_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
         time.sleep(TIMEOUT / 4)
         receiver = sockets.Receiver(client)
         assert receiver.readinto(into) == 100 << 10
-        for _ in range(2):
+        if is_read_on:
             # The words of OpenSSL 3.0 and of 3.5.
             with pytest.raises(ssl.SSLError, match=r"(?i)bad record mac|record layer failure"):
                 receiver.readinto(into[100 << 10 :])
+        # Its traceback would keep buffers and connections until the next collection.
+        kept = weakref.ref(receiver)
+        del receiver
+        assert kept() is None
     assert into[: 100 << 10] == DATA[: 100 << 10]
+
+
+def test_end_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
+    """A server may say that it ends, and wait for our answer with the connection open."""
+    over = threading.Event()
+
+    def send(peer: ssl.SSLSocket) -> None:
+        peer.sendall(DATA[:RECORD_LENGTH])
+        peer.settimeout(processes.PATIENCE)
+        with contextlib.suppress(OSError):
+            peer.unwrap()
+        over.wait(processes.PATIENCE)
+
+    into = memoryview(bytearray(MIB))
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        # Bytes and end arrive together.
+        time.sleep(TIMEOUT / 4)
+        receiver = sockets.Receiver(client)
+        assert receiver.readinto(into) == RECORD_LENGTH
+        for _ in range(2):
+            began = time.monotonic()
+            assert not receiver.readinto(into[RECORD_LENGTH:])
+            assert time.monotonic() - began < TIMEOUT / 2
+        over.set()
+    assert into[:RECORD_LENGTH] == DATA[:RECORD_LENGTH]
+
+
+def test_rest_of_a_record_is_returned_when_nothing_follows(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def send(peer: ssl.SSLSocket) -> None:
+        peer.sendall(DATA[:RECORD_LENGTH])
+        over.wait(processes.PATIENCE)
+
+    into = memoryview(bytearray(MIB))
+    with receiving(send, tls.Authority(tmp_path).issue()) as client:
+        receiver = sockets.Receiver(client)
+        assert receiver.readinto(into[:1000]) == 1000
+        assert receiver.readinto(into[1000:]) == RECORD_LENGTH - 1000
+        over.set()
+    assert into[:RECORD_LENGTH] == DATA[:RECORD_LENGTH]
 
 
 @pytest.mark.parametrize("is_secure", [False, True])

@@ -68,6 +68,18 @@ def test_threads_that_others_start_are_waited_for() -> None:
     assert len(ended) == 2
 
 
+def test_thread_that_cannot_be_started_is_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod whose limit of processes is reached."""
+    workers = crew.Crew(cancelling.Cancel())
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run(workers, lambda: None, 1)
+
+
 def test_what_ends_well_sets_nothing() -> None:
     scope = cancelling.Cancel()
     workers = crew.Crew(scope)

@@ -373,6 +373,39 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
         assert len(reader.threads) > few
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_few_requests_that_stall_do_not_hold_up_the_others(ordered: bool) -> None:
+    """Nobody else would start the threads that are missing: no piece arrives, and nothing is measured."""
+    over, got = threading.Event(), bytearray(len(DATA))
+
+    class Stalling(Near):
+        def read_range(self, offset: int, into: memoryview, /) -> int:
+            with self.lock:
+                is_new = threading.get_ident() not in self.threads
+                self.threads.add(threading.get_ident())
+                is_stalled = is_new and len(self.threads) <= few
+            if is_stalled:
+                over.wait(20)
+            elif offset + len(into) == len(DATA):
+                over.set()
+            return Memory.read_range(self, offset, into)
+
+    reader = Stalling(len(DATA))
+    few = reader.pace.enough(1 << 20)
+    options = dataclasses.replace(OPTIONS, connections=few + 2, window=100)
+    opened = fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel())
+    began = time.monotonic()
+    if ordered:
+        with contextlib.closing(opened.stream()) as stream:
+            assert readers.fill(stream, memoryview(got)) == len(DATA)
+    else:
+        opened.each(
+            fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
+        )
+    assert got == DATA
+    assert time.monotonic() - began < 15
+
+
 @pytest.mark.parametrize("data", [DATA, bytes(300_000)], ids=["noise", "zeros"])
 def test_bytes_read_again_to_confirm_others_are_no_progress(data: bytes) -> None:
     """Else the percentage of an image with zeros would reach its end too early."""

@@ -75,6 +75,23 @@ def test_distant_server_gets_all_connections() -> None:
     assert made.enough(1000) == 1000
 
 
+def test_server_whose_first_answer_alone_is_quick_gets_all_connections() -> None:
+    """Its first bytes were at hand, as in a cache."""
+    made = near()
+    for _ in range(2):
+        made.answered(0.4)
+        made.received(16 * MIB, 0.01)
+    assert made.enough(1000) == 1000
+
+
+def test_answers_that_our_own_threads_delay_change_nothing() -> None:
+    made = near()
+    for _ in range(20):
+        made.answered(0.012)
+        made.received(4 * MIB, 0.01)
+    assert made.enough(1000) < 1000
+
+
 def test_server_that_limits_each_connection_gets_all() -> None:
     """It may send the first bytes fast."""
     made = near()

@@ -8,9 +8,30 @@ MUTANTS = (
     mutant(
         "images/engine/pace.py",
         "leaves a server that limits each connection with few of them",
-        "is_fast = self._bytes >= self._seconds * _FAST",
+        "is_fast = self._bytes >= (self._seconds + max(0.0, self._late - _SLACK)) * _FAST",
         "is_fast = True",
         "tests/images/engine/test_fetch.py::test_threads_are_as_many_as_are_worth_it[150000-False]",
+    ),
+    mutant(
+        "images/engine/pace.py",
+        "leaves a server whose first answer alone was quick with few connections",
+        "            self._late += max(0.0, seconds - _NEAR)\n",
+        "",
+        "tests/images/engine/test_pace.py::test_server_whose_first_answer_alone_is_quick_gets_all_connections",
+    ),
+    mutant(
+        "images/engine/fetch.py",
+        "leaves requests that stall alone",
+        "        if self._calls == self._seen:\n",
+        "        if False:\n",
+        "tests/images/engine/test_fetch.py::test_few_requests_that_stall_do_not_hold_up_the_others[False]",
+    ),
+    mutant(
+        "images/engine/crew.py",
+        "waits for a thread that could not be started",
+        "filter(lambda thread: thread.ident, threads)",
+        "threads",
+        "tests/images/engine/test_crew.py::test_thread_that_cannot_be_started_is_the_failure",
     ),
     mutant(
         "images/engine/pace.py",
