@@ -22,7 +22,7 @@ _MEMORY: Final = 64 << 20
 _NEAR: Final = 0.005
 _FAST: Final = 100e6
 #: Seconds that its answers may be later in total: new connections and our own threads delay the first ones.
-_SLACK: Final = 0.05
+_SLACK: Final = 0.2
 
 
 class Pace:

@@ -21,6 +21,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,15 @@ def read(raw: Any, into: memoryview) -> int:
     return len(data)
 
 
+def waited(response: requests.Response) -> float:
+    """Return the seconds from a request to its answer, whose body is not read yet.
+
+    Not those before the request, which ``response.elapsed`` has too: to connect, and to load the CAs.
+    """
+    connection = getattr(response.raw, "connection", None)
+    return float(getattr(connection, "waited", response.elapsed.total_seconds()))
+
+
 def _is_secure(url: str) -> bool:
     return url.lower().startswith("https:")
 
@@ -222,6 +232,7 @@ class _Plain(urllib3.connection.HTTPConnection):
     def getresponse(self) -> Any:
         self.answering = self.sock
         response = None
+        begun = time.monotonic()
         try:
             with self._cancel.ending(lambda: sockets.shut(self.answering)):
                 response = super().getresponse()
@@ -229,6 +240,7 @@ class _Plain(urllib3.connection.HTTPConnection):
             if response is not None:
                 response.close()
             raise
+        self.waited = time.monotonic() - begun
         return response
 
 

@@ -190,7 +190,7 @@ class HttpSource(base.Source):
         size = int(found[3])
         self._version = version = _version(response, size)
         self._has_ranges = True
-        self._pace.answered(response.elapsed.total_seconds())
+        self._pace.answered(connections.waited(response))
         if opening.whole and not opening.engine.given_up:
             # For the requests that follow the head. Its own connection is one of them.
             options = opening.engine.options

@@ -266,18 +266,22 @@ def test_end_of_tls_is_not_lost_behind_bytes(tmp_path: Path) -> None:
     assert into[:RECORD_LENGTH] == DATA[:RECORD_LENGTH]
 
 
-def test_rest_of_a_record_is_returned_when_nothing_follows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_what_is_there_is_not_held_back(tmp_path: Path, is_secure: bool) -> None:
+    """Of TLS also what is decrypted already."""
+    pair = tls.Authority(tmp_path).issue() if is_secure else None
     over = threading.Event()
 
-    def send(peer: ssl.SSLSocket) -> None:
+    def send(peer: socket.socket) -> None:
         peer.sendall(DATA[:RECORD_LENGTH])
         over.wait(processes.PATIENCE)
 
     into = memoryview(bytearray(MIB))
-    with receiving(send, tls.Authority(tmp_path).issue()) as client:
-        receiver = sockets.Receiver(client)
+    with receiving(send, pair) as client:
+        receiver, began = sockets.Receiver(client), time.monotonic()
         assert receiver.readinto(into[:1000]) == 1000
         assert receiver.readinto(into[1000:]) == RECORD_LENGTH - 1000
+        assert time.monotonic() - began < TIMEOUT / 2
         over.set()
     assert into[:RECORD_LENGTH] == DATA[:RECORD_LENGTH]
 

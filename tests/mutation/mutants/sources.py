@@ -29,10 +29,10 @@ MUTANTS = (
     ),
     mutant(
         "sources/sockets.py",
-        "loses what TLS has decrypted when nothing follows",
-        "if not (self._is_tls and self._sock.pending()) and not self._has_data():",
-        "if not self._has_data():",
-        "tests/sources/test_sockets.py::test_rest_of_a_record_is_returned_when_nothing_follows",
+        "waits for many bytes until the time-out",
+        "if self._least > 1 and not self._has_data(_SOON):",
+        "if False:",
+        "tests/sources/test_sockets.py::test_what_is_there_is_not_held_back[False]",
     ),
     mutant(
         "sources/sockets.py",

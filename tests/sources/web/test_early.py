@@ -98,7 +98,18 @@ def test_requests_wait_for_connections_that_are_being_opened(
     assert server.connections == 6
 
 
-def test_few_to_a_server_that_is_near(tmp_path: Path) -> None:
+@pytest.mark.parametrize("connects", [0.0, 0.02])
+def test_few_to_a_server_that_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connects: float
+) -> None:
+    """To connect may take longer than its answers, and to load the CAs before."""
+    plain = urllib3.connection.HTTPConnection._new_conn
+
+    def slowly(connection: urllib3.connection.HTTPConnection) -> socket.socket:
+        time.sleep(connects)
+        return plain(connection)
+
+    monkeypatch.setattr(urllib3.connection.HTTPConnection, "_new_conn", slowly)
     few = min(6, max(2, round(kernel.processors())))
     for attempt in range(10):
         with misbehave.Server() as server:
