@@ -39,7 +39,7 @@ class Receiver:
         self._sock = sock
         self._least = 1
         # urllib3's TLS in TLS (through an https proxy) is not a socket.
-        self._is_simple = not isinstance(sock, socket.socket)
+        self._can_wait = isinstance(sock, socket.socket)
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         # The end of TLS, and a failure for the next read: the bytes before it were returned first.
         self._is_over = False
@@ -47,7 +47,7 @@ class Receiver:
 
     def readinto(self, into: memoryview, /) -> int:
         """Receive 1 to ``len(into)`` bytes, all of which must be on their way; 0 at the end."""
-        self._wait_for(1 if self._is_simple else self._least_of(len(into)))
+        self._wait_for(self._least_of(len(into)) if self._can_wait else 1)
         if self._least > 1 and not self._has_data(_SOON):
             self.reset()
         return self._receive(into)
@@ -72,8 +72,7 @@ class Receiver:
         limit = self._sock.gettimeout()
         end = None if limit is None else time.monotonic() + limit
         while True:
-            # What TLS has taken already is no reason not to wait for many bytes.
-            if self._least > 1 or not self._sock.pending():
+            if not self._sock.pending():
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if not self._has_data(left):
                     raise TimeoutError("timed out")
@@ -82,7 +81,8 @@ class Receiver:
             try:
                 return self._received(into)
             except ssl.SSLWantReadError:
-                # A part of a record, or none with data: there may be no end of them.
+                # A part of a record, or records without data, perhaps without end: wait for the next byte.
+                self.reset()
                 if end is not None and time.monotonic() >= end:
                     raise TimeoutError("timed out") from None
             finally:
@@ -116,7 +116,7 @@ class Receiver:
             try:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             except OSError:
-                self._is_simple = True
+                self._can_wait = False
             else:
                 self._least = count
 

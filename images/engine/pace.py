@@ -28,8 +28,9 @@ _SLACK: Final = 0.2
 class Pace:
     """The measured answers of one server. Thread-safe.
 
-    The quickest answer counts. Others wait for this machine, for a new connection, or for a proxy that
-    reads the whole range before it sends the first byte: longer requests would be wrong there.
+    For the length of requests, the quickest answer counts. Others wait for this machine, for a new
+    connection, or for a proxy that reads the whole range before it sends the first byte: longer requests
+    would be wrong there. For the number of connections, late answers count too.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class Pace:
     def enough(self, most: int) -> int:
         """Return how many of ``most`` connections to use: a few, if the server is near and fast.
 
-        One that answers late once in a while is not: only its first answer may have been at hand.
+        The time of late answers counts as time to receive: perhaps only the first bytes were in a cache.
         """
         with self._lock:
             is_fast = self._bytes >= (self._seconds + max(0.0, self._late - _SLACK)) * _FAST
@@ -73,5 +74,5 @@ class Pace:
 
 @functools.cache
 def _few() -> int:
-    """One connection receives while the bytes of another are written; and all CPUs can decompress."""
+    """Return how many connections are a few: one receives while another writes, and each CPU has one."""
     return max(2, round(kernel.processors()))

@@ -185,6 +185,8 @@ class _Plain(urllib3.connection.HTTPConnection):
 
     #: Kept for ``read``.
     answer: responses.Response
+    #: Seconds from the last request to its answer.
+    waited: float
     #: The socket of the response, also if the connection is not kept alive.
     answering: Any = None
     _is_left = False

@@ -352,13 +352,9 @@ class Near(Seamed):
         return super().read_range(offset, into)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("slow", [len(DATA), len(DATA) // 2])
-def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
-    reader, got = Near(slow), bytearray(len(DATA))
-    few = reader.pace.enough(1 << 20)
-    options = dataclasses.replace(OPTIONS, connections=few + 48, window=few + 48)
-    opened = fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel())
+def fetched(opened: fetch.Fetcher, ordered: bool) -> bytearray:
+    """Fetch all of DATA, in order or as it arrives."""
+    got = bytearray(len(DATA))
     if ordered:
         with contextlib.closing(opened.stream()) as stream:
             assert readers.fill(stream, memoryview(got)) == len(DATA)
@@ -366,7 +362,17 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
         opened.each(
             fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
         )
-    assert got == DATA
+    return got
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("slow", [len(DATA), len(DATA) // 2])
+def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
+    reader = Near(slow)
+    few = reader.pace.enough(1 << 20)
+    options = dataclasses.replace(OPTIONS, connections=few + 48, window=few + 48)
+    opened = fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel())
+    assert fetched(opened, ordered) == DATA
     if slow == len(DATA):
         assert len(reader.threads) <= few
     else:
@@ -376,7 +382,7 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_few_requests_that_stall_do_not_hold_up_the_others(ordered: bool) -> None:
     """Nobody else would start the threads that are missing: no piece arrives, and nothing is measured."""
-    over, got = threading.Event(), bytearray(len(DATA))
+    over = threading.Event()
 
     class Stalling(Near):
         def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -395,14 +401,7 @@ def test_few_requests_that_stall_do_not_hold_up_the_others(ordered: bool) -> Non
     options = dataclasses.replace(OPTIONS, connections=few + 2, window=100)
     opened = fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel())
     began = time.monotonic()
-    if ordered:
-        with contextlib.closing(opened.stream()) as stream:
-            assert readers.fill(stream, memoryview(got)) == len(DATA)
-    else:
-        opened.each(
-            fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
-        )
-    assert got == DATA
+    assert fetched(opened, ordered) == DATA
     assert time.monotonic() - began < 15
 
 
