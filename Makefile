@@ -4,7 +4,7 @@
 export PATH := $(PATH):/usr/sbin:/sbin
 # The tests' modules, with rewritten asserts, take 8 s to compile in each test process.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help import boot setup test quick test-lowest check format docs share bench bench-public fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
+.PHONY: help import boot setup test quick test-lowest test-newest check format docs share bench fuzz simulate crash soak mutants prove image test-image lock release sbom try-debian clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,6 +35,9 @@ quick: setup ## run the tests that start no server and need no root, in about a 
 test-lowest: setup ## run all tests with the lowest version of every dependency
 	@tools/lowest $(PYTEST_ARGS)
 
+test-newest: setup ## run every role with the newest dependencies, and with each release that is excluded
+	@tools/newest $(PYTEST_ARGS)
+
 check: setup ## check format, lint, types, layers, content of the wheel
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -58,13 +61,8 @@ share: setup ## write shell completions and man pages from the commands: share/
 	@.venv/bin/pip install -qq --group share
 	@.venv/bin/python tools/share
 
-bench: ## measure against curl, dd and qemu-img, with our aims; writes docs/about/benchmarks-rows.md
-	@tools/setup bench
+bench: setup ## compare with the commands that people use (as root); writes docs/about/benchmarks.md: BENCH_ARGS='--only qcow2'
 	@.venv/bin/python -m tests.bench $(BENCH_ARGS)
-
-bench-public: ## compare with the commands that people use, as hyperfine does; writes docs/about/benchmarks.md
-	@tools/setup bench
-	@.venv/bin/python -m tests.bench.public $(BENCH_ARGS)
 
 fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|vdi|vpc|vhdx|formats|documents SECONDS=60, or RUNS=100000
 	@.venv/bin/pip install -qq --group fuzz

@@ -6,32 +6,26 @@
 ... )
 >>> cdi_worker.run(request)  # doctest: +SKIP
 
-The public API (docs/reference/library.md). Names are imported when used, so that the lower packages can
-import ``errors`` while this package is still being imported.
+The public API (docs/reference/library.md). Each name is imported when it is first used (PEP 562): the command
+line needs few of them, and every module imports this package first.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import TYPE_CHECKING, Any
-
-from cdi_worker import lazy
 
 if TYPE_CHECKING:
     from cdi_worker import errors
     from cdi_worker.errors import Error
-    from cdi_worker.formats.bmap import Map
-    from cdi_worker.images.engine.fetch import Options as FetchOptions
+    from cdi_worker.images.engine.fetch import FetchOptions
     from cdi_worker.importer.execute import run
     from cdi_worker.importer.inspection import Inspection, inspect
-    from cdi_worker.importer.mapped import create as create_map
-    from cdi_worker.importer.mapped import verify as verify_map
     from cdi_worker.importer.plan import Plan, Route
     from cdi_worker.importer.progress import Lines, Meter, NullProgress, Progress
-    from cdi_worker.importer.request import Request
+    from cdi_worker.importer.request import Request, Room
     from cdi_worker.importer.result import Result
-    from cdi_worker.importer.sampling import Sample
-    from cdi_worker.importer.settings import Room
     from cdi_worker.importer.verification import Difference, Verification, verify
     from cdi_worker.sources import register, unregister
     from cdi_worker.sources.base import (
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
         Facts,
         Location,
         Opening,
+        Provenance,
         RandomReader,
         Reader,
         Source,
@@ -50,47 +45,29 @@ if TYPE_CHECKING:
     from cdi_worker.sources.kind import Kind
     from cdi_worker.version import VERSION as __version__  # noqa: N811 - the customary name
 
-_PUBLIC: lazy.Table[str, Any] = lazy.Table(
-    {
-        "Access": "cdi_worker.sources.base:Access",
-        "Error": "cdi_worker.errors:Error",
-        "Facts": "cdi_worker.images.image:Facts",
-        "FetchOptions": "cdi_worker.images.engine.fetch:Options",
-        "Inspection": "cdi_worker.importer.inspection:Inspection",
-        "Kind": "cdi_worker.sources.kind:Kind",
-        "Lines": "cdi_worker.importer.progress:Lines",
-        "Location": "cdi_worker.sources.base:Location",
-        "Map": "cdi_worker.formats.bmap:Map",
-        "Meter": "cdi_worker.importer.progress:Meter",
-        "NullProgress": "cdi_worker.importer.progress:NullProgress",
-        "Opening": "cdi_worker.sources.base:Opening",
-        "Plan": "cdi_worker.importer.plan:Plan",
-        "Progress": "cdi_worker.importer.progress:Progress",
-        "Request": "cdi_worker.importer.request:Request",
-        "Result": "cdi_worker.importer.result:Result",
-        "Room": "cdi_worker.importer.settings:Room",
-        "Route": "cdi_worker.importer.plan:Route",
-        "Sample": "cdi_worker.importer.sampling:Sample",
-        "Source": "cdi_worker.sources.base:Source",
-        "Verification": "cdi_worker.importer.verification:Verification",
-        "Wire": "cdi_worker.images.image:Wire",
-        "field": "cdi_worker.sources.fields:field",
-        "create_map": "cdi_worker.importer.mapped:create",
-        "inspect": "cdi_worker.importer.inspection:inspect",
-        "register": "cdi_worker.sources:register",
-        "run": "cdi_worker.importer.execute:run",
-        "unregister": "cdi_worker.sources:unregister",
-        "verify_map": "cdi_worker.importer.mapped:verify",
-        "verify": "cdi_worker.importer.verification:verify",
-        "Cancel": "cdi_worker.sources.base:Cancel",
-        "Difference": "cdi_worker.importer.verification:Difference",
-        "Extent": "cdi_worker.sources.base:Extent",
-        "RandomReader": "cdi_worker.sources.base:RandomReader",
-        "Reader": "cdi_worker.sources.base:Reader",
-        "__version__": "cdi_worker.version:VERSION",
-        "errors": "cdi_worker.errors",
-    }
-)
+#: The module of each name; empty for a module itself.
+_PUBLIC = {
+    name: module
+    for module, names in {
+        "images.engine.fetch": "FetchOptions",
+        "images.image": "Facts Provenance Wire",
+        "importer.execute": "run",
+        "importer.inspection": "Inspection inspect",
+        "importer.plan": "Plan Route",
+        "importer.progress": "Lines Meter NullProgress Progress",
+        "importer.request": "Request Room",
+        "importer.result": "Result",
+        "importer.verification": "Difference Verification verify",
+        "errors": "Error",
+        "sources": "register unregister",
+        "sources.base": "Access Cancel Extent Location Opening RandomReader Reader Source",
+        "sources.fields": "field",
+        "sources.kind": "Kind",
+        "version": "__version__",
+        "": "errors",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = [
     "Access",
@@ -104,24 +81,22 @@ __all__ = [
     "Kind",
     "Lines",
     "Location",
-    "Map",
     "Meter",
     "NullProgress",
     "Opening",
     "Plan",
     "Progress",
+    "Provenance",
     "RandomReader",
     "Reader",
     "Request",
     "Result",
     "Room",
     "Route",
-    "Sample",
     "Source",
     "Verification",
     "Wire",
     "__version__",
-    "create_map",
     "errors",
     "field",
     "inspect",
@@ -129,7 +104,6 @@ __all__ = [
     "run",
     "unregister",
     "verify",
-    "verify_map",
 ]
 
 
@@ -144,4 +118,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _PUBLIC[name]
+    if not (module := _PUBLIC[name]):
+        return importlib.import_module(f"{__name__}.{name}")
+    loaded = importlib.import_module(f"{__name__}.{module}")
+    return loaded.VERSION if name == "__version__" else getattr(loaded, name)

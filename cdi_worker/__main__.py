@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn
 
-from cdi_worker import lazy
+from cdi_worker import collector
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
-    with lazy.start():
-        run: Callable[[], NoReturn] = lazy.load("cdi_worker.importer.cli:main")
-    run()
+    with collector.pause():
+        from cdi_worker.importer import cli
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -1,23 +1,71 @@
-"""The exceptions of the project.
+"""The exceptions of the project: their messages, what to do about them, and their exit statuses.
 
 Every layer raises only these to its callers; exceptions of libraries and of the operating system are
-translated where the call is made. This module imports nothing of the project but ``masking``, and
-``version`` when it is needed.
+translated where the call is made. Command line, pods and library word the same error differently: their names
+of the settings that help, and a class may have another message at a terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+import string
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
-from cdi_worker import masking
+from cdi_worker import masking, units
 
-if TYPE_CHECKING:
-    from cdi_worker.remedy import Remedy
+#: What a remedy changes: a field of ``base.Access`` or of a location; ``root``: the user of the process;
+#: ``device``: the container runtime; ``command``: only a person who typed the command can do it.
+Setting = Literal[
+    "ca_files", "certificate", "command", "device", "insecure", "patience", "root", "slowest",
+    "thumbprint", "token", "user and password",
+]  # fmt: skip
+#: An action, and the setting that does it; empty if no setting of ours does.
+Way = tuple[str, Setting | Literal[""]]
+
+#: The names of the settings in the library.
+LIBRARY: Final[Mapping[str, str]] = {name: name for name in get_args(Setting) if name != "command"}
+#: Their options. An action without a name is shown alone.
+TERMINAL: Final[Mapping[str, str]] = {
+    "ca_files": "--ca-file",
+    "certificate": "--cert and --key",
+    "command": "",
+    "insecure": "--insecure",
+    "patience": "--stall-timeout",
+    "root": "sudo",
+    "slowest": "--speed-limit",
+    "thumbprint": "--thumbprint",
+    "token": "--token-file",
+    "user and password": "--user and --password-file",
+}
+
+
+class Remedy(tuple[Way, ...]):
+    """Ways to mend a failure."""
+
+    __slots__ = ()
+
+    def text(self, names: Mapping[str, str]) -> str:
+        """Return the ways as one sentence. One whose setting has no name in ``names`` is left out."""
+        named = [(action, names.get(setting, "")) for action, setting in self if setting in {"", *names}]
+        return ", or ".join(f"{action} ({name})" if name else action for action, name in named)
+
+    def __str__(self) -> str:
+        return self.text(LIBRARY)
+
+
+#: By the reason why a source is unreachable.
+_REACH: Final = {
+    "connection refused": "check host and port, and that the server runs",
+    "connect: connection refused": "check host and port, and that the server runs",
+    "unknown host": "check the name of the host",
+    "no such file or directory": "check the path; a URL begins with https://",
+    "connect: no such file or directory": "check the path of the socket",
+    "is a directory": "name the file of the disk",
+    "permission denied": "check the permissions of the file",
+}
 
 #: Fields of an error whose values are our own names. Code compares them, so they are not masked.
 NAMES = frozenset({"algorithm", "fault", "format", "rule", "tool"})
@@ -34,18 +82,33 @@ class Pause(NamedTuple):
     limit: float
 
 
+class _Formatter(string.Formatter):
+    """Formats a message; the format ``size`` is that of bytes for people."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        if format_spec != "size":
+            return format(value, format_spec)
+        return units.format_exactly(value) if isinstance(value, int) else f"{value} bytes"
+
+
 class Error(Exception):
     """Base class of all errors.
 
-    ``template``: the message, formatted with the keyword arguments, which are kept in ``fields``. A
-    ``remedy`` that is None is left out.
-    ``status``: the exit status of the command line (docs/reference/exit-status.md). ``retryable``: whether
-    the same call may succeed later without a change. A message is one printable line, and it and the fields
-    are masked (``masking``). Callers pass URLs through ``sources.wire.safe_url`` first.
+    Fields are the keyword arguments. A message is one printable line, and it and the fields are masked
+    (``masking``). Callers pass URLs through ``sources.wire.safe_url`` first. The field ``remedy``
+    (``Remedy``), or that of the class, is added to the message; None is left out.
     """
 
+    #: The message, formatted with the fields.
     template: ClassVar[str] = "{reason}"
+    #: The message at a terminal, where it is another one.
+    terminal: str = ""
+    remedy: ClassVar[Remedy] = Remedy()
+    #: What the termination message of a pod begins with; controllers search for it (contract, Outcome).
+    phrase: ClassVar[str] = "Unable to process data: "
+    #: The exit status of the command line (docs/reference/exit-status.md).
     status: ClassVar[int] = 1
+    #: Whether the same call may succeed later without a change.
     retryable: ClassVar[bool] = False
     #: Of a failure that is retried.
     pause: Pause | None = None
@@ -56,31 +119,31 @@ class Error(Exception):
             for name, each in fields.items()
             if name != "remedy" or each is not None
         }
-        super().__init__(self.worded(str))
+        super().__init__(self.message(LIBRARY))
 
-    def worded(self, words: Callable[[Remedy], str]) -> str:
-        """Return the message, with ``words`` for the field ``remedy`` (``remedy.Remedy``) if it has one."""
-        text = self.template.format(**self.fields)
-        advice = words(self.fields["remedy"]) if self.fields.get("remedy") else ""  # type: ignore[arg-type]
+    def message(self, names: Mapping[str, str] | None = None, template: str = "") -> str:
+        """Return the message, with what to do if the settings have ``names``."""
+        text = _Formatter().vformat(template or self.template, (), self.fields)
+        remedy = self.fields.get("remedy") or self.remedy
+        advice = remedy.text(names) if isinstance(remedy, Remedy) and names is not None else ""
         return one_line(f"{text}; {advice}" if advice else text)
 
-    @property
-    def fact(self) -> str:
-        """The message without advice, for the log of what is done instead."""
-        return self.worded(lambda _: "")
+    def at_terminal(self) -> str:
+        """Return the message for a person who can change the command line."""
+        return self.message(TERMINAL, self.terminal)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), **self.fields), ()
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
-    def as_fields(self) -> dict[str, object]:
-        """Return the error for JSON: its class as ``kind``, its message, and its fields."""
+    def as_fields(self, message: str = "") -> dict[str, object]:
+        """Return the error for JSON: its class as ``kind``, its message or ``message``, and its fields."""
         plain = (str, int, float, bool, type(None))
         fields = {
             name: each if isinstance(each, plain) else masking.mask(str(each))
             for name, each in self.fields.items()
             if name != "remedy" or str(each)
         }
-        fixed = {"message": str(self), "status": self.status, "retryable": self.retryable}
+        fixed = {"message": message or str(self), "status": self.status, "retryable": self.retryable}
         return {**fields, "kind": type(self).__name__, **fixed}
 
 
@@ -89,17 +152,8 @@ LONGEST = 8000
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` as one printable line, masked and then cut to ``LONGEST`` characters.
-
-    Names in images and archives are part of messages: they may be invalid UTF-8 or contain terminal escapes.
-    """
-    # Decoding all of a hostile text would take long.
-    text = masking.mask(text[: 8 * LONGEST])
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-    if text.isprintable():
-        return text
-    odd = "\ufffd"  # the replacement character
-    return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in text)
+    """Return ``text`` as one printable line, masked and then cut to ``LONGEST`` characters."""
+    return masking.quoted(text, LONGEST)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -131,28 +185,22 @@ def masked_causes() -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        _mask_causes(err)
+        links: list[BaseException] = [err]
+        # Causes and contexts may form a circle.
+        seen = {id(err)}
+        for link in links:
+            # Setting a cause suppresses the context.
+            is_suppressed = link.__suppress_context__
+            for name in ("__cause__", "__context__"):
+                if (inner := getattr(link, name)) is not None:
+                    shown = _shown(inner)
+                    # Not setattr(): the exceptions of pyVmomi refuse what vSphere does not name.
+                    BaseException.__setattr__(link, name, shown)
+                    if id(shown) not in seen:
+                        seen.add(id(shown))
+                        links.append(shown)
+            BaseException.__setattr__(link, "__suppress_context__", is_suppressed)
         raise
-
-
-def _mask_causes(err: BaseException) -> None:
-    seen: set[int] = set()
-    links = [err]
-    while links:
-        link = links.pop()
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        # Setting a cause suppresses the context.
-        is_suppressed = link.__suppress_context__
-        for name in ("__cause__", "__context__"):
-            inner = getattr(link, name)
-            if inner is not None:
-                shown = _shown(inner)
-                # Not setattr(): the exceptions of pyVmomi refuse what vSphere does not name.
-                BaseException.__setattr__(link, name, shown)
-                links.append(shown)
-        BaseException.__setattr__(link, "__suppress_context__", is_suppressed)
 
 
 def _shown(err: BaseException) -> BaseException:
@@ -172,14 +220,17 @@ class RequestError(Error):
 
     def __init__(self, *faults: str, remedy: Remedy | None = None) -> None:
         self.faults = tuple(map(masking.mask, faults))
-        self._remedy = remedy
-        super().__init__(reason="; ".join(faults), **({"remedy": remedy} if remedy else {}))
+        super().__init__(reason="; ".join(faults), remedy=remedy)
 
-    def as_fields(self) -> dict[str, object]:
-        return {"faults": list(self.faults), **super().as_fields()}
+    def at_terminal(self) -> str:
+        text = super().at_terminal()
+        for fault in self.faults:
+            # ``sources.fields.Fault`` names a setting.
+            text = text.replace(fault, getattr(fault, "at_terminal", fault))
+        return text
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), remedy=self._remedy), self.faults
+    def as_fields(self, message: str = "") -> dict[str, object]:
+        return {"faults": list(self.faults), **super().as_fields(message)}
 
 
 class MissingExtra(Error):
@@ -188,11 +239,12 @@ class MissingExtra(Error):
     template = "{what} needs the Python package {package}: {install}"
     status = 2
 
-    def __init__(self, *, what: str, package: str, extra: str, install: str = "") -> None:
-        # Takes 15 ms, which only a failure pays.
-        from cdi_worker import version
+    def __init__(self, **fields: object) -> None:
+        if not fields.get("install"):
+            from cdi_worker import version
 
-        super().__init__(what=what, package=package, extra=extra, install=install or version.install(extra))
+            fields["install"] = version.install(str(fields["extra"]))
+        super().__init__(**fields)
 
 
 @contextlib.contextmanager
@@ -224,18 +276,19 @@ class SourceError(Error):
     """The source cannot be read."""
 
     status = 3
+    phrase = "Unable to process data: failed to pull image: "
 
 
 class Unreachable(SourceError):
     """The source failed before its first byte: name resolution, connection, TLS, permission, not found."""
 
     template = "{url}: {reason}"
+    phrase = "Unable to connect to {source} data source: "
 
-    def __init__(self, *, url: object, reason: object, **more: object) -> None:
-        from cdi_worker import remedy
-
-        more["remedy"] = more.get("remedy") or remedy.BY_REASON.get(str(reason))
-        super().__init__(url=url, reason=reason, **more)
+    def __init__(self, *, url: object, reason: object, remedy: object = None, **more: object) -> None:
+        if not remedy and (action := _REACH.get(str(reason))):
+            remedy = Remedy([(action, "command")])
+        super().__init__(url=url, reason=reason, **more, remedy=remedy)
 
 
 class Transient(SourceError):
@@ -250,8 +303,9 @@ class Transient(SourceError):
         self.retry_after = retry_after
         super().__init__(url=url, reason=reason, **more)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), **self.fields, retry_after=self.retry_after), ()
+
+class Malformed(Transient):
+    """A response violates its protocol. A second one at the same byte ends the retries."""
 
 
 class CutShort(Transient):
@@ -288,6 +342,8 @@ class WrongPlatform(SourceError):
     """The image has no variant for the requested architecture."""
 
     template = "{url}: no image for architecture {wanted}; available: {found}"
+    # The registry has answered.
+    phrase = Error.phrase
 
 
 class NoRanges(SourceError):
@@ -350,17 +406,9 @@ class ChecksumMismatch(ImageError):
     """The checksum does not match; the phrase ``checksum mismatch`` stops the controller's retries."""
 
     template = "checksum mismatch: expected {algorithm}:{expected}, calculated {algorithm}:{calculated}"
-    status = 5
-
-
-class MapMismatch(ImageError):
-    """The image is not the one of its map.
-
-    ``is_head``: the wrong range has bytes that were read to examine the image, and may be fetched again.
-    """
-
-    is_head = False
-    template = "checksum mismatch: {url}: not the disk of the map {map}: {reason}"
+    remedy = Remedy(
+        [("check the checksum, or fetch the source again: what was written is not a usable disk", "command")]
+    )
     status = 5
 
 
@@ -397,11 +445,24 @@ class TooLarge(TargetError):
         "virtual image size {virtual_size} is larger than the reported available storage {available}. "
         "A larger PVC is required"
     )
+    terminal = (
+        "the disk needs {virtual_size:size}, the target has room for {available:size}; "
+        "free space or name a larger target"
+    )
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)
+        if fields.get("is_limit"):
+            self.terminal = (
+                "the disk needs {virtual_size:size}, --size allows {available:size}; "
+                "give a larger --size, or leave it out"
+            )
 
 
 class NoSpace(TargetError):
     """The file system of the target or of scratch is full, or its quota is used up."""
 
+    remedy = Remedy([("free space, or use a larger file system", "command")])
     status = TooLarge.status
 
 
@@ -438,6 +499,7 @@ class ScratchRequired(Error):
     """The only possible route needs scratch space, and none is mounted."""
 
     template = "scratch space required and none found: {reason}"
+    terminal = "scratch space required: {reason}; name a folder with --scratch DIRECTORY"
     status = 7
 
 
@@ -445,6 +507,10 @@ class ScratchTooSmall(Error):
     """Scratch space is too small for the image as served. Sizes in bytes."""
 
     template = "scratch space has {available} bytes, the image needs {size} bytes: no space left on device"
+    terminal = (
+        "scratch space has {available:size}, the image needs {size:size}; "
+        "name a larger folder with --scratch DIRECTORY"
+    )
     status = 7
 
 
@@ -470,6 +536,8 @@ class Cancelled(Error):
 
 class Interrupted(Cancelled):
     """Cancelled, and the same call continues: ``kept`` says what with. A pod has no command to repeat."""
+
+    terminal = "interrupted: {kept}; the same command continues"
 
 
 def words(err: OSError) -> str:
@@ -497,9 +565,6 @@ def target_error(path: object, err: OSError, doing: str = "write") -> TargetErro
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
     if full := reasons.get(err.errno or 0):
         return NoSpace(path=path, reason=f"{doing}: {full}")
-    more = {}
-    if err.errno == errno.EACCES:
-        from cdi_worker import remedy
-
-        more["remedy"] = remedy.PERMISSIONS
-    return TargetError(path=path, reason=f"{doing}: {words(err)}", **more)
+    advice = Remedy([("check the permissions, or name another target", "command")])
+    remedy = advice if err.errno == errno.EACCES else None
+    return TargetError(path=path, reason=f"{doing}: {words(err)}", remedy=remedy)

@@ -5,8 +5,9 @@ obtains it. It is masked where texts are written (``mask``, ``masked``): errors,
 No other place needs to hide anything.
 
 A server may repeat a secret in another encoding. So the text is decoded, up to ``DEPTH`` times:
-percent-encoding, HTML, and the escapes of JSON and of Python's ``repr``. After each step every secret is
-searched in plain and in base64, also in the middle of longer base64, as in ``Authorization: Basic``.
+percent-encoding, HTML, the escapes of JSON and of Python's ``repr``, and characters between that are not
+printable. After each step every secret is searched in plain and in base64, in any letter case, also in the
+middle of longer base64, as in ``Authorization: Basic``.
 
 Three things are not masked. A secret of fewer than ``SHORTEST`` characters: it would be found in any text. A
 secret of letters and digits with fewer than ``WORD`` characters inside a longer word: ``a1b2`` must not hide
@@ -18,6 +19,7 @@ It is one long module, because ``errors`` imports nothing else of the project.
 from __future__ import annotations
 
 import binascii
+import collections
 import functools
 import logging
 import re
@@ -36,6 +38,8 @@ _SHORTEST_PACKED = 6
 _SHORTEST_VALUE = 8
 #: How often a text is decoded.
 DEPTH = 3
+#: Characters of a text that are searched before it is cut: decoding all of a hostile one would take long.
+_SEARCHED = 1 << 16
 #: The most secrets of one owner. The most secrets kept after their owner is gone, because a traceback may be
 #: logged late, and their characters.
 OF_ONE, KEPT, KEPT_LENGTH = 64, 256, 1 << 18
@@ -60,6 +64,7 @@ PHRASES: Final = (
     "Preallocation applied",
     "Deadline Passed",
 )
+_FOLDED = tuple(each.lower() for each in PHRASES)
 
 #: Headers, and fields of queries and forms, whose values are not secrets; in lower case.
 _PUBLIC = frozenset((
@@ -81,7 +86,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 
 class _Needle(NamedTuple):
-    """A text to search. ``is_word``: only where it is not a part of a longer word."""
+    """A text to search, in lower case. ``is_word``: only where it is not a part of a longer word."""
 
     text: str
     is_word: bool
@@ -91,10 +96,11 @@ class _Registry:
     """The secrets by the ``id`` of their owner, and those kept after it. Thread-safe."""
 
     def __init__(self) -> None:
-        # A finalizer may run in any thread at any time, also in one that holds the lock.
+        # A finalizer may run in any thread at any time, also in one that holds the lock: then a dictionary
+        # changes between two steps of Python.
         self._lock = threading.RLock()
         self._owned: dict[int, tuple[str, ...]] = {}
-        self._kept: dict[str, None] = {}
+        self._kept: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._needles: list[_Needle] | None = []
 
     def add(self, owner: object, secrets: list[str]) -> None:
@@ -116,7 +122,7 @@ class _Registry:
         needles = self._needles
         if needles is None:
             with self._lock:
-                secrets = {each for owned in self._owned.values() for each in owned} | set(self._kept)
+                secrets = {each for owned in list(self._owned.values()) for each in owned} | set(self._kept)
                 needles = self._needles = [*{each for secret in secrets for each in _forms(secret)}]
         return needles
 
@@ -129,7 +135,7 @@ class _Registry:
             self._kept.pop(each, None)
             self._kept[each] = None
         while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_LENGTH:
-            del self._kept[next(iter(self._kept))]
+            self._kept.popitem(last=False)
             self._needles = None
 
 
@@ -191,8 +197,13 @@ def credentials(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
 def address(url: str) -> Iterator[str]:
     """Yield the secrets of an address: what is before its ``@``, and the values of its query."""
     info = user_info(url)
-    if info:
-        yield from _of_user_info(info)
+    for text in {info, _plain(info)} - {""}:
+        user, colon, password = text.partition(":")
+        yield text
+        yield password if colon else user
+        if re.search("[/?#@]", password):
+            # Messages of parsers quote the parts of what they could not parse.
+            yield from re.split("[/?#@]", password)
     found = _SCHEME.match(url)
     if found is None or found[1].lower() in PATHS:
         return
@@ -227,22 +238,19 @@ def repeated(url: str) -> Iterator[str]:
     rest = url.partition("://")[2]
     host, slash, path = rest.partition("/")
     for part in (host, slash + path, slash + path.partition("#")[0]):
-        yield from (part, part.lower(), _plain(part))
+        yield from (part, _plain(part))
 
 
 def form(body: object) -> Iterator[str]:
     """Yield the secrets of a request's body if it is a form."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
-    fields = text.items() if isinstance(text, Mapping) else _pairs(text) if isinstance(text, str) else ()
+    fields: Iterable[tuple[Any, Any]] = text.items() if isinstance(text, Mapping) else ()
+    if isinstance(text, str) and "=" in text and not text.startswith("{"):
+        pairs = (pair.partition("=") for pair in text.split("&"))
+        fields = ((name, _plain(value.replace("+", " "))) for name, _, value in pairs)
     for name, value in fields:
         if _is_secret(str(name), str(value)):
             yield str(value)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for pair in text.split("&") if "=" in text and not text.startswith("{") else ():
-        name, _, value = pair.partition("=")
-        yield name, _plain(value.replace("+", " "))
 
 
 def variables(env: Mapping[str, str]) -> Iterator[str]:
@@ -256,16 +264,6 @@ def variables(env: Mapping[str, str]) -> Iterator[str]:
 def proxy(url: str) -> Iterator[str]:
     """Yield the secrets of the address of a proxy, whose scheme may be missing."""
     yield from address(url if "://" in url else f"http://{url}")
-
-
-def _of_user_info(info: str) -> Iterator[str]:
-    for text in {info, _plain(info)}:
-        user, colon, password = text.partition(":")
-        yield text
-        yield password if colon else user
-        if re.search("[/?#@]", password):
-            # Messages of parsers quote the parts of what they could not parse.
-            yield from re.split("[/?#@]", password)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -294,17 +292,42 @@ def _plain(text: str) -> str:
 
 def mask(text: str) -> str:
     """Return ``text`` with ``***`` in place of each secret."""
+    return _masked(text, len(text))
+
+
+def quoted(text: str | bytes, longest: int = 80) -> str:
+    """Return what a server or an image says, for a message: one printable line, masked and then cut.
+
+    Names in images and archives may be invalid UTF-8 or contain terminal escapes.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    # A secret that begins in the first half ends in the second one.
+    end = len(text) if len(text) <= _SEARCHED else _SEARCHED // 2
+    shown = _masked(text[:_SEARCHED], end)
+    if len(shown) > longest or end < len(text):
+        shown = f"{shown[:longest]}…"
+    if shown.isprintable():
+        return shown
+    odd = "\ufffd"  # the replacement character
+    return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in shown)
+
+
+def _masked(text: str, most: int) -> str:
+    """Return the first ``most`` characters, and a secret that begins there, masked."""
     needles = _registry.needles()
-    if not needles or not text:
-        return text
-    spans = _merged(_spans(text, needles, DEPTH))
-    if not spans:
-        return text
-    parts, at = [], 0
-    for start, end in spans:
-        parts += [text[at:start], MASK]
-        at = end
-    return "".join([*parts, text[at:]])
+    spans = _spans(text, needles, DEPTH) if needles and text else []
+    if not spans and most == len(text):
+        return text  # it may be of a subclass, such as a fault that names an option
+    parts: list[str] = []
+    at = 0
+    for start, end in sorted(spans):
+        if parts and start <= at:
+            at = max(at, end)
+        elif start < most:
+            parts += [text[at:start], MASK]
+            at = end
+    return "".join([*parts, text[at:most]])
 
 
 def masked(value: Any) -> Any:
@@ -323,7 +346,7 @@ def _forms(secret: str) -> tuple[_Needle, ...]:
     lines = {line for line in secret.splitlines() if len(line) > WORD and not line.startswith("-----")}
     found: set[str] = set()
     packed: set[str] = set()
-    for text in {secret, *lines}:
+    for text in {secret, "".join(filter(str.isprintable, secret)), *lines}:
         data = text.encode("utf-8", "surrogatepass")
         # http.client decodes headers as Latin-1. Some servers do the same, and repeat the result as UTF-8.
         wire = data.decode("latin-1")
@@ -333,9 +356,21 @@ def _forms(secret: str) -> tuple[_Needle, ...]:
         packed |= {part for each in variants for part in _packed(each)}
     packed |= {part.replace("+", "-").replace("/", "_") for part in packed}
     return (
-        *(_Needle(each, len(each) < WORD and each.isalnum()) for each in found if len(each) >= SHORTEST),
-        *(_Needle(each, False) for each in packed if len(each) >= _SHORTEST_PACKED),
+        *(
+            _Needle(each, len(each) < WORD and each.isalnum())
+            for each in map(_folded, found)
+            if len(each) >= SHORTEST
+        ),
+        *(_Needle(each, False) for each in map(_folded, packed) if len(each) >= _SHORTEST_PACKED),
     )
+
+
+def _folded(text: str) -> str:
+    """Return ``text`` in lower case, with as many characters.
+
+    Of all characters only U+0130 has two in lower case, and only sigma depends on what follows it.
+    """
+    return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
 
 def _packed(data: bytes) -> Iterator[str]:
@@ -349,7 +384,8 @@ def _packed(data: bytes) -> Iterator[str]:
 
 def _spans(text: str, needles: list[_Needle], depth: int) -> list[tuple[int, int]]:
     """Return where secrets are in ``text`` and in what it decodes to."""
-    found = [span for each in needles if each.text in text for span in _occurrences(text, each)]
+    folded = _folded(text)
+    found = [span for each in needles if each.text in folded for span in _occurrences(folded, each)]
     if not depth:
         return found
     for codec in _CODECS:
@@ -358,8 +394,8 @@ def _spans(text: str, needles: list[_Needle], depth: int) -> list[tuple[int, int
         decoded = codec.pattern.sub(codec.decode, text)
         inner = _spans(decoded, needles, depth - 1) if decoded != text else []
         if inner:
-            starts = _starts(codec, text)
-            found += [(starts[start], starts[end]) for start, end in inner]
+            places = _places(codec, text)
+            found += [(places[start][0], places[end - 1][1]) for start, end in inner]
     return found
 
 
@@ -367,52 +403,40 @@ def _occurrences(text: str, needle: _Needle) -> Iterator[tuple[int, int]]:
     wanted, at = needle.text, text.find(needle.text)
     while at >= 0:
         end = at + len(wanted)
-        if not (needle.is_word and (_continues(text, at, end) or _is_phrase(text, wanted, at))):
+        neighbours = text[at - 1 : at] + text[end : end + 1]
+        is_part = any(each.isalnum() or each == "_" for each in neighbours)
+        if not (needle.is_word and (is_part or _is_phrase(text, wanted, at))):
             yield at, end
         at = text.find(wanted, end)
-
-
-def _continues(text: str, start: int, end: int) -> bool:
-    """Return whether a word continues before ``start`` or after ``end``."""
-    return any(each.isalnum() or each == "_" for each in (text[start - 1 : start], text[end : end + 1]))
 
 
 def _is_phrase(text: str, word: str, at: int) -> bool:
     """Return whether the word at ``at`` belongs to one of ``PHRASES``."""
     return any(
         text.startswith(phrase, at - found.start())
-        for phrase in PHRASES
+        for phrase in _FOLDED
         for found in re.finditer(re.escape(word), phrase)
         if at >= found.start()
     )
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
 class _Codec(NamedTuple):
-    """An encoding of single characters, each of which begins with ``sign``."""
+    """An encoding of single characters, each of which begins with ``sign`` (empty: with any)."""
 
     sign: str
     pattern: re.Pattern[str]
     decode: Callable[[re.Match[str]], str]
 
 
-def _starts(codec: _Codec, text: str) -> list[int]:
-    """Return where each character of the decoded text begins in ``text``, and where ``text`` ends."""
-    starts: list[int] = []
+def _places(codec: _Codec, text: str) -> list[tuple[int, int]]:
+    """Return where each character of the decoded text is in ``text``: its start and its end."""
+    places: list[tuple[int, int]] = []
     at = 0
     for found in codec.pattern.finditer(text):
-        starts += [*range(at, found.start()), *[found.start()] * len(codec.decode(found))]
+        places += [(index, index + 1) for index in range(at, found.start())]
+        places += [found.span()] * len(codec.decode(found))
         at = found.end()
-    return [*starts, *range(at, len(text) + 1)]
+    return places + [(index, index + 1) for index in range(at, len(text))]
 
 
 def _html(found: re.Match[str]) -> str:
@@ -455,6 +479,8 @@ _CODECS = (
         ),
         _escape,
     ),
+    # What is not printable is removed, or replaced, where a text is shown.
+    _Codec("", re.compile("[^ -~]"), lambda found: found[0] if found[0].isprintable() else ""),
 )
 
 

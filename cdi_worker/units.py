@@ -6,8 +6,6 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors
-
 if TYPE_CHECKING:
     from fractions import Fraction
 
@@ -24,33 +22,29 @@ _TWOS = {f"{letter}i": 10 * power for power, letter in enumerate("KMGTPE", 1)}
 def parse_quantity(text: str) -> int:
     """Return a Kubernetes quantity in bytes, rounded up.
 
-    Raises ``RequestError`` if malformed. Grammar: k8s.io/apimachinery, resource.Quantity.
+    Raises ``ValueError`` if malformed. Grammar: k8s.io/apimachinery, resource.Quantity.
     """
     found = re.fullmatch(_QUANTITY, text, re.ASCII)
     if not found or len(text) > LONGEST:
         what = f"{text[:LONGEST]!r} is not a quantity such as 10Gi, 500M or 1e9"
-        raise errors.RequestError(what + _meant(text))
+        # Sizes as other tools write them: 10GB, 10GiB, 10g.
+        other = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgtpe])(i?)b?", text, re.IGNORECASE)
+        if not other:
+            raise ValueError(what)
+        number, letter, binary = other.groups()
+        letter = letter.upper()
+        more = "" if binary else f", {number}{letter.replace('K', 'k')} for powers of 1000"
+        raise ValueError(f"{what}; write {number}{letter}i for powers of 1024{more}")
     number, exponent, suffix = found.groups()
     if exponent and abs(int(exponent[1:])) > 30:
-        raise errors.RequestError(f"{text!r} is out of range")
+        raise ValueError(f"{text!r} is out of range")
     whole, _, decimals = number.partition(".")
     tens = (int(exponent[1:]) if exponent else _TENS.get(suffix or "", 0)) - len(decimals)
     above = int(whole + decimals) * 10 ** max(0, tens) << _TWOS.get(suffix, 0)
     value: int = -(-above // 10 ** max(0, -tens))
     if not 0 <= value < 1 << 63:
-        raise errors.RequestError(f"{text!r} is out of range")
+        raise ValueError(f"{text!r} is out of range")
     return value
-
-
-def _meant(text: str) -> str:
-    """Return a hint for sizes as other tools write them: ``10GB``, ``10GiB``, ``10g``."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgtpe])(i?)b?", text, re.IGNORECASE)
-    if not found:
-        return ""
-    number, letter, binary = found.groups()
-    tens, twos = ("k" if letter in "kK" else letter.upper()), f"{letter.upper()}i"
-    more = "" if binary else f", {number}{tens} for powers of 1000"
-    return f"; write {number}{twos} for powers of 1024{more}"
 
 
 def format_size(size: float) -> str:

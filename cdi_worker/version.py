@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import sys
 from typing import Any, Final
 
@@ -47,30 +49,24 @@ def install(extra: str) -> str:
 
     The name alone would ask the package index, where another project may have it.
     """
-    import json
-    import shlex
     from importlib import metadata
 
     pip = f"{shlex.quote(sys.executable)} -m pip install"
+    tools = f"apt-get install {COMPILED[extra]} && " if extra in COMPILED else ""
     # A checkout on the path may have metadata of its own, without an origin.
     found = [each.read_text("direct_url.json") for each in metadata.distributions(name=NAME)]
     if not found:
         return f"{pip} '{NAME}[{extra}] @ file://DIRECTORY', where DIRECTORY is the checkout"
     text = next((origin for origin in found if origin), None)
     if text is None:
-        return _after_compiler(extra, f"{pip} '{NAME}[{extra}]=={VERSION}'")
+        return f"{tools}{pip} '{NAME}[{extra}]=={VERSION}'"
     origin: dict[str, Any] = json.loads(text)  # noqa: TID251 - the installer's own
     url = origin["url"]
     if origin.get("dir_info", {}).get("editable"):
-        return _after_compiler(extra, f"{pip} --editable '{url.removeprefix('file://')}[{extra}]'")
+        return f"{tools}{pip} --editable '{url.removeprefix('file://')}[{extra}]'"
     if source := origin.get("vcs_info"):
         url = f"{source['vcs']}+{url}@{source['commit_id']}"
-    return _after_compiler(extra, f"{pip} '{NAME}[{extra}] @ {url}'")
-
-
-def _after_compiler(extra: str, command: str) -> str:
-    needed = COMPILED.get(extra)
-    return f"apt-get install {needed} && {command}" if needed else command
+    return f"{tools}{pip} '{NAME}[{extra}] @ {url}'"
 
 
 def install_libnbd() -> str:
@@ -84,7 +80,5 @@ def install_libnbd() -> str:
         return f"{package} && {venv}, and install {NAME} there: the bindings are for {system}"
     if sys.prefix == sys.base_prefix:
         return package
-    import shlex
-
     # On an existing environment, this keeps its packages and only changes what it sees.
     return f"{package} && {system} -m venv --system-site-packages {shlex.quote(sys.prefix)}"

@@ -8,6 +8,7 @@ Each returns lines of Markdown (tests/docs/test_tables.py).
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -17,11 +18,13 @@ import click
 import cdi_worker
 from cdi_worker import sources
 from cdi_worker.formats import detect
-from cdi_worker.importer import contract, plan, request
-from cdi_worker.importer.commands import command, config_file, cron, group, parameters, populators
+from cdi_worker.importer import plan, request
+from cdi_worker.importer.commands import command, cron, group, parameters, populators
 from cdi_worker.importer.roles import importer
 from cdi_worker.importer.send import volume
+from cdi_worker.importer.survey import Survey
 from cdi_worker.importer.upload import settings as upload_settings
+from cdi_worker.sources import base, fields, trust
 
 GIB = 1 << 30
 
@@ -49,8 +52,6 @@ def commands(_argument: str = "") -> Iterator[str]:
 
 
 def _command(made: click.Command, context: click.Context, heading: str) -> Iterator[str]:
-    # Options of sources are added when help is printed.
-    made.get_help(context)
     yield from ("", heading, "", "```text", made.get_usage(context).removeprefix("Usage: "), "```", "")
     yield from inspect.cleandoc(made.help or "").partition("\f")[0].splitlines()
     yield ""
@@ -76,10 +77,7 @@ def settings(_argument: str = "") -> list[str]:
         made = group.cli.get_command(top, name) if name else group.cli
         if not isinstance(made, command.Command) or made.hidden:
             continue
-        # Options of sources are added when help is printed.
-        context = click.Context(made, parent=top, info_name=name) if name else top
-        made.get_help(context)
-        for param in made.get_params(context):
+        for param in made.get_params(click.Context(made, parent=top, info_name=name) if name else top):
             if isinstance(param, parameters.Option) and not param.here and not param.hidden:
                 found.setdefault(param.variable, (f"--{param.key}", []))[1].append(name or "a pod's role")
     everywhere = max(len(names) for _, names in found.values())
@@ -95,7 +93,7 @@ VARIABLES = {
     "importer": importer.VARIABLES,
     "uploadserver": upload_settings.VARIABLES,
     "cloner": volume.VARIABLES,
-    "commands": (*contract.CREDENTIALS, *config_file.VARIABLES, *contract.PROXIES),
+    "commands": (),
     "populators": populators.VARIABLES,
     "poller": cron.VARIABLES,
 }
@@ -116,23 +114,38 @@ def environment(role: str) -> list[str]:
             for kind in sources.own()
             for to, name in kind.location_type.variables.items()
         ]
+    rows += _declared(base.PROXIES if role == "populators" else role)
     if role in {"importer", "commands"}:
-        rows += _of_sources(ambient_only=role == "commands")
+        rows += _of_sources(role)
     if role == "populators":
         fields = {name: field for name, (field, _) in sources.find("glance").table.items()}
         rows += [(f"`{name}`", fields[to].help.rstrip("."), "") for name, to in populators.OPENSTACK.items()]
     return table(("variable", "meaning", "default"), rows)
 
 
+def _declared(role: str) -> list[tuple[str, str, str]]:
+    """Return the rows of the variables that set a field of a request, an access or a clone."""
+    return [
+        (
+            f"`{field.env}`",
+            f"{f'`{field.on}`: ' if field.flag else ''}{field.help.rstrip('.')}",
+            _code(default) if isinstance(default, str) else "",
+        )
+        for owner in (request.Request, base.Access, volume.Settings)
+        for _, field, default in fields.declared(owner)
+        if field.is_read_by(role)
+    ]
+
+
 def _code(text: str) -> str:
     return f"`{text}`" if text and " " not in text else text
 
 
-def _of_sources(*, ambient_only: bool) -> list[tuple[str, str, str]]:
+def _of_sources(role: str) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[list[str], str, str]] = {}
     for kind in sources.own():
         for field, default in kind.table.values():
-            if field.env and (field.ambient or not ambient_only):
+            if field.is_read_by(role):
                 shown = default if isinstance(default, str) else ""
                 for name in (field.env, *field.more):
                     found.setdefault(name, ([], field.help, shown))[0].append(kind.name)
@@ -146,11 +159,15 @@ def _of_sources(*, ambient_only: bool) -> list[tuple[str, str, str]]:
 
 
 class Column(NamedTuple):
-    """Sources that offer the planner the same. ``raw``: their disks are always raw."""
+    """Sources that the planner treats alike. ``ways``: how they are read, fields of ``Survey``.
+
+    ``raw``: their disks are always raw.
+    """
 
     title: str
     kinds: frozenset[str]
-    offer: plan.Offer
+    facts: base.Facts
+    ways: tuple[str, ...] = ()
     raw: bool = False
 
 
@@ -161,20 +178,23 @@ class Layout(NamedTuple):
     crowded: bool = False
 
 
-SEEKABLE = plan.Offer(size=GIB, ranges=True)
-ORDERED = plan.Offer(size=GIB)
+FACTS = base.Facts(name="disk", size=GIB)
 COLUMNS = (
     Column(
-        "http with byte ranges, s3, gcs, a local file", frozenset({"http", "s3", "gcs", "local"}), SEEKABLE
+        "http with byte ranges, s3, gcs, a local file",
+        frozenset({"http", "s3", "gcs", "local"}),
+        FACTS,
+        ("ranges",),
     ),
-    Column("http without byte ranges", frozenset({"http"}), ORDERED),
-    Column("registry", frozenset({"registry"}), ORDERED),
-    Column("glance", frozenset({"glance"}), plan.Offer(size=GIB, ranges=True, checksum=True)),
-    Column("an upload, a pipe", frozenset({"local"}), plan.Offer(size=GIB, once=True)),
+    Column("http without byte ranges", frozenset({"http"}), FACTS),
+    Column("registry", frozenset({"registry"}), FACTS),
+    Column("glance", frozenset({"glance"}), dataclasses.replace(FACTS, checksum="md5:"), ("ranges",)),
+    Column("an upload, a pipe", frozenset({"local"}), dataclasses.replace(FACTS, once=True)),
     Column(
         "imageio, nbd, vddk, kubevirt, volume",
         frozenset({"imageio", "nbd", "vddk", "kubevirt", "volume"}),
-        plan.Offer(size=GIB, ranges=True, extents=True),
+        FACTS,
+        ("ranges", "extents"),
         raw=True,
     ),
 )
@@ -188,7 +208,6 @@ LAYOUTS: dict[str, Any] = {
 }
 #: In place of a format: the images that the built-in readers do not support.
 OTHERS = "left to qemu-img"
-SPACE = plan.Space(block=False, available=GIB, usable=GIB)
 
 
 def matrix(_argument: str = "") -> list[str]:
@@ -208,20 +227,24 @@ def cell(form: str, compressions: tuple[str, ...], column: Column) -> str:
     """Return the route, and whether it needs scratch, as the planner chooses."""
     if column.raw and (form != "raw" or compressions):
         return "not possible"
-    content = plan.Content(form, compressions, GIB, LAYOUTS.get(form))
+    ways = dict.fromkeys(column.ways, True)
+    found = Survey(
+        format=form, compressions=compressions, virtual_size=GIB, available=GIB, scratch=GIB, **ways
+    )
+    readable = dataclasses.replace(found, layout=LAYOUTS.get(form))
     if form == "vhd":
         # A fixed one is raw with a footer, a dynamic one is not.
-        fixed = chosen(column.offer, plan.Content(form, compressions, GIB, raw=GIB))
-        return f"fixed: {fixed}; dynamic: {chosen(column.offer, content)}"
-    return chosen(column.offer, content)
+        fixed = chosen(column.facts, dataclasses.replace(found, raw=GIB))
+        return f"fixed: {fixed}; dynamic: {chosen(column.facts, readable)}"
+    return chosen(column.facts, readable)
 
 
-def chosen(offer: plan.Offer, content: plan.Content) -> str:
+def chosen(facts: base.Facts, found: Survey) -> str:
     """Return the planner's route with scratch space, marked if it needs it."""
     wanted = request.Request(
         source="http", location=cdi_worker.Location("http://host/disk"), target="disk.img"
     )
-    made = plan.plan(wanted, offer, content, SPACE, GIB)
+    made = plan.plan(wanted, trust.Demanded(), facts, found)
     if made.scratch:
         return f"{made.route}, **scratch**"
     return str(made.route) if made.random else f"{made.route}, in order"

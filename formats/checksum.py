@@ -1,4 +1,4 @@
-"""Verify the bytes as served against the checksums that are stated for them: all of them."""
+"""Verify bytes as served against all checksums that are stated for them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,19 @@ def parse(text: str) -> Checksum:
 
     Raises ``errors.RequestError``.
     """
-    first, *more = dict.fromkeys(map(_parse, text.split(",")))
+    found = []
+    for each in text.split(","):
+        algorithm, colon, digest = (part.strip() for part in each.lower().partition(":"))
+        if not colon or algorithm not in ALGORITHMS:
+            reason = f"unknown format; expected ALGORITHM:HEX with {'|'.join(ALGORITHMS)}"
+            raise errors.RequestError(f"invalid checksum {each!r}: {reason}")
+        length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
+        if len(digest) != length or not set(digest) <= set(string.hexdigits):
+            reason = f"expected {length} hex digits after {algorithm!r}"
+            raise errors.RequestError(f"invalid checksum {each!r}: {reason}")
+        found.append(Checksum(algorithm, digest))
+    first, *more = dict.fromkeys(found)
     return Checksum(first.algorithm, first.digest, tuple(more))
-
-
-def _parse(text: str) -> Checksum:
-    algorithm, colon, digest = (part.strip() for part in text.lower().partition(":"))
-    if not colon or algorithm not in ALGORITHMS:
-        known = "|".join(ALGORITHMS)
-        raise errors.RequestError(
-            f"invalid checksum {text!r}: unknown format; expected ALGORITHM:HEX with {known}"
-        )
-    length = 2 * hashlib.new(algorithm, usedforsecurity=False).digest_size
-    if len(digest) != length or not set(digest) <= set(string.hexdigits):
-        raise errors.RequestError(
-            f"invalid checksum {text!r}: expected {length} hex digits after {algorithm!r}"
-        )
-    return Checksum(algorithm, digest)
 
 
 class Hash:
@@ -62,14 +58,12 @@ class Hash:
     def verify(self) -> None:
         """Compare with all expected digests after the last byte. Raises ``errors.ChecksumMismatch``."""
         for each in self._expected:
-            calculated = self._hashes[each.algorithm].hexdigest()
+            name, calculated = each.algorithm, self._hashes[each.algorithm].hexdigest()
             if calculated != each.digest:
-                raise errors.ChecksumMismatch(
-                    algorithm=each.algorithm, expected=each.digest, calculated=calculated
-                )
+                raise errors.ChecksumMismatch(algorithm=name, expected=each.digest, calculated=calculated)
 
 
-class HashingReader(readers.Watched):
+class HashingReader(readers.WatchedReader):
     """Hash every byte read. Call ``verify`` after the last one."""
 
     def __init__(self, reader: readers.Reader, checksum: Checksum) -> None:

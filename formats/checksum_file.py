@@ -28,7 +28,7 @@ _CHARACTERS: Final = {"n": "\n", "r": "\r", "\\": "\\"}
 
 
 class Line(NamedTuple):
-    """The checksum (``ALGORITHM:HEX``, in lower case) of the file ``name``, empty if there is none."""
+    """The checksum of the file ``name``: ``ALGORITHM:HEX``, in lower case. ``name`` may be missing: empty."""
 
     name: str
     checksum: str
@@ -39,13 +39,21 @@ def parse(data: bytes) -> Iterator[Line]:
     # A byte that is not UTF-8 may be part of a name.
     texts = [text.strip(" \t\r") for text in data.decode("utf-8", "surrogateescape").split("\n")]
     texts = [text for text in texts if text]
-    if len(texts) == 1 and _ALONE.fullmatch(texts[0]):
-        yield from _line("", "", texts[0])
     for text in texts:
+        escaped = algorithm = name = ""
         if found := _GNU.fullmatch(text):
-            yield from _line(_plain(found[3], found[1]), "", found[2])
+            escaped, digits, name = found.groups()
         elif found := _BSD.fullmatch(text):
-            yield from _line(_plain(found[3], found[1]), found[2].lower(), found[4])
+            escaped, algorithm, name, digits = found.groups()
+        elif len(texts) == 1 and _ALONE.fullmatch(text):
+            digits = text
+        else:
+            continue
+        expected = _LENGTHS.get(len(digits))
+        if expected and algorithm.lower() in {"", expected}:
+            if escaped:
+                name = _ESCAPE.sub(lambda found: _CHARACTERS.get(found[1], found[0]), name)
+            yield Line(name, f"{expected}:{digits.lower()}")
 
 
 def find(data: bytes, name: str) -> str:
@@ -64,15 +72,3 @@ def find(data: bytes, name: str) -> str:
         raise errors.SourceError(reason=f"several lines with different checksums of {name!r}")
     strength = {algorithm: number for number, algorithm in enumerate(checksum.ALGORITHMS)}
     return ",".join(sorted(found, key=lambda each: strength[each.partition(":")[0]], reverse=True))
-
-
-def _line(name: str, algorithm: str, digits: str) -> Iterator[Line]:
-    expected = _LENGTHS.get(len(digits), "")
-    if expected and algorithm in {"", expected}:
-        yield Line(name, f"{expected}:{digits.lower()}")
-
-
-def _plain(name: str, escaped: str) -> str:
-    if not escaped:
-        return name
-    return _ESCAPE.sub(lambda found: _CHARACTERS.get(found[1], found[0]), name)

@@ -44,13 +44,11 @@ _LEVEL = 1
 _WORTHWHILE = 0.9
 _PAUSE = 7
 
-Bytes: TypeAlias = "bytes | memoryview"
 
-
-class Disk(NamedTuple):
+class FolderDisk(NamedTuple):
     """The disk image of a file system: size in bytes, permissions, time of change in seconds.
 
-    ``preallocated``: its holes must be allocated, too. A size of 0: there is none.
+    ``preallocated``: allocate its holes, too. ``size`` 0: the file system has no disk image.
     """
 
     size: int = 0
@@ -60,7 +58,7 @@ class Disk(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A part of the disk that is not sent: the receiver has stated that it has these bytes."""
+    """Bytes that are not sent, because the receiver has them."""
 
     length: int
 
@@ -88,7 +86,7 @@ class Encoder:
         made._digest = self._digest.copy()
         return made
 
-    def disk(self, disk: Disk) -> bytes:
+    def disk(self, disk: FolderDisk) -> bytes:
         """Return the record that begins the stream of a file system."""
         facts = _DISK_FACTS.pack(disk.mode, disk.mtime, disk.preallocated)
         self._digest.update(_EXTENT.pack(b"F", disk.size) + facts)
@@ -106,7 +104,7 @@ class Encoder:
         self._total += length
         return _HEADER.pack(_KEPT, 0, length)
 
-    def data(self, data: memoryview) -> tuple[bytes, Bytes]:
+    def data(self, data: memoryview) -> tuple[bytes, bytes | memoryview]:
         """Return the record of at most LONGEST bytes as header and body; the body may be ``data`` itself."""
         self._digest.update(_EXTENT.pack(b"D", len(data)))
         self._digest.update(data)
@@ -131,8 +129,8 @@ class Decoder:
     """Decode the stream of a device into extents: a length in bytes for zeros, a memoryview for data.
 
     ``buffers(size)`` yields the buffers of that size into which uncompressed data is read. ``kept``: start
-    and end of the part of the disk that need not be sent; it is a ``Kept``. Raises ``errors.Corrupt``, also
-    when the digest at the end does not match, and ``errors.Truncated``.
+    and end of the part that the sender may leave out; it is yielded as a ``Kept``. Raises ``errors.Corrupt``,
+    also when the digest at the end does not match, and ``errors.Truncated``.
     """
 
     def __init__(
@@ -146,7 +144,9 @@ class Decoder:
         self._digest = _hasher()()
         self._total = 0
         self._buffers = buffers(LONGEST)
-        self._packed = _memory(LONGEST)
+        # Anonymous memory: only pages that are written use RAM, and our own records are shorter.
+        memory = mmap.mmap(-1, LONGEST, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._packed = memoryview(memory)
 
     def __iter__(self) -> Iterator[Run]:
         self._expect_magic()
@@ -212,33 +212,29 @@ class Decoder:
 
     def _read_full(self, into: memoryview) -> memoryview:
         if readers.fill(self._reader, into) < len(into):
-            raise errors.Truncated(
-                format="clone stream", reason=f"the stream ends after {self._total} bytes of the disk"
-            )
+            reason = f"the stream ends after {self._total} bytes of the disk"
+            raise errors.Truncated(format="clone stream", reason=reason)
         return into
 
 
-class Folder(Decoder):
+class FolderDecoder(Decoder):
     """Decode the stream of a file system: read ``disk``, then ``runs`` to their end, then ``archive``.
 
-    Nothing of it may be used before ``finish`` has compared the digest. Buffers and errors as in ``Decoder``.
+    Use nothing of it before ``finish`` has compared the digest. Buffers and errors as in ``Decoder``.
     """
 
     def __init__(self, reader: readers.Reader, buffers: Callable[[int], Iterator[memoryview]]) -> None:
         super().__init__(reader, buffers)
         self._expect_magic()
-        self.disk = self._read_disk()
-        # Nothing of a file system is kept: ``_extents`` raises for it.
-        self._rest = (run for run in self._extents() if not isinstance(run, Kept))
-
-    def _read_disk(self) -> Disk:
         kind, stored, size = _HEADER.unpack(self._read_short(_HEADER.size))
         if kind != _DISK or stored != _DISK_FACTS.size or size >= 1 << 63:
             raise _corrupt("the record of the disk is missing")
         facts = self._read_short(stored)
         self._digest.update(_EXTENT.pack(b"F", size) + facts)
         mode, mtime, preallocated = _DISK_FACTS.unpack(facts)
-        return Disk(size, mode & 0o777, min(mtime, _LAST_TIME), preallocated)
+        self.disk = FolderDisk(size, mode & 0o777, min(mtime, _LAST_TIME), preallocated)
+        # A file system is always sent whole: ``_extents`` raises for a ``Kept``.
+        self._rest = (run for run in self._extents() if not isinstance(run, Kept))
 
     def runs(self) -> Iterator[int | memoryview]:
         """Yield the extents of the disk."""
@@ -251,58 +247,48 @@ class Folder(Decoder):
             left -= length
             yield run
 
-    def archive(self) -> Reader | None:
+    def archive(self) -> ExtentReader | None:
         """Return a reader of the archive of all other files; None if there are none."""
         first = next(self._rest, None)
-        return None if first is None else Reader(itertools.chain([first], self._rest))
+        return None if first is None else ExtentReader(itertools.chain([first], self._rest))
 
     def finish(self) -> None:
         """Read to the end and compare the digest."""
         collections.deque(self._rest, 0)
 
 
-class Reader:
+class ExtentReader:
     """Read the bytes of extents, in order."""
 
     def __init__(self, extents: Iterator[int | memoryview]) -> None:
         self._records = extents
         self._zeros = 0
-        self._data = memoryview(b"")
+        self._data = readers.BytesReader(b"")
 
     def readinto(self, into: memoryview, /) -> int:
-        while len(into) and not self._zeros and not self._data:
-            record = next(self._records, None)
-            if record is None:
-                return 0
+        while len(into):
+            if count := min(self._zeros, len(into)):
+                into[:count] = bytes(count)
+                self._zeros -= count
+                return count
+            if count := self._data.readinto(into):
+                return count
+            if (record := next(self._records, None)) is None:
+                break
             if isinstance(record, int):
                 self._zeros = record
             else:
-                self._data = record
-        if self._zeros:
-            count = min(self._zeros, len(into))
-            into[:count] = bytes(count)
-            self._zeros -= count
-            return count
-        count = min(len(self._data), len(into))
-        into[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
+                self._data = readers.BytesReader(record)
+        return 0
 
     def close(self) -> None: ...
 
 
 @functools.cache
 def _hasher() -> Callable[[], xxhash.xxh3_128]:
-    try:
+    with errors.optional("a clone", package="xxhash", extra="upload"):
         import xxhash
-    except ImportError as err:
-        raise errors.MissingExtra(what="a clone", package="xxhash", extra="upload") from err
     return xxhash.xxh3_128
-
-
-def _memory(size: int) -> memoryview:
-    """Return anonymous memory: only pages that are written use RAM, and our own records are shorter."""
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _corrupt(reason: str) -> errors.Corrupt:

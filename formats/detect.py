@@ -15,12 +15,16 @@ from cdi_worker import errors
 #: First bytes of a file that hold every signature, and the header tables that ``safety`` checks.
 HEAD = 256 << 10
 
+#: First bytes of a device while an import writes to it (``images.targets.claim``).
+CLAIM = b"cdi-worker claim "
+
 DISKS = frozenset({"raw", "iso", "qcow2", "vmdk", "vdi", "vhd", "vhdx"})
 COMPRESSIONS = frozenset({"gz", "xz", "zst", "bz2"})
 
 #: Known formats that are not disk images, and why each is refused. Unrecognised content is raw.
 STRANGERS = {
     "empty": "the source is empty",
+    "unfinished": "it holds no complete disk: an import to it is running or was interrupted; finish it first",
     "html": "the source is an HTML page; check whether the URL leads to a web page or a login",
     "xml": "the source is an XML document; check whether it is an error message of the server",
     "json": "the source is a JSON document; check whether it is an error message of the server",
@@ -42,6 +46,7 @@ _TAR_CHECKSUM = slice(148, 156)
 
 #: (format, offset, bytes), as qemu, the kernel and the formats' own tools check them.
 _MAGICS = (
+    ("unfinished", 0, CLAIM),
     ("qcow2", 0, b"QFI\xfb"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
@@ -115,11 +120,8 @@ def detect(head: bytes) -> str:
         return "iso" if "iso" in found else "raw"
     if len(found) > 1:
         names = sorted(found)
-        raise errors.Refused(
-            format=names[0],
-            rule="ambiguous",
-            reason=f"the image has the signatures of several formats: {', '.join(names)}",
-        )
+        reason = f"the image has the signatures of several formats: {', '.join(names)}"
+        raise errors.Refused(format=names[0], rule="ambiguous", reason=reason)
     return found.pop()
 
 
@@ -132,6 +134,12 @@ def refuse_stranger(name: str) -> None:
     """Raise ``errors.Unsupported`` with the reason if ``name`` is one of STRANGERS."""
     if name in STRANGERS:
         raise errors.Unsupported(reason=STRANGERS[name])
+
+
+def refuse_unfinished(head: bytes) -> None:
+    """Raise ``errors.Unsupported`` for a device with an unfinished import; ``head``: its first bytes."""
+    if head.startswith(CLAIM):
+        refuse_stranger("unfinished")
 
 
 def _is_old_tar(head: bytes) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from cdi_worker.formats import facts, views
 
 
-def check(view: views.View) -> facts.Facts:
+def check(view: views.View) -> facts.ImageFacts:
     """Refuse a disk without a sector, and one larger than any volume."""
     if view.size is not None:
         facts.check_size("raw", view.size)
-    return facts.Facts("raw", view.size)
+    return facts.ImageFacts("raw", view.size)
 
 
 def required_length(_view: views.View) -> int:

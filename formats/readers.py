@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -18,6 +19,7 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class RandomReader(Protocol):
     """Random access to the bytes of a source. Thread-safe."""
 
@@ -30,7 +32,7 @@ class RandomReader(Protocol):
 
 
 @runtime_checkable
-class Continuing(RandomReader, Protocol):
+class ContinuingReader(RandomReader, Protocol):
     """A source that serves several consecutive reads of a thread with one request."""
 
     def expect(self, offset: int, length: int, /) -> None:
@@ -40,10 +42,10 @@ class Continuing(RandomReader, Protocol):
         """
 
 
-class Bytes:
+class BytesReader:
     """Read bytes in memory."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._rest = memoryview(data)
 
     def readinto(self, into: memoryview, /) -> int:
@@ -56,7 +58,7 @@ class Bytes:
         self._rest = memoryview(b"")
 
 
-class Consecutive:
+class RangesReader:
     """Read ranges, one after the other, from ``start`` to ``end``. Closing it closes nothing.
 
     ``read_range``: see ``RandomReader``.
@@ -74,41 +76,45 @@ class Consecutive:
         return count
 
     def close(self) -> None:
-        """Leave open what the ranges are read from."""
+        """Do nothing: the caller closes the source of the ranges."""
 
 
-class Limited:
+class Wrapper:
+    """A reader of the bytes of ``reader``, which it closes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class LimitedReader(Wrapper):
     """Read at most ``limit`` bytes, against decompression bombs.
 
     Raises ``errors.TooLarge`` if ``reader`` has more.
     """
 
     def __init__(self, reader: Reader, limit: int) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._limit = limit
         self._left = limit
 
     def readinto(self, into: memoryview, /) -> int:
         if self._left == 0:
-            return self._expect_end()
+            if self._reader.readinto(memoryview(bytearray(1))):
+                raise errors.TooLarge(virtual_size=self._limit + 1, available=self._limit)
+            return 0
         count = self._reader.readinto(into[: self._left])
         self._left -= count
         return count
 
-    def _expect_end(self) -> int:
-        if self._reader.readinto(memoryview(bytearray(1))):
-            raise errors.TooLarge(virtual_size=self._limit + 1, available=self._limit)
-        return 0
 
-    def close(self) -> None:
-        self._reader.close()
-
-
-class Watched:
-    """Shows every byte that passes to ``see``."""
+class WatchedReader(Wrapper):
+    """Call ``see`` with all bytes that are read."""
 
     def __init__(self, reader: Reader, see: Callable[[memoryview], object]) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._see = see
 
     def readinto(self, into: memoryview, /) -> int:
@@ -116,11 +122,8 @@ class Watched:
         self._see(into[:count])
         return count
 
-    def close(self) -> None:
-        self._reader.close()
 
-
-class Raw(io.RawIOBase):
+class RawIO(io.RawIOBase):
     """Adapt a reader for ``io.BufferedReader``. Closing it leaves the reader open."""
 
     def __init__(self, reader: Reader) -> None:
@@ -133,7 +136,7 @@ class Raw(io.RawIOBase):
         return self._reader.readinto(into)
 
 
-class Seekable(io.RawIOBase):
+class SeekableIO(io.RawIOBase):
     """Adapt ``read(offset, length)``, random access to ``size`` bytes, for ``io.BufferedReader``."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
@@ -169,22 +172,18 @@ def fill(reader: Reader, into: memoryview) -> int:
 
 def sample(reader: Reader, size: int) -> bytes:
     """Return up to ``size`` first bytes of a reader; ``errors.Truncated`` ends the sample early."""
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    count = 0
-    try:
+    view, count = memoryview(bytearray(size)), 0
+    with contextlib.suppress(errors.Truncated):
         while count < size and (got := reader.readinto(view[count:])):
             count += got
-    except errors.Truncated:
-        pass
     return bytes(view[:count])
 
 
-class Peek:
+class Peek(Wrapper):
     """Read up to ``size`` bytes into ``head``, then read the stream from its start."""
 
     def __init__(self, reader: Reader, size: int) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self.head = b""
         self.extend(size)
 
@@ -192,10 +191,7 @@ class Peek:
         """Read ``head`` up to ``size`` bytes, before the stream is read; it may have more already."""
         more = memoryview(bytearray(max(0, size - len(self.head))))
         self.head += bytes(more[: fill(self._reader, more)])
-        self._replay = Bytes(self.head)
+        self._replay = BytesReader(self.head)
 
     def readinto(self, into: memoryview, /) -> int:
         return self._replay.readinto(into) or self._reader.readinto(into)
-
-    def close(self) -> None:
-        self._reader.close()

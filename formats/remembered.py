@@ -6,6 +6,7 @@ second request.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker.formats import views
@@ -40,27 +41,22 @@ class Remembered:
             at = after
         return min(at, end) - offset
 
-    def has(self, start: int, end: int) -> bool:
-        """Return whether a byte from ``start`` to ``end`` is remembered."""
-        return any(offset < end and start < offset + len(data) for offset, data in self._pieces)
-
     def agrees(self, offset: int, data: memoryview) -> bool:
         """Return whether bytes read again from ``offset`` are the remembered ones."""
-        for start, piece in self._pieces:
-            begin, end = max(start, offset), min(start + len(piece), offset + len(data))
-            if begin < end and piece[begin - start : end - start] != bytes(
-                data[begin - offset : end - offset]
-            ):
-                return False
-        return True
+        return all(known == bytes(data[part]) for part, known in self._overlaps(offset, len(data)))
 
     def restore(self, offset: int, into: memoryview) -> None:
         """Replace bytes of ``into``, read again from ``offset`` in the file, by the remembered ones."""
-        # Of a byte that was read several times the first value is used: the earliest check saw it.
-        for start, data in reversed(self._pieces):
-            begin, end = max(start, offset), min(start + len(data), offset + len(into))
+        # The first value of a byte wins: the earliest check saw it.
+        for part, known in reversed(list(self._overlaps(offset, len(into)))):
+            into[part] = known
+
+    def _overlaps(self, offset: int, length: int) -> Iterator[tuple[slice, bytes]]:
+        """Yield the parts of these bytes that are remembered, relative to ``offset``, in order of reading."""
+        for start, data in self._pieces:
+            begin, end = max(start, offset), min(start + len(data), offset + length)
             if begin < end:
-                into[begin - offset : end - offset] = memoryview(data)[begin - start : end - start]
+                yield slice(begin - offset, end - offset), data[begin - start : end - start]
 
 
 #: For a file that has not been read yet.

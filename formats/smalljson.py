@@ -1,4 +1,4 @@
-"""JSON from outside: of servers, images, signatures, and files that a user names."""
+"""Parse JSON from outside: from servers, images, signatures, and files named by the user."""
 
 from __future__ import annotations
 
@@ -14,24 +14,19 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 def parse(data: bytes | bytearray | str, *, unique: bool = False) -> Any:
     """Return a JSON document. Raises ``ValueError``, also for more than ``DEEPEST`` levels.
 
-    ``unique``: refuse an object with a repeated name. Parsers differ in which of the values they use, and
-    whoever signed the document may have seen the other one.
+    ``unique``: refuse an object with a repeated name. Parsers differ in which value they use: the signer may
+    have seen the other one.
     """
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
-    # Not after parsing, which would use up the stack: whatever Python calls meanwhile, such as a finalizer,
-    # fails there.
-    _check_depth(text)
-    return json.loads(text, object_pairs_hook=_unique if unique else None)
-
-
-def _check_depth(text: str) -> None:
-    """Count the brackets outside of strings. In a malformed text only those before its first fault matter."""
+    # Before parsing, which may use up the stack: a finalizer that Python calls meanwhile would fail. Brackets
+    # outside of strings are counted: in a malformed text only those before its first fault matter.
     plain = text.encode("utf-8", "surrogatepass").replace(b"\\\\", b"").replace(b'\\"', b"")
     level = 0
     for bracket in b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS):
         level += 1 if bracket in b"[{" else -1
         if level > DEEPEST:
             raise ValueError(f"more than {DEEPEST} levels of objects and arrays")
+    return json.loads(text, object_pairs_hook=_unique if unique else None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class _Header(NamedTuple):
     parent: bytes
 
 
-def check(view: views.View) -> facts.Facts:
+def check(view: views.View) -> facts.ImageFacts:
     """Refuse differencing images, other versions and a map that contradicts the size."""
     header = _header(view)
     facts.check_size("vdi", header.virtual_size)
@@ -46,14 +46,14 @@ def check(view: views.View) -> facts.Facts:
         raise facts.refuse("vdi", "header", "the block size is not 1 MiB")
     if header.map_offset % SECTOR or header.data_offset % SECTOR:
         raise facts.refuse("vdi", "header", "the block map or the data does not begin at a sector")
-    layout = Layout(header)
+    layout = VdiLayout(header)
     if header.blocks < layout.count:
         raise facts.refuse("vdi", "header", "the block map is too small for the virtual size")
     facts.check_table("vdi", layout.map_length, max(facts.MAX_TABLE, 4 * layout.count))
-    return facts.Facts("vdi", layout.virtual_size, layout=layout)
+    return facts.ImageFacts("vdi", layout.virtual_size, layout=layout)
 
 
-class Layout(blocks.Layout):
+class VdiLayout(blocks.BlockLayout):
     """The layout of an image with this header; see ``mapped.layout.Layout``."""
 
     format = "vdi"
@@ -67,8 +67,8 @@ class Layout(blocks.Layout):
         self.map_length = 4 * header.blocks
         self._data = header.data_offset
 
-    def allocation(self, size: int, /) -> blocks.Allocation:
-        return blocks.Allocation("vdi", size, self.fixed, _BLOCK)
+    def allocation(self, size: int, /) -> blocks.BlockAllocation:
+        return blocks.BlockAllocation("vdi", size, self.fixed, _BLOCK)
 
     def runs(self, data: bytes) -> Iterator[tuple[int, int, int]]:
         # A block without data is 0 then (never written) or 1 (discarded).
@@ -79,7 +79,7 @@ class Layout(blocks.Layout):
 
 def required_length(view: views.View) -> int:
     """Return the minimum length in bytes of a file with this block map."""
-    return image.required_length(Layout(_header(view)), view.at, view.size or 0)
+    return image.required_length(VdiLayout(_header(view)), view.at, view.size or 0)
 
 
 def _header(view: views.View) -> _Header:

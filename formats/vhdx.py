@@ -6,14 +6,13 @@ only the first of the two region tables is read.
 
 from __future__ import annotations
 
-import functools
 import struct
 import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from cdi_worker import errors
-from cdi_worker.formats import facts, views
+from cdi_worker.formats import crc32c, facts, views
 from cdi_worker.formats.mapped import blocks, image, pieces
 
 _HEADERS = (64 << 10, 128 << 10)
@@ -82,13 +81,13 @@ class _Header(NamedTuple):
     log_offset: int
 
 
-def check(view: views.View) -> facts.Facts:
+def check(view: views.View) -> facts.ImageFacts:
     """Refuse images with a parent, unknown required regions or items, and tables too small for the size."""
     try:
         header, disk = _header(view), _disk(view)
     except views.Beyond as err:
         # Hyper-V and QEMU write the metadata region at 2 or 3 MiB.
-        return facts.Facts("vhdx", None, complete=False, needs=err.end)
+        return facts.ImageFacts("vhdx", None, complete=False, needs=err.end)
     facts.check_size("vhdx", disk.virtual_size)
     if disk.sector_size not in {512, 4096} or disk.virtual_size % disk.sector_size:
         reason = f"a disk of {disk.virtual_size} bytes cannot have sectors of {disk.sector_size} bytes"
@@ -103,11 +102,12 @@ def check(view: views.View) -> facts.Facts:
     facts.check_table("vhdx", disk.bat[1], max(facts.MAX_TABLE, 8 * disk.bat_entries + _MIB))
     if any(header.log) and header.log_length:
         facts.check_table("vhdx", disk.bat[1])
-        return facts.Facts("vhdx", disk.virtual_size, unplaceable="it has a log that may have to be replayed")
-    return facts.Facts("vhdx", disk.virtual_size, layout=Layout(header, disk))
+        reason = "it has a log that may have to be replayed"
+        return facts.ImageFacts("vhdx", disk.virtual_size, unplaceable=reason)
+    return facts.ImageFacts("vhdx", disk.virtual_size, layout=VhdxLayout(header, disk))
 
 
-class Layout(blocks.Layout):
+class VhdxLayout(blocks.BlockLayout):
     """The layout of an image with this header; see ``mapped.layout.Layout``."""
 
     format = "vhdx"
@@ -123,8 +123,8 @@ class Layout(blocks.Layout):
         spans = [(0, _MIB), (header.log_offset, header.log_offset + header.log_length), (used, sum(disk.bat))]
         self.fixed = tuple((start, end) for start, end in (*spans, *disk.others) if start < end)
 
-    def allocation(self, size: int, /) -> blocks.Allocation:
-        taken = blocks.Allocation("vhdx", size, self.fixed, self.block, _MIB)
+    def allocation(self, size: int, /) -> blocks.BlockAllocation:
+        taken = blocks.BlockAllocation("vhdx", size, self.fixed, self.block, _MIB)
         taken.reach(self._metadata_end)
         return taken
 
@@ -146,7 +146,7 @@ class Layout(blocks.Layout):
 
 def required_length(view: views.View) -> int:
     """Return the minimum length in bytes of a file with this block allocation table."""
-    return image.required_length(Layout(_header(view), _disk(view)), view.at, view.size or 0)
+    return image.required_length(VhdxLayout(_header(view), _disk(view)), view.at, view.size or 0)
 
 
 def _header(view: views.View) -> _Header:
@@ -155,12 +155,13 @@ def _header(view: views.View) -> _Header:
     for at in _HEADERS:
         data = view.at(at, _HEADER_SIZE)
         header = _Header._make(_HEADER.unpack_from(data))
+        if (header.magic, header.version) != (b"head", 1) or not _is_intact(data):
+            continue
         if header.log_length > facts.MAX_TABLE:
             # Hyper-V and QEMU write 1 MiB.
             reason = f"the log has {header.log_length} bytes, at most {facts.MAX_TABLE} are supported"
             raise facts.refuse("vhdx", "table", reason)
-        if (header.magic, header.version) == (b"head", 1) and _is_intact(data):
-            intact[data] = header  # Disk2vhd writes the same header twice
+        intact[data] = header  # Disk2vhd writes the same header twice
     if len({header.sequence for header in intact.values()}) != max(1, len(intact)):
         raise facts.refuse("vhdx", "header", "both headers are damaged")
     current = max(intact.values(), key=lambda header: header.sequence)
@@ -185,8 +186,8 @@ def _disk(view: views.View) -> _Disk:
     if not known - {_PARENT} <= items.keys():
         raise facts.refuse("vhdx", "metadata", "a required item is missing")
 
-    def item(guid: bytes, layout: str) -> tuple[int, ...]:
-        return struct.unpack(layout, view.at(offset + items[guid][0], struct.calcsize(layout)))
+    def item(guid: bytes, fields: str) -> tuple[int, ...]:
+        return struct.unpack(fields, view.at(offset + items[guid][0], struct.calcsize(fields)))
 
     block_size, flags = item(_PARAMETERS, "<II")
     (virtual_size,) = item(_SIZE, "<Q")
@@ -227,16 +228,4 @@ def _refuse_unknown(table: dict[bytes, tuple[int, int, int]], known: set[bytes],
 def _is_intact(data: bytes) -> bool:
     """Return whether the CRC-32C of a header or table is that in its second word."""
     (stored,) = struct.unpack_from("<I", data, 4)
-    table, crc = _crc_table(), 0xFFFFFFFF
-    for byte in data[:4] + bytes(4) + data[8:]:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return bool(crc ^ 0xFFFFFFFF == stored)
-
-
-@functools.cache
-def _crc_table() -> tuple[int, ...]:
-    """Return the CRC of each byte (RFC 3720, B.4). The libraries that know CRC-32C are large."""
-    crcs = list(range(256))
-    for _ in range(8):
-        crcs = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in crcs]
-    return tuple(crcs)
+    return bool(crc32c.MODEL.calc(data[:4] + bytes(4) + data[8:]) == stored)

@@ -1,8 +1,9 @@
-"""The view of a file from which the checks read, and decoding of tables."""
+"""Access to a file for the safety checks, and the decoding of tables."""
 
 from __future__ import annotations
 
 import array
+import bisect
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ _NEAR = 128 << 10
 
 
 class Beyond(errors.Truncated):
-    """The bytes up to ``end`` are needed, and the head of a stream is shorter."""
+    """The head of a stream is too short: the check needs the bytes up to ``end``."""
 
     def __init__(self, end: int, **fields: object) -> None:
         super().__init__(**fields)
@@ -52,7 +53,7 @@ class View:
 
     @property
     def random(self) -> bool:
-        """Return whether every offset can be read."""
+        """Whether every offset can be read."""
         return self._read is not None and self.size is not None
 
     def at(self, offset: int, length: int) -> bytes:
@@ -85,34 +86,39 @@ class View:
         length = min(length, size)
         return self.at(size - length, length)
 
-    def table(self, offset: int, count: int, layout: str) -> Iterator[tuple[int, array.array[int]]]:
+    def end_of_data(self, most: int) -> int:
+        """Return the offset after the last byte that is not zero; 0 if the last ``most`` bytes are zeros."""
+        size = end = self.size or 0
+        while end > max(0, size - most):
+            start = max(0, end - _WINDOW)
+            data = self._at(start, end - start, self._read).rstrip(b"\0")
+            if data:
+                return start + len(data)
+            end = start
+        return 0
+
+    def table(self, offset: int, count: int, entry: str) -> Iterator[tuple[int, array.array[int]]]:
         """Yield (index of the first entry, entries) for each part of a table of any length."""
-        step = _WINDOW // struct.calcsize(layout)
+        size = struct.calcsize(entry)
+        step = _WINDOW // size
         for first in range(0, count, step):
-            length = min(step, count - first) * struct.calcsize(layout)
-            yield first, entries(self.at(offset + first * struct.calcsize(layout), length), layout)
+            yield first, entries(self.at(offset + first * size, min(step, count - first) * size), entry)
 
     def tables(self, offsets: Iterable[int], length: int) -> Iterator[bytes]:
         """Yield many small tables of the same ``length`` in file order, reading neighbours together."""
-        near: list[int] = []
-        for offset in sorted(offsets):
-            if near and offset + length - near[0] > _WINDOW:
-                yield from self._together(near, length)
-                near = []
-            near.append(offset)
-        if near:
-            yield from self._together(near, length)
-
-    def _together(self, offsets: list[int], length: int) -> Iterator[bytes]:
-        first = offsets[0]
-        data = self._at(first, offsets[-1] + length - first, self._read)
-        return (data[offset - first : offset - first + length] for offset in offsets)
+        ordered, at = sorted(offsets), 0
+        while at < len(ordered):
+            first = ordered[at]
+            near = ordered[at : bisect.bisect_right(ordered, first + _WINDOW - length, at + 1)]
+            data = self._at(first, near[-1] + length - first, self._read)
+            yield from (data[offset - first : offset - first + length] for offset in near)
+            at += len(near)
 
 
-def entries(data: bytes | memoryview, layout: str) -> array.array[int]:
-    """Decode a table. ``layout``: byte order and type of an entry in ``struct`` notation (``<I``)."""
-    table = array.array(layout[1])
+def entries(data: bytes | memoryview, entry: str) -> array.array[int]:
+    """Decode a table. ``entry``: byte order and type of an entry in ``struct`` notation (``<I``)."""
+    table = array.array(entry[1])
     table.frombytes(data)
-    if layout[0] != ("<" if sys.byteorder == "little" else ">"):
+    if entry[0] != ("<" if sys.byteorder == "little" else ">"):
         table.byteswap()
     return table

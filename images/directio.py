@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
+import os
 from typing import Final
 
 #: Alignment of memory, offset and length for O_DIRECT: devices need this or less. It is also the page size,
@@ -53,8 +54,6 @@ def extents(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:
         return []
     if is_zero(data):
         return [(0, length, True)]
-    if length <= block:
-        return [(0, length, False)]
     found = []
     start, zero = 0, _ZEROS.startswith(data[:block])
     for offset in range(block, length, block):
@@ -64,3 +63,23 @@ def extents(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:
             start, zero = offset, now
     found.append((start, length, zero))
     return found
+
+
+def read_past_cache(fd: int, length: int) -> bytes:
+    """Return the first bytes of an open file or device from storage: another machine may write to it."""
+    os.posix_fadvise(fd, 0, UNIT, os.POSIX_FADV_DONTNEED)
+    buffer = Buffer(UNIT).view
+    try:
+        _read(fd, os.O_DIRECT, buffer)
+    except OSError:
+        # O_DIRECT is not supported, or needs a larger alignment. Clean pages were dropped above.
+        _read(fd, 0, buffer)
+    return bytes(buffer[:length])
+
+
+def _read(fd: int, flags: int, buffer: memoryview) -> None:
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.preadv(other, [buffer], 0)
+    finally:
+        os.close(other)

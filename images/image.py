@@ -1,43 +1,28 @@
-"""An open disk image, and the engine that reads all images of one import.
+"""An open disk image: the facts that its source states, and its bytes.
 
-A source serves raw reads and states facts. What every source needs is here: retries, parallel ranges that are
-compared with each other, the bytes that are known already, and the way back from ranges to one stream.
+A source serves raw reads. ``Image`` adds what all sources need: retries, parallel ranges that are compared
+with each other, the bytes that were read before, and the fallback from ranges to one stream.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.formats import readers, remembered, views
 from cdi_worker.images.engine import cancelling, fetch, seams
 from cdi_worker.images.engine.pace import Pace
 
 if TYPE_CHECKING:
     from cdi_worker.formats import clone, signature
+    from cdi_worker.images.disks.base import Advance, Run
     from cdi_worker.images.extents import Extent
 
-#: Sources with ranges do not need it (start-up time).
-_RESUMING = "cdi_worker.images.engine.resume:Resuming"
-
-#: A run of a disk: the length of a hole in bytes, or data.
-Run: TypeAlias = "int | memoryview | clone.Kept"
-#: Returns reusable buffers of the given size in bytes.
+#: Yields reusable buffers of the given size in bytes.
 Buffers: TypeAlias = Callable[[int], Iterator[memoryview]]
-#: Is called with numbers of bytes that have arrived.
-Advance: TypeAlias = Callable[[int], None]
-
-
-class Served(Protocol):
-    """The raw reads of a source that is open; see ``sources.base.Source``."""
-
-    def stream(self, offset: int = 0, /) -> readers.Reader: ...
-    def verify(self) -> None: ...
-    def finish(self, facts: Facts, /) -> Facts: ...
 
 
 class Wire(NamedTuple):
@@ -53,7 +38,7 @@ class Wire(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
-    """What a source states of an image when it is open. The defaults: it states and supports nothing.
+    """What a source states of its bytes when it is opened. The defaults: it states nothing.
 
     ``name``: the address without secrets, for logs and messages.
     """
@@ -86,73 +71,118 @@ class Facts:
     thin: bool = False
     #: Whether the disk is blank: no bytes to read, the size comes from the request.
     blank: bool = False
-    #: The verified signatures.
+    #: The demanded signatures, verified before any byte of the disk is read.
     signatures: tuple[signature.Signature, ...] = ()
-    #: Digests, ``ALGORITHM:HEX``, of the documents and blobs that the disk is in, by name. The transfer ends
-    #: without error only if they are right.
-    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: Why the source cannot be imported although it can be examined: a choice among several disks is missing.
     obstacle: errors.Error | None = None
-    #: All names of checkpoints that have several, by the one that the request has for it.
-    checkpoints: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    #: The ``kubevirt.io`` labels of the image.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a source knows of its image only when the disk is on storage.
+
+    ``labels``: the ``kubevirt.io`` labels of the image. ``info``: the server's details for the termination
+    message (``vddkInfo``). ``verified``: digests, ``ALGORITHM:HEX``, of the documents and blobs that hold the
+    disk, by name; all of them were right.
+    """
+
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: The server's details for the termination message (``vddkInfo``).
     info: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: Details of this kind of source for ``inspect``.
-    description: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    # -- how it can be read; None: it cannot
 
-    #: Random access. None: the source can only be read in order.
-    ranges: readers.RandomReader | None = None
-    #: Largest number of bytes that one read of ``ranges`` returns. None: no limit.
+class Readable:
+    """A source that is open: how its image can be read. The defaults: in order, as served.
+
+    A property without a body is None: a way to read that the source does not have. A source that always has
+    it may define a method. They do not change while the source is open.
+    """
+
+    #: The address without secrets, for messages before the source is open.
+    name: str = ""
+    #: Most bytes that one read of ``ranges`` returns. None: no limit.
     longest_read: int | None = None
-    #: The measured answers of the server.
-    pace: Pace = dataclasses.field(default_factory=Pace)
-    #: Returns the extents of the virtual disk that ``ranges`` reads, in order.
-    extents: Callable[[], Iterator[Extent]] | None = None
-    #: None: the bytes of the image are what is transferred.
-    wire: Wire | None = None
-    #: Removes the protocol's framing from what ``stream`` returns. Closing the result closes that.
-    unwrap: Callable[[readers.Reader], readers.Reader] | None = None
-    #: Decodes ``stream`` into the runs of the disk, in order.
-    runs: Callable[[readers.Reader, Buffers], Iterable[Run]] | None = None
-    #: Decodes ``stream`` into disk and other files of a file system.
-    folder: Callable[[readers.Reader, Buffers], clone.Folder] | None = None
-    #: Called before ``runs`` with the part of the disk, from one offset to another, that need not be sent.
-    keep: Callable[[int, int], None] | None = None
+    #: The measured answers of the server, if the source knows them already.
+    pace: Pace | None = None
     #: The files of a chain, the oldest first.
     files: tuple[Image, ...] = ()
 
     @property
-    def transferred(self) -> int | None:
-        """Bytes that are transferred for the whole image; None: unknown."""
-        return self.size if self.wire is None else self.wire.size
+    def ranges(self) -> readers.RandomReader | None:
+        """Random access: by default, the source itself if it has ``read_range``."""
+        return self if isinstance(self, readers.RandomReader) else None
+
+    @property
+    def extents(self) -> Callable[[], Iterator[Extent]] | None:
+        """Yields the extents of the disk that ``ranges`` reads, in order."""
+
+    @property
+    def wire(self) -> Wire | None:
+        """What is transferred, if it is not the bytes of the image."""
+
+    @property
+    def unwrap(self) -> Callable[[readers.Reader], readers.Reader] | None:
+        """Removes the protocol's framing from what ``stream`` returns. Closing the result closes that."""
+
+    @property
+    def runs(self) -> Callable[[readers.Reader, Buffers], Iterable[Run]] | None:
+        """Decodes ``stream`` into the runs of the disk, in order."""
+
+    @property
+    def folder(self) -> Callable[[readers.Reader, Buffers], clone.FolderDecoder] | None:
+        """Decodes ``stream`` into disk and other files of a file system."""
+
+    @property
+    def keep(self) -> Callable[[int, int], None] | None:
+        """Tells the sender, before ``runs``, from which offset to which the disk need not be sent."""
+
+    def stream(self, offset: int = 0) -> readers.Reader:
+        """Return a reader of the bytes as served, in order, from ``offset``.
+
+        Raises ``errors.NoRanges`` if the source cannot start at ``offset``.
+        """
+        raise errors.SourceError(reason=f"{self.name}: cannot be read as an ordered stream")
+
+    def first_sector(self) -> bytes:
+        """Read the first sector again, from storage; empty if the source cannot be on the target or fails."""
+        return b""
 
     def names(self, checkpoint: str) -> frozenset[str]:
         """Return all names of a checkpoint of the request."""
-        return self.checkpoints.get(checkpoint, frozenset({checkpoint}))
+        return frozenset({checkpoint})
+
+    def describe(self) -> Mapping[str, object]:
+        """Return details of this kind of source for ``inspect``."""
+        return {}
+
+    def verify(self) -> None:
+        """Verify digests at the end of the transfer. Called before the disk becomes usable."""
+
+    def finish(self) -> Provenance:
+        """Notify the server that the disk is on storage. Called after success only."""
+        return Provenance()
+
+    def close(self) -> None:
+        """Release connections, tickets and sessions. Safe to call twice, and if ``open`` has failed."""
 
 
 class Engine:
-    """Reads the images of one import. ``retried`` is called with each failure that is retried.
+    """The options and the state that all images of one import share.
 
-    They share the fate of byte ranges: if those of one are wrong, all are read in order from then on.
+    ``retried`` is called with each failure that is retried. If the byte ranges of one image are wrong, all
+    images are read in order from then on.
     """
 
     def __init__(
         self,
-        options: fetch.Options | None = None,
+        options: fetch.FetchOptions | None = None,
         retried: Callable[[errors.Transient], None] = lambda _: None,
     ) -> None:
-        self.options = options or fetch.Options()
+        self.options = options or fetch.FetchOptions()
         self.retried = retried
-        #: Why ranges are not used any more; empty: they are.
+        #: Why ranges are no longer used; empty: they are.
         self.given_up = ""
         self.used = False
-        #: Whether the first bytes were wrong, and have been fetched again.
-        self.renewed = False
 
     def do_without_ranges(self, failure: errors.NoRanges) -> None:
         """Read in order from now on. Raises ``failure`` if ranges were not used."""
@@ -162,65 +192,73 @@ class Engine:
 
 
 class Image:
-    """The bytes of a source that is open, as served, and its facts.
+    """The bytes of an open source, as served, and its facts.
 
-    The ``cancel`` of a read is that of an attempt: a failure sets it, which ends the other reads of it.
+    The ``cancel`` of a read is that of an attempt: a failure sets it, which ends the attempt's other reads.
     """
 
-    def __init__(self, source: Served, facts: Facts, engine: Engine) -> None:
+    def __init__(self, source: Readable, facts: Facts, engine: Engine) -> None:
         self.source = source
         self.facts = facts
         self.engine = engine
-        #: The bytes of ranges that detection and checks have read, from the head on. An import gets the same.
+        #: The bytes that detection and checks have read by ranges, and the head. An import gets the same.
         self.known = remembered.Remembered(facts.head)
+        self._files = tuple(each.anew() for each in source.files)
         self._seams: seams.Seams | None = None
-        #: A stream that is open already, from its first byte: the result of the next ``ordered``.
+        #: A stream that is already open, at its first byte: the result of the next ``ordered``.
         self._begun: tuple[readers.Peek, Arrivals] | None = None
 
     def anew(self) -> Image:
-        """Return the same image, with nothing known of it but its head."""
-        files = tuple(file.anew() for file in self.facts.files)
-        return Image(self.source, dataclasses.replace(self.facts, files=files), self.engine)
-
-    def renewed(self, cancel: cancelling.Cancel) -> Image:
-        """Return the same image with first bytes that are fetched again."""
-        without, length = dataclasses.replace(self.facts, head=b""), len(self.facts.head)
-        image = Image(self.source, without, self.engine)
-        if (read := image.at_random(cancel)) is not None:
-            head = read(0, length)
-        else:
-            with contextlib.closing(image.ordered(cancel)) as reader:
-                head = readers.Peek(reader, length).head
-        return Image(self.source, dataclasses.replace(self.facts, head=head), self.engine)
+        """Return the same image, of which no bytes are known but its head."""
+        return Image(self.source, self.facts, self.engine)
 
     @property
     def files(self) -> tuple[Image, ...]:
         """The files of a chain, the oldest first; this one only, if it is not a chain."""
-        return self.facts.files or (self,)
+        return self._files or (self,)
+
+    @property
+    def transferred(self) -> int | None:
+        """Bytes that are transferred for the whole image; None: unknown."""
+        wire = self.source.wire
+        return self.facts.size if wire is None else wire.size
 
     @property
     def seeks(self) -> bool:
         """Whether it is read by ranges."""
-        return not self.engine.given_up and self.facts.ranges is not None and self.facts.size is not None
+        is_possible = self.source.ranges is not None and self.facts.size is not None
+        return is_possible and not self.engine.given_up
 
-    def fetcher(
-        self, cancel: cancelling.Cancel, advance: Advance = lambda _: None, *, verified: bool = False
-    ) -> fetch.Fetcher:
-        """Return a fetcher, which reads ranges in parallel. ``advance`` gets the bytes that arrive.
-
-        ``verified``: the caller has checksums of all that it reads, and fetches again what is wrong.
-        """
-        if not self.seeks:
-            raise errors.NoRanges(url=self.facts.name, reason="not offered by the source")
+    def fetcher(self, cancel: cancelling.Cancel, advance: Advance = lambda _: None) -> fetch.Fetcher:
+        """Return a fetcher, which reads ranges in parallel. ``advance`` gets the bytes that arrive."""
+        reader, facts, options = self.source.ranges, self.facts, self.engine.options
+        if reader is None or not self.seeks:
+            raise errors.NoRanges(url=facts.name, reason="not offered by the source")
         self.engine.used = True
-        reader = self._reader()
-        if self._seams is not None:
-            self._seams.compares = not verified
+        size = facts.size or 0
+        if isinstance(reader, readers.ContinuingReader):
+            # The ranges of a server are compared with each other.
+            self._seams = self._seams or seams.Seams(
+                reader,
+                size,
+                name=facts.name,
+                head=facts.head,
+                known=self.known,
+                pace=self.source.pace or Pace(),
+            )
+            reader = self._seams
+        # A source that limits the length of a read gets more connections.
+        parts = max(1, options.chunk // (self.source.longest_read or options.chunk))
         return fetch.Fetcher(
             reader,
-            self.facts.size or 0,
-            self._tuned(),
-            name=self.facts.name,
+            size,
+            dataclasses.replace(
+                options,
+                chunk=options.chunk // parts,
+                connections=options.connections * parts,
+                window=options.window * parts,
+            ),
+            name=facts.name,
             scope=cancel,
             known=self.known,
             advance=advance,
@@ -232,14 +270,14 @@ class Image:
         return self.fetcher(cancel).read if self.seeks and self.facts.size else None
 
     def checked(self, cancel: cancelling.Cancel) -> views.Read | None:
-        """Return ``at_random`` for checks: what it reads is what the import gets, too."""
+        """Return ``at_random`` for checks: the import gets the same bytes, from memory."""
         read = self.at_random(cancel)
         return None if read is None else self.known.remembering(read)
 
     def head(self, length: int, cancel: cancelling.Cancel, read: views.Read | None) -> bytes:
         """Return the first ``length`` bytes, all of a shorter image. ``read``: see ``checked``.
 
-        What is read of a stream is the beginning of the next ``ordered``.
+        The bytes read from a stream are also the first of the next ``ordered``.
         """
         head = self.facts.head
         if read is not None:
@@ -257,7 +295,7 @@ class Image:
             (begun, arrivals), self._begun = self._begun, None
             arrivals.report(advance)
             return begun
-        wire = self.facts.wire
+        wire = self.source.wire
         if wire is not None and wire.ordered is not None:
             return wire.ordered(cancel, advance)
         return self.rest(cancel, 0, advance)
@@ -274,8 +312,10 @@ class Image:
             return self.fetcher(cancel, advance).stream(start)
         if facts.once:
             return _Once(self.source.stream(start), facts, start, advance)
-        resuming = lazy.load(_RESUMING)
-        reader: readers.Reader = resuming(
+        # Imported when used: it loads isal, which a source with ranges does not need.
+        from cdi_worker.images.engine import resume
+
+        return resume.Resuming(
             self._open_at,
             facts.size,
             name=facts.name,
@@ -286,56 +326,26 @@ class Image:
             advance=advance,
             retried=engine.retried,
         )
-        return reader
 
     def verify(self) -> None:
         """Verify digests at the end of the transfer. Called before the disk becomes usable."""
         self.source.verify()
 
-    def finish(self) -> Facts:
-        """Notify the server that the disk is on storage; return what is known at the end."""
-        return self.source.finish(self.facts)
+    def finish(self) -> Provenance:
+        """Notify the server that the disk is on storage; return what is known only then."""
+        return self.source.finish()
 
     def _open_at(self, offset: int) -> readers.Reader:
-        """Open the stream at an offset: only at 0 if the ranges were not right."""
+        """Open the stream at an offset: only at 0 if the ranges were wrong."""
         failed = self.engine.given_up
-        if offset and failed and self.facts.ranges is not None:
+        if offset and failed and self.source.ranges is not None:
             reason = f"cannot continue at an offset, since byte ranges failed: {failed}"
             raise errors.NoRanges(url=self.facts.name, reason=reason)
         return self.source.stream(offset)
 
-    def _reader(self) -> readers.RandomReader:
-        """Return a reader that compares the ranges of a server with each other."""
-        ranges = self.facts.ranges
-        if ranges is None:
-            raise errors.NoRanges(url=self.facts.name, reason="not offered by the source")
-        if not isinstance(ranges, readers.Continuing):
-            return ranges
-        if self._seams is None:
-            self._seams = seams.Seams(
-                ranges,
-                self.facts.size or 0,
-                name=self.facts.name,
-                head=self.facts.head,
-                known=self.known,
-                pace=self.facts.pace,
-            )
-        return self._seams
-
-    def _tuned(self) -> fetch.Options:
-        """Return the fetch options; a source that limits the length of a read gets more connections."""
-        asked = self.engine.options
-        parts = max(1, asked.chunk // (self.facts.longest_read or asked.chunk))
-        return dataclasses.replace(
-            asked,
-            chunk=asked.chunk // parts,
-            connections=asked.connections * parts,
-            window=asked.window * parts,
-        )
-
 
 class Arrivals:
-    """Counts the bytes that arrive, also before it is known who wants to know. Thread-safe."""
+    """Counts the bytes that arrive, also before there is a callback for them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -35,14 +35,13 @@ _WRITE_ZEROES: Final = 0x80
 _BLKROGET: Final = 0x125E
 _BLKSSZGET: Final = 0x1268
 _BLKZEROOUT: Final = 0x127F
+_LOOP_GET_STATUS64: Final = 0x4C05
 
 #: Errors of a file system without record locks, such as NFSv3 without a lock manager.
 _NO_LOCKS: Final = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 # linux/fs.h, for sync_file_range
-_WAIT_BEFORE: Final = 1
-_WRITE: Final = 2
-_WAIT_AFTER: Final = 4
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -51,7 +50,7 @@ _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 @contextlib.contextmanager
-def opened(
+def open_fd(
     path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, dir_fd: int | None = None
 ) -> Iterator[int]:
     """Open a file or directory as a descriptor, which is closed with the block."""
@@ -104,6 +103,14 @@ def zero_out(fd: int, offset: int, length: int) -> None:
 def is_read_only(fd: int) -> bool:
     """Return whether a block device is read-only, as its driver or ``blockdev --setro`` says (BLKROGET)."""
     return bool(struct.unpack("i", fcntl.ioctl(fd, _BLKROGET, struct.pack("i", 0)))[0])
+
+
+def loop_file(fd: int) -> tuple[int, int]:
+    """Return device and inode of the file behind a loop device (LOOP_GET_STATUS64, linux/loop.h)."""
+    status = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(232))
+    device, inode = struct.unpack_from("QQ", status)
+    # As the kernel encodes it (new_encode_dev): 12 bits of the major number among those of the minor one.
+    return os.makedev(device >> 8 & 0xFFF, (device & 0xFF) | (device >> 12 & 0xFFF00)), inode
 
 
 def sector_size(fd: int) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import collections
-import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, crew
 from cdi_worker.images.targets import storage
-from cdi_worker.scratch import digests, journal
+from cdi_worker.scratch import journal
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Compare:
         self._missing = missing
         self._tags = bytearray()
         self.records = collections.deque(noted.records())
-        #: Number of bytes that are compared, and that differ; the first of these.
+        #: Bytes to compare; bytes that differ, and the offset of the first.
         self.total = sum(record.end - record.start for record in self.records)
         self.differing = 0
         self.first: int | None = None
@@ -44,7 +44,7 @@ class Compare:
             record = self.records[0]
             start, end = max(record.start, part.offset), min(record.end, after)
             data = (
-                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Piece) else None
+                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Data) else None
             )
             self._tags += self._noted.tags(start, end, data)
             if end < record.end:
@@ -53,7 +53,7 @@ class Compare:
             self._tags.clear()
 
     def end(self) -> None:
-        """Take what is left for different: a file that was cut off has no bytes to compare."""
+        """Report the rest as different: a file that was cut off has no bytes to compare."""
         for record in self.records:
             self._differs(self._noted.compare(record, b""))
 
@@ -100,32 +100,22 @@ class ReadBack:
         return self._compare.differing
 
     def _run(self) -> None:
-        self._stored.drop_cache()
-        with self._opened() as disk:
-            for start, end in _spans(self._compare.records, volume.CHUNK):
-                for part in disk.pieces(start, end):
-                    self._scope.check()
-                    self._compare.take(part)
-        self._compare.end()
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[volume.Volume]:
         stored = self._stored
+        stored.drop_cache()
+        spans = journal.Ranges()
+        for record in self._compare.records:
+            unit = volume.CHUNK
+            spans.add(record.start // unit * unit, -(-record.end // unit) * unit)
         try:
             with (
-                volume.Remote(stored, stored.path, self._noted.total)
+                volume.RemoteVolume(stored, stored.path, self._noted.total)
                 if stored.is_remote
                 else volume.Volume(stored.readable)
             ) as disk:
-                yield disk
+                for part in itertools.chain.from_iterable(disk.pieces(*span) for span in spans):
+                    self._scope.check()
+                    self._compare.take(part)
         except (errors.Unreachable, errors.TransferFailed) as err:
             reason = f"read back: {err.fields['reason']}"
-            raise errors.TargetError(path=self._stored.path, reason=reason) from err
-
-
-def _spans(records: Iterable[digests.Record], unit: int) -> list[journal.Range]:
-    """Return the ranges to read for ``records``, in whole ``unit``s."""
-    spans = journal.Ranges()
-    for record in records:
-        spans.add(record.start // unit * unit, -(-record.end // unit) * unit)
-    return list(spans)
+            raise errors.TargetError(path=stored.path, reason=reason) from err
+        self._compare.end()

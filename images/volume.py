@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import os
 import stat
@@ -11,6 +12,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors
+from cdi_worker.formats import detect
 from cdi_worker.images import directio
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ PARALLEL: Final = 3
 _BUFFERS: Final = 2 * PARALLEL
 
 
-class Piece(NamedTuple):
+class Data(NamedTuple):
     """At most CHUNK bytes that are not all zero; ``data`` is valid until the next part is requested."""
 
     offset: int
@@ -46,7 +48,7 @@ class Hole(NamedTuple):
     length: int
 
 
-Part: TypeAlias = Piece | Hole
+Part: TypeAlias = Data | Hole
 
 
 class Volume:
@@ -78,16 +80,31 @@ class Volume:
         free = [directio.Buffer(_READ) for _ in range(_BUFFERS)]
         pending: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole]
         pending = collections.deque()
-        for part in self._parts(start, self.size if end is None else min(end, self.size)):
+        parts = self._parts(start, self.size if end is None else min(end, self.size))
+        while (part := next(parts, None)) is not None or pending:
             if isinstance(part, Hole):
                 pending.append(part)
-            else:
+            elif part is not None:
                 buffer = free.pop()
                 pending.append((self._executor.submit(self._read, *part, buffer), buffer))
-            while pending and not free:
-                yield from _first(pending, free)
-        while pending:
-            yield from _first(pending, free)
+            while pending and (part is None or not free):
+                head = pending.popleft()
+                if isinstance(head, Hole):
+                    yield head
+                    continue
+                work, buffer = head
+                yield from work.result()
+                free.append(buffer)
+
+    def check_finished(self) -> None:
+        """Raise ``errors.Unsupported`` for a disk that an import has not completed."""
+        # What cannot be read is reported when it is sent.
+        with contextlib.suppress(OSError):
+            detect.refuse_unfinished(directio.read_past_cache(self._fd, len(detect.CLAIM)))
+            if self.path.endswith((".part", ".changing")):
+                from cdi_worker.images.targets import file
+
+                file.refuse_unfinished(self.path, self._fd)
 
     def check_unchanged(self) -> None:
         """Raise ``errors.SourceChanged`` if a file has been changed since it was opened."""
@@ -112,27 +129,23 @@ class Volume:
             yield Hole(start, last - start)
 
     def _extents(self, start: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of what is read, in whole grains; it may begin before the last one ends."""
-        while start < last:
-            first, start = self._extent(start, last) if self._is_file else (start, last)
-            yield first, start
+        """Yield start and end of the data to read, in whole grains, which are also aligned for O_DIRECT.
 
-    def _extent(self, start: int, last: int) -> tuple[int, int]:
-        """Return where the next data begins and ends, in whole grains, which are also aligned for O_DIRECT.
-
-        Extents without a whole grain between them are one, up to the end of a read: reading begins before a
-        long map is known.
+        One may begin before the last ends. Extents without a whole grain between them are one, up to the end
+        of a read: reading begins before a long map is known.
         """
-        found = self._seek(start, os.SEEK_DATA)
-        if found >= last:
-            return last, last
-        first = end = found - found % GRAIN
-        while found - found % GRAIN == end < last:
-            end = min(last, -(-self._seek(found, os.SEEK_HOLE) // GRAIN) * GRAIN)
-            if end % _READ == 0:
-                break
-            found = self._seek(end, os.SEEK_DATA)
-        return first, end
+        if not self._is_file:
+            yield start, last
+            return
+        while start < last and (found := self._seek(start, os.SEEK_DATA)) < last:
+            first = end = found - found % GRAIN
+            while found - found % GRAIN == end < last:
+                end = min(last, -(-self._seek(found, os.SEEK_HOLE) // GRAIN) * GRAIN)
+                if end % _READ == 0:
+                    break
+                found = self._seek(end, os.SEEK_DATA)
+            yield first, end
+            start = end
 
     def _seek(self, position: int, whence: int) -> int:
         """Return where data or a hole begins. Without SEEK_DATA support everything is data."""
@@ -158,7 +171,7 @@ class Volume:
         return list(_split_zeros(offset, buffer.view[:length]))
 
 
-class Remote(Volume):
+class RemoteVolume(Volume):
     """What an NBD server exports: ``stored`` is the export, or the storage of a target."""
 
     def __init__(self, stored: storage.Storage | remote.Device, path: str, size: int) -> None:
@@ -196,22 +209,9 @@ def _split_zeros(offset: int, data: memoryview) -> Iterator[Part]:
         if zeros:
             yield Hole(offset + start - zeros, zeros)
             zeros = 0
-        yield Piece(offset + start, piece)
+        yield Data(offset + start, piece)
     if zeros:
         yield Hole(offset + len(data) - zeros, zeros)
-
-
-def _first(
-    pending: collections.deque[tuple[futures.Future[list[Part]], directio.Buffer] | Hole],
-    free: list[directio.Buffer],
-) -> Iterator[Part]:
-    head = pending.popleft()
-    if isinstance(head, Hole):
-        yield head
-        return
-    work, buffer = head
-    yield from work.result()
-    free.append(buffer)
 
 
 def _open(path: str) -> int:

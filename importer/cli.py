@@ -11,20 +11,24 @@ import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from cdi_worker import errors, lazy, masking
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contract
-from cdi_worker.importer.commands import group, parameters, words
+from cdi_worker.importer import commands, contract
+from cdi_worker.importer.commands import group, parameters
 
 log = logging.getLogger(__name__)
 
 #: Errors of a standard output that is closed or full.
 LOST = frozenset({errno.EBADF, errno.ENOSPC, errno.EIO})
+
+#: Signals within so many seconds are one: timeout(1) sends two, to its child and to its process group.
+TOGETHER = 0.5
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
@@ -33,7 +37,14 @@ _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run ``cdi-worker`` with ``argv`` and exit with its status (docs/reference/exit-status.md)."""
     _open_streams()
-    _leave(_status(_arguments() if argv is None else list(argv), cancelled_by_signals()))
+    status = _status(_arguments() if argv is None else list(argv), cancelled_by_signals())
+    # Python's finalization takes another 25 ms, and reports what cannot be printed.
+    logging.shutdown()
+    for stream in (sys.stderr, sys.stdout):
+        # Failures of the output were reported where they happened.
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _open_streams() -> None:
@@ -54,6 +65,7 @@ def _open_streams() -> None:
 def cancelled_by_signals() -> cancelling.Cancel:
     """Return a cancel that the first SIGTERM, SIGINT or SIGHUP sets; nohup's SIGHUP stays ignored.
 
+    A later SIGTERM or SIGINT ends the process at once; the kernel then kills its children.
     A thread reads the numbers that the interpreter writes to a pipe. Python's own handlers would run
     in the main thread: only when its wait ends, if the signal came just before it, and with any lock held.
     """
@@ -61,10 +73,16 @@ def cancelled_by_signals() -> cancelling.Cancel:
     arrived, wakeup = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(wakeup, False)
 
-    def set_it() -> None:
+    def follow() -> None:
         cancel.set(signal.Signals(os.read(arrived, 1)[0]).name)
+        began = time.monotonic()
+        while True:
+            number = signal.Signals(os.read(arrived, 1)[0])
+            if number != signal.SIGHUP and time.monotonic() - began > TOGETHER:
+                # Without a message: standard error may be what the program waits for.
+                os._exit(128 + number)
 
-    threading.Thread(target=set_it, name="signals", daemon=True).start()
+    threading.Thread(target=follow, name="signals", daemon=True).start()
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -72,20 +90,24 @@ def cancelled_by_signals() -> cancelling.Cancel:
     return cancel
 
 
-def _leave(status: int) -> NoReturn:
-    """Exit without Python's finalization, which takes another 25 ms and reports what cannot be printed."""
-    logging.shutdown()
-    for stream in (sys.stderr, sys.stdout):
-        # Failures of the output were reported where they happened.
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(status)
-
-
 def _arguments() -> list[str]:
-    """Return the arguments; if the process has the name of one of CDI's programs, it is the sub-command."""
-    program = Path(sys.argv[0]).name
-    return [program, *sys.argv[1:]] if program in group.PROGRAMS else sys.argv[1:]
+    """Return the arguments; if the process has the name of one of CDI's programs, it is the sub-command.
+
+    Forklift's controller starts a populator without a command: its arguments say which it is.
+    """
+    name, *arguments = Path(sys.argv[0]).name, *sys.argv[1:]
+    if name in group.PROGRAMS:
+        return [name, *arguments]
+    is_first = arguments[:1] and not arguments[0].startswith("-")
+    has_command = is_first or not group.PROGRAMS.isdisjoint(arguments)
+    if not has_command and any(_is_option(each, "volume-path") for each in arguments):
+        is_ovirt = any(_is_option(each, "disk-id") or _is_option(each, "engine-url") for each in arguments)
+        return ["ovirt-populator" if is_ovirt else "openstack-populator", *arguments]
+    return arguments
+
+
+def _is_option(argument: str, name: str) -> bool:
+    return re.fullmatch(f"--?{name}(=.*)?", argument, re.DOTALL) is not None
 
 
 class _Formatter(logging.Formatter):
@@ -100,7 +122,7 @@ class _Terminal(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.levelname = record.levelname.lower()
-        return f"{words.erase}{super().format(record)}"
+        return f"{commands.erase}{super().format(record)}"
 
 
 def set_up_logging(verbosity: int) -> None:
@@ -118,22 +140,15 @@ def set_up_logging(verbosity: int) -> None:
     logging.basicConfig(handlers=[handler], level=level, force=True)
     # What Python would print itself is logged, and so masked.
     logging.captureWarnings(True)
-    threading.excepthook = _log_thread
-    sys.unraisablehook = _log_unraisable
+    threading.excepthook = lambda found: log.error(
+        "thread %s has failed", found.thread.name if found.thread else "", exc_info=found.exc_value
+    )
+    sys.unraisablehook = lambda found: log.error("ignored in %r", found.object, exc_info=found.exc_value)
     for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client", "keystoneauth"):
         # urllib3 warns about malformed headers with the URL and its signature.
         logging.getLogger(noisy).setLevel(
             logging.ERROR if noisy == "urllib3" else max(level, logging.WARNING)
         )
-
-
-def _log_thread(found: threading.ExceptHookArgs) -> None:
-    name = found.thread.name if found.thread is not None else ""
-    log.error("thread %s has failed", name, exc_info=found.exc_value)
-
-
-def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
-    log.error("ignored in %r", found.object, exc_info=found.exc_value)
 
 
 def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
@@ -143,7 +158,7 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         masking.hold(obj, *masking.address(text))
     masking.hold(obj, *masking.variables(obj.env))
     if f"_{contract.PREFIX}_COMPLETE" in obj.env:
-        lazy.load("cdi_worker.importer.commands.completion")
+        from cdi_worker.importer.commands import completion  # noqa: F401  (registers itself)
     try:
         outcome = group.cli.main(
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj
@@ -161,20 +176,18 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         # As quiet as a program that SIGPIPE ends.
         return err.status
     except errors.Error as err:
-        _say(words.message(err))
+        _say(err.at_terminal())
         _say_json(err, argv, obj)
         log.debug("trace", exc_info=True)
         return err.status
-    except OSError as err:
-        if err.filename is not None or err.errno not in LOST:
-            raise
-        # Help, printed by click.
-        _say(f"standard output: {errors.words(err)}")
-        return errors.Error.status
     except Exception as err:
-        # A defect. The traceback is for the person who reports it.
         log.debug("trace", exc_info=True)
-        what = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
+        if isinstance(err, OSError) and err.filename is None and err.errno in LOST:
+            # Help, printed by click.
+            what = f"standard output: {errors.words(err)}"
+        else:
+            # A defect. The traceback is for the person who reports it.
+            what = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
         _say(what)
         _say_json(errors.Error(reason=what), argv, obj)
         return errors.Error.status
@@ -197,11 +210,14 @@ def _say_json(error: errors.Error, argv: list[str], obj: parameters.Context) -> 
     is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
     stream = sys.stderr if is_disk else sys.stdout
     with contextlib.suppress(OSError):
-        print(json.dumps({"error": words.as_fields(error)}), file=stream, flush=True)
+        print(json.dumps({"error": error.as_fields(error.at_terminal())}), file=stream, flush=True)
 
 
 def _arguments_of_click(argv: list[str]) -> list[str]:
-    """Return the arguments with long options for Go's flags, and a level for ``-v`` and ``-vv``."""
+    """Return the arguments with long options for Go's flags, and a level for ``-v`` and ``-vv``.
+
+    ``-v=3`` becomes ``--v=3``, and ``-logtostderr=true`` a flag.
+    """
     found: list[str] = []
     ended = False
     for argument in argv:
@@ -212,15 +228,9 @@ def _arguments_of_click(argv: list[str]) -> list[str]:
             found[-1] = f"--v={argument}"
         elif re.fullmatch("-v+", argument):
             found.append(f"--v={len(argument) - 1}")
+        elif flag := _GO_FLAG.fullmatch(argument):
+            name, value = flag.groups(default="")
+            found.append(f"--{name}" if name.endswith("logtostderr") else f"--{name}{value}")
         else:
-            found.append(_long(argument))
+            found.append(argument)
     return found
-
-
-def _long(argument: str) -> str:
-    """Convert a Go flag to a long option of click: ``-v=3`` to ``--v=3``, ``-logtostderr=true`` to a flag."""
-    found = _GO_FLAG.fullmatch(argument)
-    if not found:
-        return argument
-    name, value = found.groups(default="")
-    return f"--{name}" if name.endswith("logtostderr") else f"--{name}{value}"

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cdi_worker import errors, units
-from cdi_worker.importer.settings import Settings
+from cdi_worker import errors
+from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from cdi_worker.sources import fields
-
 log = logging.getLogger(__name__)
-
-#: The PEM labels that OpenSSL accepts for a certificate (PEM_read_bio_X509_AUX).
-CERTIFICATE = rb"(?m)^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----"
-HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)"
 
 #: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
 FILE_MODE = 0o660
 #: Our own variables begin with it. Others are CDI's, which controllers may leave empty, or of other tools.
 PREFIX = "CDI_WORKER"
+#: OpenSSL reads the first, botocore the others.
+LIBRARY_FILES = (
+    "SSL_CERT_FILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+)
 #: What follows the name of a Service in the variables that Kubernetes sets for it, with their values
 #: (Kubernetes, "Accessing Services", environment variables). A setting may also be named ..._PORT.
 _INJECTED = re.compile(
@@ -45,43 +50,32 @@ class Variable(NamedTuple):
     """An environment variable that a role or the commands read (those of a source: ``sources.fields``).
 
     Each reader has a table of its own, ``VARIABLES``. ``meaning``: Markdown for the documentation.
-    ``required``: an empty one is a fault.
+    ``required``: an empty one is a fault. ``parse``: converts the text; raises ``errors.RequestError``.
     """
 
     name: str
     meaning: str
     default: str = ""
     required: bool = False
+    parse: Callable[[str], str] = str
 
 
-CREDENTIALS = (
-    Variable("IMPORTER_ACCESS_KEY_ID", "user, or access key"),
-    Variable("IMPORTER_SECRET_KEY", "password, or secret key"),
-    Variable("IMPORTER_SESSION_TOKEN", "session token of temporary S3 keys"),
-)
-PROXIES = (
-    Variable("http_proxy", "proxy for `http` URLs; also in upper case"),
-    Variable("https_proxy", "proxy for `https` URLs; also in upper case"),
-    Variable("no_proxy", "hosts and networks without a proxy; also in upper case"),
-)
-#: How a disk is written.
-WRITING = (
-    Variable("FILESYSTEM_OVERHEAD", "fraction of the file system to leave free, such as `0.06`", "0"),
-    Variable("PREALLOCATION", "`true`: allocate every byte of the disk", "false"),
-)
-OWNER = Variable("OWNER_UID", "label of the metrics; a resumed import must have the same one")
 HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value`")
 
 
-#: The settings of a pod where an administrator has set nothing.
-POD = Settings(existing="remove", permissions=FILE_MODE, wait=WAIT)
+#: What a pod's role sets, by field of ``request.Request``, where an administrator has set nothing.
+POD: Mapping[str, Any] = MappingProxyType({"existing": "remove", "permissions": FILE_MODE, "wait": WAIT})
+#: The fault of a setting that only the role of importer has.
+NOT_VERIFIED = f"{PREFIX}_VERIFY: only the disk of an import can be verified"
 
 
 class Paths(NamedTuple):
     """Paths of a pod's mounts, and its port of metrics (0: none). The command line may override them.
 
     ``mounts``: mounts of sources that differ from the default in ``sources.fields``, by option. ``settings``:
-    what an administrator has set for all imports; the policy for signatures only if it is mounted.
+    what an administrator has set for all imports, by field of ``request.Request``; ``access``: for all
+    servers, by field of ``base.Access``. ``policy``: a file of the containers tools, which other workers may
+    read and this one does not.
     """
 
     data: str = "/data"
@@ -90,14 +84,23 @@ class Paths(NamedTuple):
     termination_log: str = "/dev/termination-log"
     extra_headers: str = "/extraheaders"
     metrics_port: int = 8443
-    signature_policy: str = "/etc/containers/policy.json"
+    policy: str = "/etc/containers/policy.json"
     mounts: Mapping[str, str] = MappingProxyType({})
-    settings: Settings = POD
+    settings: Mapping[str, Any] = POD
+    access: Mapping[str, Any] = MappingProxyType({})
+
+    def refuse_demand(self, name: str, reason: str) -> None:
+        """Raise ``errors.Untrusted`` if a signature is demanded of ``name``, which has none."""
+        if "demand" in self.settings:
+            self.settings["demand"].refuse(name, reason)
 
     def mounted(self, field: fields.Field) -> str | None:
         """Return the path of a source's mount, None for a file that does not exist."""
         path = self.mounts.get(field.option, field.mount)
-        return path if not field.file or Path(path).is_file() else None
+        try:
+            return path if not field.file or _is_file(path) else None
+        except OSError as err:
+            raise errors.RequestError(f"{path}: {errors.words(err)}") from err
 
 
 def environment() -> dict[str, str]:
@@ -109,14 +112,27 @@ def environment() -> dict[str, str]:
     env = dict(os.environ)
     end = "_SERVICE_HOST"
     services = {name.removesuffix(end) for name in env if name.endswith(end)} - {"KUBERNETES"}
-    return {name: value for name, value in env.items() if not _is_injected(name, value, services)}
+    if not services:
+        return env
+    return {
+        name: value
+        for name, value in env.items()
+        if not any(
+            name[: border.start()] in services and _INJECTED.fullmatch(f"{name[border.start() :]}={value}")
+            for border in _BORDER.finditer(name)
+        )
+    }
 
 
-def _is_injected(name: str, value: str, services: Collection[str]) -> bool:
-    return any(
-        name[: border.start()] in services and _INJECTED.fullmatch(f"{name[border.start() :]}={value}")
-        for border in (_BORDER.finditer(name) if services else ())
-    )
+def file_faults(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a message for each variable whose file a library opens itself, if it is a pipe.
+
+    Such an open waits for the writer, and no signal ends it.
+    """
+    for name in LIBRARY_FILES:
+        with contextlib.suppress(OSError):
+            if name in env and stat.S_ISFIFO(Path(env[name]).stat().st_mode):
+                yield f"{name}: {env[name]}: is a pipe; name a file"
 
 
 def own(env: Mapping[str, str]) -> list[str]:
@@ -150,22 +166,6 @@ def role(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def parse_header(text: str) -> tuple[str, str]:
-    """Return name and value of ``Name: value`` (RFC 9110, 5.1 and 5.5). The text may be secret."""
-    found = re.fullmatch(HEADER, text.strip())
-    if not found:
-        raise errors.RequestError("malformed extra header; expected 'Name: value' on one line")
-    return found[1], found[2].strip()
-
-
-def parse_annotation(text: str) -> tuple[str, str]:
-    """Return key and value of ``KEY=VALUE``. Raises ``errors.RequestError``."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise errors.RequestError(f"{text!r}: expected KEY=VALUE")
-    return key, value
-
-
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:
     """Return the certificate files in ``directory``: regular files, no leading dot, with one of ``endings``.
 
@@ -173,12 +173,14 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
     """
     if not directory:
         return ()
+    from cdi_worker.sources import certificates
+
     found = []
     try:
         for path in sorted(Path(directory).iterdir()):
-            if not path.is_file() or path.name.startswith(".") or not path.name.endswith(endings):
+            if path.name.startswith(".") or not path.name.endswith(endings) or not _is_file(path):
                 continue
-            if re.search(CERTIFICATE, path.read_bytes()):
+            if certificates.holds_any(path.read_bytes()):
                 found.append(str(path))
             else:
                 log.warning("file ignored: it contains no certificate path=%r", str(path))
@@ -205,13 +207,26 @@ def header_files(directory: str) -> tuple[tuple[str, str], ...]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(root, name)
-            if name.startswith(".") or not path.is_file():
-                continue
             try:
-                found.append(parse_header(path.read_text(encoding="utf-8")))
-            except (errors.RequestError, OSError, UnicodeDecodeError) as err:
+                if not name.startswith(".") and _is_file(path):
+                    found.append(fields.header(path.read_text(encoding="utf-8")))
+            except OSError as err:
+                raise errors.RequestError(f"{path}: {errors.words(err)}") from err
+            except (errors.RequestError, UnicodeDecodeError) as err:
                 raise errors.RequestError(f"{path}: malformed extra header") from err
     return tuple(found)
+
+
+def _is_file(path: str | Path) -> bool:
+    """Return whether a path is a regular file, also through links. Raises ``OSError`` if that is unknown."""
+    try:
+        return stat.S_ISREG(Path(path).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as err:
+        if err.errno != errno.ELOOP:
+            raise
+        return False
 
 
 class Reading:
@@ -231,46 +246,34 @@ class Reading:
         value = self.env.get(name) or variable.default
         if variable.required and not value:
             self.faults.append(f"{name} is not set")
-        return value
-
-    def boolean(self, name: str) -> bool:
-        value = self.env.get(name, self._variables[name].default)
-        if value not in {"true", "false"}:
-            self.faults.append(f"{name}={value!r} is neither true nor false")
-        return value == "true"
-
-    def quantity(self, name: str) -> int | None:
-        value = self.text(name)
-        if not value:
-            return None
         try:
-            return units.parse_quantity(value)
+            return variable.parse(value)
         except errors.RequestError as err:
             self.faults.append(f"{name}: {err}")
-            return None
+            return ""
 
     def field(self, field: fields.Field) -> Any:
-        """Return the value of a location's field, None if its variable is not set or empty."""
+        """Return the value of a declared field, None if its variable is not set or empty."""
+        if field.strict and self.env.get(field.env, "false") not in {"true", "false"}:
+            self.faults.append(f"{field.env}={self.env[field.env]!r} is neither true nor false")
         names = (field.env, *field.more) if field.env else ()
-        value = next((self.env[name] for name in names if self.env.get(name)), None)
-        if not value:
+        name = next((name for name in names if self.env.get(name)), None)
+        if not name:
             return None
+        value = self.env[name]
         if field.flag:
-            return value == "true"
+            return value == field.on
         try:
             return field.parse(value)
         except errors.RequestError as err:
-            self.faults += [f"{field.env}: {fault}" for fault in err.faults]
+            self.faults += [f"{name}: {fault}" for fault in err.faults]
         except ValueError as err:
-            self.faults.append(f"{field.env}: {err}")
+            self.faults.append(f"{name}: {err}")
         return None
 
-    def fraction(self, name: str) -> Fraction | int:
-        try:
-            return parse_overhead(self.text(name))
-        except errors.RequestError as err:
-            self.faults.append(f"{name}: {err}")
-            return 0
+    def fields(self, owner: type[Any], role: str) -> dict[str, Any]:
+        """Return the values of the declared fields of a dataclass whose variables ``role`` reads."""
+        return fields.values(owner, lambda field: self.field(field) if field.is_read_by(role) else None)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         prefix = HEADERS.name.removesuffix("<n>")
@@ -278,14 +281,10 @@ class Reading:
         found = []
         for name in sorted(names, key=lambda item: (len(item), item)):
             try:
-                found.append(parse_header(self.env[name]))
+                found.append(fields.header(self.env[name]))
             except errors.RequestError as err:
                 self.faults.append(f"{name}: {err}")
         return tuple(found)
-
-    def proxies(self) -> dict[str, str]:
-        """Return the proxies of an access, in either letter case."""
-        return {name: self.env.get(name) or self.env.get(name.upper()) or "" for name, *_ in PROXIES}
 
 
 def parse_overhead(text: str) -> Fraction | int:

@@ -3,65 +3,71 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors, sources
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import storage
+from cdi_worker.sources import base
 
 if TYPE_CHECKING:
-    from cdi_worker.images import stored
     from cdi_worker.images.targets import remote
     from cdi_worker.importer.request import Request
 
 log = logging.getLogger(__name__)
-
-#: What few imports need (start-up time).
-QCOW2: Final = "cdi_worker.images.targets.qcow2:check"
-WRITER: Final = "cdi_worker.sources.nbd.writer:connect"
-NBD: Final = "cdi_worker.sources.nbd.locations:Nbd"
-SERVING: Final = "cdi_worker.images.tools.qemu_nbd:finished"
-WIPEFS: Final = "cdi_worker.images.tools.wipefs:in_use"
-EXPORT: Final = "cdi_worker.images.targets.export:image"
 
 
 def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
     """Return what connects to an NBD export for the target of a request."""
 
     def connected(url: str, *, writable: bool = True, name: str = "") -> remote.Device:
-        location = request.to or lazy.load(NBD)(request.target)
-        made: remote.Device = lazy.load(WRITER)(location, cancel, url, writable=writable, name=name)
-        return made
+        from cdi_worker.sources.nbd import locations, writer
+
+        # qemu-nbd on this machine is waited for as long as a remote server.
+        location = sources.find("nbd").accept(request.to or base.Location(request.target))
+        assert isinstance(location, locations.Nbd)  # noqa: S101  (the class of this kind)
+        patience = min(location.access.patience, request.fetch.no_progress)
+        access = dataclasses.replace(location.access, patience=patience)
+        location = dataclasses.replace(location, access=access)
+        return writer.connect(location, cancel, url, writable=writable, name=name)
 
     return connected
 
 
-def inspected(request: Request, cancel: cancelling.Cancel) -> AbstractContextManager[targets.Claim | None]:
-    """Return the claim on an NBD export, to which nothing is written; None for any other target."""
+def claim_export(request: Request, cancel: cancelling.Cancel) -> AbstractContextManager[targets.Claim | None]:
+    """Claim an NBD export, to which nothing is written; None for any other target."""
     if not targets.is_export(request.target):
         return contextlib.nullcontext()
     return targets.take(request.target, targets.Terms(connect=connect(request, cancel)))
 
 
-def finished(request: Request) -> Callable[[str], AbstractContextManager[stored.Read]] | None:
-    """Return what opens the finished disk of a request to read it; None for a file or a device."""
+@contextlib.contextmanager
+def open_disk(request: Request, path: str) -> Iterator[Callable[[int, int], bytes]]:
+    """Yield a function that reads the finished disk at an offset, fewer bytes at its end. Raises OSError."""
+    with contextlib.ExitStack() as stack:
+        if request.form is None and not targets.is_export(request.target):
+            stream = stack.enter_context(open(path, "rb", buffering=0))
+            # Just written pages are in the cache.
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            yield lambda offset, length: os.pread(stream.fileno(), length, offset)
+            return
+        url = path if request.form is None else stack.enter_context(_serve(path))
+        connected = connect(request, cancelling.NEVER)(url, writable=False, name=path)
+        yield stack.enter_context(contextlib.closing(connected)).read
 
-    @contextlib.contextmanager
-    def opened(path: str) -> Iterator[stored.Read]:
-        with contextlib.ExitStack() as stack:
-            url = path
-            if request.form is not None:
-                url = stack.enter_context(lazy.load(SERVING)(path))
-            connected = connect(request, cancelling.NEVER)(url, writable=False, name=path)
-            yield stack.enter_context(contextlib.closing(connected)).read
 
-    return opened if request.form is not None or targets.is_export(request.target) else None
+def _serve(path: str) -> AbstractContextManager[str]:
+    """Serve a finished qcow2 file over NBD, read-only; the value is its URL."""
+    from cdi_worker.images.tools import qemu_img, qemu_nbd
+
+    return qemu_nbd.serve(qemu_img.local(path, "qcow2"))
 
 
 def check_replaceable(claim: targets.Claim, request: Request) -> None:
@@ -71,10 +77,13 @@ def check_replaceable(claim: targets.Claim, request: Request) -> None:
     targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
     if request.existing not in {"refuse", "update"} or not targets.is_foreign(claim):
         return
-    is_export = targets.is_export(claim.path)
-    with lazy.load(EXPORT)(claim) if is_export else contextlib.nullcontext(claim.path) as path:
-        # Swap, LVM or RAID, whose signatures are at the ends of the device.
-        owners = lazy.load(WIPEFS)(path)
+    from cdi_worker.images.targets import export
+    from cdi_worker.images.tools import wipefs
+
+    opened = contextlib.nullcontext(claim.path)
+    with export.image(claim) if isinstance(claim, export.ExportClaim) else opened as path:
+        # The signatures of swap, LVM and RAID are at the ends of the device.
+        owners = wipefs.in_use(path)
     if owners:
         raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
 
@@ -83,18 +92,19 @@ def check_replaceable(claim: targets.Claim, request: Request) -> None:
 
 
 @contextlib.contextmanager
-def reading(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Claim]:
-    """Yield the claim on a disk, which is none: an NBD export is connected to, a qcow2 file is served."""
+def open_finished(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Claim]:
+    """Open a finished disk to read it: connect to an NBD export, serve a qcow2 file. Nothing is locked."""
     path = request.target
     with contextlib.ExitStack() as stack:
         device, url = None, path
         if request.is_qcow2:
-            backing = os.path.realpath(request.backing) if request.backing else ""
-            lazy.load(QCOW2)(path, backing)
-            url = stack.enter_context(lazy.load(SERVING)(path))
+            from cdi_worker.images.targets import qcow2
+
+            qcow2.check(path)
+            url = stack.enter_context(_serve(path))
         if targets.is_export(url):
             device = connect(request, cancel)(url, writable=False, name=path)
-        yield stack.enter_context(targets.reading(path, device))
+        yield stack.enter_context(targets.claim_to_read(path, device))
 
 
 def in_use(path: str) -> bool:
@@ -106,7 +116,7 @@ def in_use(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def unchanged(path: str) -> Iterator[None]:
+def refuse_changes(path: str) -> Iterator[None]:
     """Raise ``errors.TargetError`` if a file is written or replaced in the block."""
     before = _state(path)
     yield

@@ -14,40 +14,26 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdi_worker import errors, lazy, units
+from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import contact, destination, package, survey
+from cdi_worker.importer import audit, contact, destination, package, survey
+from cdi_worker.importer import plan as plans
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer import result as result_module
-from cdi_worker.importer.plan import Route
+from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.routes.attempt import Attempt, Comparing
 from cdi_worker.sources import base
+from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
     from cdi_worker.images.targets import group
 
 log = logging.getLogger(__name__)
-
-#: A route's module is imported when the route is used (start-up time).
-ROUTES: lazy.Table[Route, Callable[[Attempt], None]] = lazy.Table(
-    {
-        Route.BLANK: "cdi_worker.importer.routes.disk:deliver",
-        Route.EXTENTS: "cdi_worker.importer.routes.disk:deliver",
-        Route.PLACE: "cdi_worker.importer.routes.disk:deliver",
-        Route.STREAM: "cdi_worker.importer.routes.disk:deliver",
-        Route.CONVERT: "cdi_worker.importer.routes.convert:convert",
-        Route.SPOOL: "cdi_worker.importer.routes.convert:spool",
-        Route.MERGE: "cdi_worker.importer.routes.convert:merge",
-        Route.UPDATE: "cdi_worker.importer.routes.stage:update",
-        Route.UNPACK: "cdi_worker.importer.routes.unpack:unpack_archive",
-        Route.EXTRACT: "cdi_worker.importer.routes.unpack:extract_disk",
-    }
-)
 
 
 def run(
@@ -58,16 +44,16 @@ def run(
     """Import a disk. Setting ``cancel`` ends it with ``errors.Cancelled``; a ``threading.Event`` is polled.
 
     Raises ``errors.Error``; the target then holds no usable disk, and the call may be repeated without
-    cleaning up. Only a disk that cannot be read back, or whose report cannot be written, stays.
+    cleaning up. Only a disk that cannot be read back stays.
     """
     progress = progress or NullProgress()
-    request_module.check(request)
-    if request.existing == "compare":
-        raise errors.RequestError("a disk is compared by verify")
-    finish = audited(request, progress)
-    with contact.begun(request, progress, cancel) as start:
-        result = import_disk(start.source(), start.request, Run(progress, start.reads))
-    return finish([dataclasses.replace(result, signatures=(*result.signatures, *start.signatures))])[0]
+    request = request_module.resolved(request)
+    started = time.monotonic()
+    with contact.begin(request, cancel) as reads:
+        demanded = contact.look_up(request, progress, reads)
+        source = contact.source(request, demanded, reads)
+        result = import_disk(source, request, Run(progress, reads, demanded))
+    return completed([result], request, progress, started)[0]
 
 
 def run_source(
@@ -80,41 +66,40 @@ def run_source(
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
-    ``accepted``: see ``routes.attempt.Attempt``.
-    """
-    finish = audited(request, progress)
-    return finish([import_disk(source, request, Run(progress, reads, accepted))])[0]
-
-
-def audited(request: Request, progress: Progress) -> Callable[[list[Result]], list[Result]]:
-    """Return what completes the results of a request, and ends its progress; see ``audit.Audit``.
-
-    Raises ``errors.RequestError``.
+    The request names no link. ``accepted``: see ``routes.attempt.Attempt``.
     """
     started = time.monotonic()
-    audit: Callable[[list[Result]], list[Result]] = lambda results: results  # noqa: E731
-    if request.report or request.read_back or request.write_map:
-        # Imported when used (start-up time).
-        from cdi_worker.importer import audit as module
+    result = import_disk(
+        source,
+        request,
+        Run(progress, reads, Demanded(request.checksum, request.demand.signed_by or ""), accepted),
+    )
+    return completed([result], request, progress, started)[0]
 
-        audit = module.Audit(request, progress).finish
 
-    def finish(results: list[Result]) -> list[Result]:
-        results = audit(results)
-        progress.done()
-        return [dataclasses.replace(each, seconds=time.monotonic() - started) for each in results]
+def completed(results: list[Result], request: Request, progress: Progress, started: float) -> list[Result]:
+    """Read the imported disks back, if that is requested, and end the progress.
 
-    return finish
+    ``started``: when the run began, by ``time.monotonic``.
+    """
+    if request.read_back:
+        results = [audit.read_back(each, request, progress) for each in results]
+    progress.done()
+    return [dataclasses.replace(each, seconds=time.monotonic() - started) for each in results]
 
 
 # -- the way of one import
 
 
 class Run(NamedTuple):
-    """What all attempts share; see ``routes.attempt.Attempt``. A group holds the claim."""
+    """What all attempts share; see ``routes.attempt.Attempt``. A group holds the claim.
+
+    ``demanded``: of what is opened, which may be a package with the disk.
+    """
 
     progress: Progress
     reads: cancelling.Reads
+    demanded: Demanded
     accepted: Callable[[], object] = lambda: None
     group: group.Group | None = None
     comparing: Comparing | None = None
@@ -123,70 +108,82 @@ class Run(NamedTuple):
 def import_disk(source: base.Source, request: Request, run: Run) -> Result:
     """Import a disk from a source that is not open yet: claim the target, open the source, and try."""
     started = time.monotonic()
-    if not (request.room.mount or request.existing == "remove"):
-        # On a volume, an earlier pod may have created a link that leads to other mounts.
-        request = dataclasses.replace(request, target=targets.followed(request.target))
     log.info("request source=%r target=%r size=%r", request.source, request.target, request.size)
     group = run.group
     with (
-        contextlib.nullcontext(group.claim(request.target))
-        if group
-        else claimed(request, run.reads) as claim,
-        contact.opened(source, request, run.progress, run.reads) as whole,
-        reached(),
+        contextlib.nullcontext(group.claim(request.target)) if group else claim(request, run.reads) as held,
+        contact.open_source(source, request, run.demanded, run.progress, run.reads) as whole,
+        translate_unreachable(),
     ):
         folder = request.room.mount or request.target
         if (request.room.mount or request.is_archive) and pathlib.Path(folder).is_dir():
             # Removed before space is counted: files of an archive that a killed attempt left.
             staging.remove_left_over(folder)
-        attempt, facts = attempts(whole, request, claim, run)
-        result = result_module.of(attempt, facts, whole, request, time.monotonic() - started)
+        attempt, provenance = attempts(whole, request, held, run)
+        result = result_module.of(attempt, provenance, whole, run.demanded, time.monotonic() - started)
     _log(result)
     return result
 
 
 def attempts(
-    whole: base.Image, request: Request, claim: targets.Claim, run: Run
-) -> tuple[Attempt, base.Facts]:
+    whole: base.Image, request: Request, held: targets.Claim, run: Run
+) -> tuple[Attempt, base.Provenance]:
     """Find the disk in ``whole``, plan, and run the route.
 
-    Returns the attempt that succeeded, and what its source has stated until the end.
+    Returns the attempt that succeeded, and what its source knows at the end.
 
-    What an attempt has shown is a fact for the next one: that byte ranges are not served, that the first
-    bytes were wrong, or that the image must be read twice. Everything is examined again, as what was read
-    before may be wrong too.
+    The next attempt knows what a failed one has learned: byte ranges are not served, or the image must be
+    read twice. Everything is examined again, as what was read before may be wrong too.
     """
-    two_passes, is_wrong = "", False
+    two_passes = ""
     while True:
         plan = None
         try:
-            if is_wrong:
-                whole, is_wrong = whole.renewed(run.reads), False
-            with package.unpacked(whole.anew(), request, run.reads) as (disk, part):
-                # Each time: what an attempt has written may be wrong, and is not what the map says.
-                asked = _having(part, claim)
-                facts = survey.survey(disk, asked, run.reads, two_passes, claim)
-                plan = facts.plan(asked)
-                attempt = Attempt(asked, claim, disk, facts.content, plan, facts.space, **run._asdict())
-                two_passes = _follow(attempt, facts)
+            with package.open_disk(whole.anew(), request, run.demanded, run.reads) as (disk, demanded):
+                found = survey.look(disk, request, demanded, run.reads, held)
+                plan = plans.plan(request, demanded, disk.facts, found, two_passes)
+                route = route_of(plan, found.compressions)
+                shared = run._replace(demanded=demanded)._asdict()
+                attempt = Attempt(request, claim=held, image=disk, survey=found, plan=plan, **shared)
+                two_passes = _follow(route, attempt)
                 if not two_passes:
                     return attempt, disk.finish()
         except errors.NoRanges as err:
-            if plan is not None and plan.route is Route.UPDATE:
-                # Changes are not a stream.
+            if plan is not None and (plan.route is Route.UPDATE or found.chain):
+                # Neither changes nor the files of a chain are a stream.
                 raise
             contact.fall_back(whole.engine, err, run.progress)
-            # The first bytes may be those that were wrong. Without a map only they show another object.
-            is_wrong = isinstance(err, errors.WrongRanges) and request.blocks is not None
-        except errors.MapMismatch as err:
-            if not err.is_head:
-                raise
-            log.warning("the first bytes are fetched again, and the image is examined again: %s", err)
-            run.progress.retry(err)
-            whole.engine.renewed = is_wrong = True
 
 
-def _follow(attempt: Attempt, facts: survey.Survey) -> str:
+def route_of(plan: Plan, compressions: tuple[str, ...] = ()) -> Callable[[Attempt], None]:
+    """Import the modules of a plan, and return the function that runs its route.
+
+    Raises ``errors.MissingTool`` if one of its programs is missing, before a byte is fetched.
+    """
+    if "xz" in compressions:
+        from cdi_worker.images.tools import process, xz
+
+        process.require(*xz.PROGRAM)
+    if plan.route in {Route.CONVERT, Route.SPOOL, Route.MERGE}:
+        from cdi_worker.images.tools import process, qemu_img
+        from cdi_worker.importer.routes import convert
+
+        process.require(*qemu_img.PROGRAM)
+        return {Route.CONVERT: convert.convert, Route.SPOOL: convert.spool}.get(plan.route, convert.merge)
+    if plan.route in {Route.UNPACK, Route.EXTRACT}:
+        from cdi_worker.importer.routes import unpack
+
+        return unpack.unpack_archive if plan.route is Route.UNPACK else unpack.extract_disk
+    if plan.route is Route.UPDATE:
+        from cdi_worker.importer.routes import stage
+
+        return stage.update
+    from cdi_worker.importer.routes import disk
+
+    return disk.deliver
+
+
+def _follow(route: Callable[[Attempt], None], attempt: Attempt) -> str:
     """Run the route of the plan. Return why the image must be read twice, which the route has shown, or "".
 
     Raises an error of the plan if it cannot be read twice.
@@ -197,49 +194,32 @@ def _follow(attempt: Attempt, facts: survey.Survey) -> str:
         attempt.progress.disk(plan.virtual_size)
     try:
         with attempt.scoped() as scoped:
-            ROUTES[plan.route](scoped)
+            route(scoped)
     except errors.ScratchRequired as err:
         if not plan.spill:
             raise
         two_passes = str(err.fields["reason"])
-        facts.with_two_passes(two_passes).plan(attempt.request)
+        plans.plan(attempt.request, attempt.demanded, attempt.facts, attempt.survey, two_passes)
         return two_passes
     return ""
 
 
 @contextlib.contextmanager
-def claimed(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
-    """Yield the claim on the target, held until the end of the block. ``key``: see ``targets.Terms``."""
+def claim(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
+    """Claim the target, until the end of the block. ``key``: see ``targets.Terms``."""
     is_served = request.form is not None or targets.is_export(request.target)
     connect = destination.connect(request, cancel) if is_served else None
-    terms = targets.Terms(request.wait, cancel, request.permissions, key, connect, request.state)
+    terms = targets.Terms(request.wait, cancel, request.permissions, key, connect)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take
-    with take(request.target, terms) as claim:
+    with take(request.target, terms) as held:
         if not folder:
-            destination.check_replaceable(claim, request)
-        yield claim
-
-
-def _having(request: Request, claim: targets.Claim) -> Request:
-    """Return the request, without the map of a disk that an interrupted run has changed since.
-
-    Raises ``errors.TargetError`` for a target that cannot hold the disk of that map.
-    """
-    if request.had is None:
-        return request
-    if targets.is_half_changed(claim):
-        log.warning("all of the disk is compared, not its map: an interrupted run has changed it")
-        return dataclasses.replace(request, had=None)
-    present, size = targets.facts(claim.path, claim), units.whole_sectors(request.had.map.size)
-    if present.size < size or (present.kind == "file" and present.size > size):
-        reason = f"has {present.size} bytes, and the disk of its map {size} (--have); make a map of this disk"
-        raise errors.TargetError(path=claim.path, reason=reason)
-    return request
+            destination.check_replaceable(held, request)
+        yield held
 
 
 @contextlib.contextmanager
-def reached() -> Iterator[None]:
+def translate_unreachable() -> Iterator[None]:
     """Translate ``Unreachable`` into ``Withdrawn``: the contract has another phrase for later failures."""
     try:
         yield
@@ -265,7 +245,8 @@ def _log(result: Result) -> None:
 
 def load() -> None:
     """Import the modules of the most frequent routes, for servers that wait for a disk."""
+    from cdi_worker.formats.compressed import decompress  # noqa: F401
+    from cdi_worker.images.disks import following  # noqa: F401
+
     for route in (Route.STREAM, Route.UNPACK):
-        _ = ROUTES[route]
-    for name in ("cdi_worker.images.disks.following", "cdi_worker.formats.compressed.decompress"):
-        lazy.load(name)
+        route_of(Plan(route, ""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 
 from cdi_worker import errors
@@ -11,34 +10,37 @@ from cdi_worker.formats import checksum, detect
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.sources import base
+from cdi_worker.sources.trust import Demanded
 
 
 @contextlib.contextmanager
-def unpacked(
-    whole: base.Image, request: Request, cancel: cancelling.Cancel
-) -> Iterator[tuple[base.Image, Request]]:
-    """Yield the disk in ``whole``, and the request for it; any other image as it is.
+def open_disk(
+    whole: base.Image, request: Request, demanded: Demanded, cancel: cancelling.Cancel
+) -> Iterator[tuple[base.Image, Demanded]]:
+    """Yield the disk in ``whole``, and what is demanded of it; of any other image, both as they are.
 
-    A checksum in the request is of the whole package, whose source verifies it.
+    The source of a package verifies what is demanded of the whole: of the disk in it, nothing is.
     """
-    # Only the file of a delta may be in a package, too, not those of a chain.
-    source = _disk(whole.files[0], request, cancel) if len(whole.files) == 1 else None
+    # A delta may be packaged; the files of a chain may not.
+    source = _disk(whole.files[0], request, demanded, cancel) if len(whole.files) == 1 else None
     if source is None:
         if request.disk:
             reason = f"neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"
             raise errors.RequestError(f"{whole.facts.name}: {reason}")
-        yield whole, request
+        yield whole, demanded
         return
-    with base.opened(source, base.Opening(whole.engine)) as disk:
-        yield disk, dataclasses.replace(request, checksum=None)
+    with base.open_image(source, base.Opening(whole.engine)) as disk:
+        yield disk, Demanded()
 
 
-def expected(request: Request) -> checksum.Checksum | None:
+def expected(demanded: Demanded) -> checksum.Checksum | None:
     """Return the checksum of the whole package, None without one."""
-    return None if request.checksum is None else checksum.parse(request.checksum)
+    return None if demanded.checksum is None else checksum.parse(demanded.checksum)
 
 
-def _disk(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> base.Source | None:
+def _disk(
+    whole: base.Image, request: Request, demanded: Demanded, cancel: cancelling.Cancel
+) -> base.Source | None:
     """Return the disk in ``whole``, None if it is not a package."""
     head = whole.facts.head
     if not is_tar(whole.facts, request):
@@ -49,11 +51,11 @@ def _disk(whole: base.Image, request: Request, cancel: cancelling.Cancel) -> bas
     if package.is_ova(head):
         from cdi_worker.sources.packages import ova
 
-        return ova.OvaSource(whole, request.disk, expected(request), cancel)
+        return ova.OvaSource(whole, request.disk, expected(demanded), cancel)
     from cdi_worker.sources.packages import oci
 
     if oci.is_archive(head):
-        return oci.PackedSource(whole, request.disk, expected(request), cancel)
+        return oci.PackedSource(whole, request.disk, expected(demanded), cancel)
     return None
 
 

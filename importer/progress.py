@@ -26,7 +26,7 @@ SAMPLE = 2.0
 class Progress:
     """Receives progress. Methods are called from several threads and must not raise.
 
-    The bytes of a phase are the bytes to be moved: holes are not moved. Here, each method does nothing.
+    A phase counts the bytes to be moved: without holes. Here, each method does nothing.
     """
 
     def phase(self, name: str, total: int | None) -> None:
@@ -113,15 +113,11 @@ class Numbers(NamedTuple):
         elif self.done or self.total is not None:
             parts.append(f"{units.format_size(self.speed)}/s")
         if self.left is not None:
-            parts.append(f"{_duration(self.left)} left")
+            minutes, seconds = divmod(round(self.left), 60)
+            hours, minutes = divmod(minutes, 60)
+            time_left = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+            parts.append(f"{time_left}:{seconds:02} left")
         return parts
-
-
-def _duration(seconds: float) -> str:
-    """Return a time as ``0:12``, ``3:04`` or ``1:03:04``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Speed:
@@ -298,7 +294,7 @@ class Meter(NullProgress):
 
 def _trouble(failure: errors.Error) -> str:
     """Return why a failure is retried, when, and until when."""
-    reason = str(failure.fields.get("reason") or failure.fact).removeprefix("server answers ")
+    reason = str(failure.fields.get("reason") or failure.message()).removeprefix("server answers ")
     pause = failure.pause
     if pause is None:
         return reason
@@ -358,39 +354,34 @@ class Lines(Meter):
 
     def _print_numbers(self) -> None:
         numbers = self.numbers()
-        self._print(_as_json(numbers) if self._json else _as_text(numbers))
+        if self._json:
+            left, disk_speed = numbers.left, numbers.disk_speed
+            document = {
+                "phase": numbers.phase,
+                "bytes": numbers.done,
+                "total": numbers.total,
+                "percent": round(numbers.percent, 1),
+                "read": numbers.read,
+                "bytesPerSecond": round(numbers.speed),
+                "secondsLeft": None if left is None else round(left),
+                "resumed": numbers.resumed,
+                "size": numbers.size,
+                "retries": numbers.retries,
+                "trouble": numbers.trouble,
+                "diskBytesPerSecond": None if disk_speed is None else round(disk_speed),
+            }
+            self._print(json.dumps(document))
+        elif numbers.phase == "done":
+            self._print("100.0% done")
+        else:
+            percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
+            text = numbers.trouble or ", ".join(numbers.parts())
+            self._print(" ".join(filter(None, (percent, numbers.phase, text))))
 
     def _print(self, line: str) -> None:
         # A reader that has closed its end (``2>&1 | head``) does not end the import.
         with self._printing, contextlib.suppress(OSError):
             print(line, file=self._stream, flush=True)
-
-
-def _as_text(numbers: Numbers) -> str:
-    if numbers.phase == "done":
-        return "100.0% done"
-    percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
-    text = numbers.trouble or ", ".join(numbers.parts())
-    return " ".join(filter(None, (percent, numbers.phase, text)))
-
-
-def _as_json(numbers: Numbers) -> str:
-    return json.dumps(
-        {
-            "phase": numbers.phase,
-            "bytes": numbers.done,
-            "total": numbers.total,
-            "percent": round(numbers.percent, 1),
-            "read": numbers.read,
-            "bytesPerSecond": round(numbers.speed),
-            "secondsLeft": None if numbers.left is None else round(numbers.left),
-            "resumed": numbers.resumed,
-            "size": numbers.size,
-            "retries": numbers.retries,
-            "trouble": numbers.trouble,
-            "diskBytesPerSecond": None if numbers.disk_speed is None else round(numbers.disk_speed),
-        }
-    )
 
 
 def _each(name: str) -> Callable[..., None]:
@@ -424,8 +415,8 @@ class Several(Progress):
 class Continued(Several):
     """Passes on the progress of a transfer that continues an earlier one.
 
-    ``moved``, ``skipped``: bytes of the earlier attempt. They are reported when it begins. Later only what
-    exceeds them is reported as kept and skipped.
+    ``moved``, ``skipped``: bytes of the earlier attempt, reported by ``begin``. Later only what exceeds them
+    is reported as kept and skipped.
     """
 
     def __init__(self, to: Progress, moved: int = 0, skipped: int = 0) -> None:
@@ -459,7 +450,7 @@ class Continued(Several):
 
 
 class Exceeding:
-    """A count of which ``passed`` was reported in advance."""
+    """Counter with a credit of ``passed``: reports only growth beyond it."""
 
     def __init__(self, passed: int) -> None:
         self.passed = self._advance = passed

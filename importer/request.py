@@ -1,37 +1,69 @@
-"""An import request: made by hand for the library, and of settings (``make``) for everything else."""
+"""An import request: made by hand for the library, and by ``make`` for everything else."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from cdi_worker import errors, lazy, sources, units
+from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
 from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
-from cdi_worker.importer.settings import Existing, Room, Settings
-from cdi_worker.sources import base, trust
+from cdi_worker.images.targets import file_format
+from cdi_worker.importer import contract
+from cdi_worker.sources import base, fields, staged, trust
 
 if TYPE_CHECKING:
-    from cdi_worker.images.targets import layout
-    from cdi_worker.importer.sampling import Sample
-    from cdi_worker.sources.trust import maps
+    from fractions import Fraction
 
-#: What few imports need (start-up time).
-LAYOUT: Final = "cdi_worker.images.targets.layout:parse"
-FILE_NAME: Final = "cdi_worker.sources.staged:file_name"
+
 CONTENT_TYPES = ("kubevirt", "archive")
 #: The content type of a file system's clone: a tar archive, unpacked into a directory; on a device, only its
 #: disk is written.
 CLONE = "filesystem-clone"
 
+#: What becomes of a disk that exists: see ``Request``.
+Existing: TypeAlias = Literal["refuse", "replace", "remove", "update", "compare"]
+
+#: Sections of the help.
+SOURCE, SIGNATURE, DISK, WRITING, OUTPUT = "Source", "Signature", "Disk", "Writing", "Output"
+_source = functools.partial(fields.field, section=SOURCE, verbs=fields.READ)
+_writing = functools.partial(fields.field, section=WRITING, verbs=("import", "blank"))
+_room_size = functools.partial(fields.Field, parse=units.parse_quantity, part="size")
+_existing = functools.partial(fields.Field, section=WRITING, verbs=("import", "blank"))
+_demand = functools.partial(fields.Field, section=SIGNATURE, verbs=(*fields.READ, fields.POD))
+_read_back = functools.partial(
+    fields.Field,
+    help="Read the disk back from storage, compare it with what was received, and print its SHA-256.",
+    flag=True,
+    section=OUTPUT,
+)
+
 #: Seconds to retry until the source has answered once.
 CONNECT_PATIENCE = 20.0
 #: Seconds of work that a kill may lose. Each save waits for the storage, so it must not be too short.
 JOURNAL_INTERVAL = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The space for a disk, as a cluster has made it. Sizes in bytes.
+
+    ``size``: of the volume; the disk is the largest that fits. ``limit``: the largest disk for a file system,
+    however much is free. ``overhead``: the fraction of a file system to leave free. ``mount``: the mount
+    point of a file system that contains nothing but this import's target, else None. ``owner``: whose volume
+    it is; what was written for another owner is not resumed.
+    """
+
+    size: int | None = None
+    limit: int | None = None
+    overhead: Fraction | int = 0
+    mount: str | None = None
+    owner: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,64 +76,176 @@ class Request:
     into; ``-`` is standard output; empty only to ``inspect``.
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
-    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have,
-    and the map by which they are verified. ``have``: URL or path of the map of the disk that is updated;
-    what it says is not read. ``blocks``, ``had``: both maps, which ``contact`` reads.
+    ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
     ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
     compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait for
     another run that writes to the target, at least one. ``permissions`` of the disk's file; None: by the
-    umask. ``report``: the file of the report (``provenance``), empty: none. ``read_back``: read the finished
-    disk once, for its SHA-256. ``write_map``: the file of the disk's block map, empty: none. ``to``: the
-    location of a target that is an NBD export, for TLS; None: that of its address alone. ``state``: the
-    folder for the journal of an NBD export; empty: an interrupted import starts over. ``sample``: ``verify``
-    compares only this much of it. ``format``: of the target's file, ``raw`` or ``qcow2[,OPTION=VALUE…]``;
-    empty: raw. ``compress``: write compressed clusters. ``backing``: write an overlay of this file, with what
-    differs from it.
+    umask. ``read_back``: read the finished disk once, for its SHA-256. ``to``: the location of a target that
+    is an NBD export, for TLS; None: that of its address alone. ``format``: of the target's file, ``raw`` or
+    ``qcow2[,OPTION=VALUE…]``; empty: raw.
     """
 
     source: str
     location: base.Location
-    layers: tuple[base.Location, ...] = ()
+    content_type: str = _source(
+        "kubevirt",
+        option="--content-type",
+        env="IMPORTER_CONTENTTYPE",
+        help="kubevirt: a disk; archive: a tar archive, which is unpacked into a folder.",
+        choices=CONTENT_TYPES,
+    )
+    layers: tuple[base.Location, ...] = _source(
+        (),
+        option="--layer",
+        help="qcow2 file with what changed since the source, or the layer before; repeated, oldest first.",
+        form="URL",
+        lines=True,
+        verbs=(*fields.READ, fields.POD),
+    )
+    checksum: str | None = _source(
+        None,
+        option="--checksum",
+        env="IMPORTER_CHECKSUM",
+        key="checksum",
+        help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
+    )
+    disk: str = _source(
+        option="--disk",
+        env="CDI_WORKER_DISK",
+        help="Disk of an OVA (file name, id or number) or OCI archive (name, title) [default: the only one].",
+    )
     target: str = ""
-    room: Room = dataclasses.field(default_factory=Room)
-    content_type: str = "kubevirt"
-    scratch: str | None = None
-    image_size: int | None = None
-    preallocation: bool = False
-    direct: bool = False
-    checksum: str | None = None
-    disk: str = ""
-    demand: trust.Demand = trust.NOTHING
-    have: str = ""
-    blocks: maps.Blocks | None = None
-    had: maps.Blocks | None = None
+    room: Room = fields.field(
+        Room(),
+        _room_size(
+            env="IMPORTER_IMAGE_SIZE",
+            help="Requested size as a quantity: `10Gi`, `500M`, `1e9`; otherwise the size of the image.",
+        ),
+        _room_size(
+            env="UPLOAD_IMAGE_SIZE",
+            help="Requested size, as `IMPORTER_IMAGE_SIZE`.",
+            roles=(fields.UPLOAD_SERVER,),
+        ),
+        fields.Field(
+            option="--overhead",
+            env="FILESYSTEM_OVERHEAD",
+            roles=(fields.IMPORTER, fields.UPLOAD_SERVER),
+            help="Fraction of the file system to leave free, such as 0.06.",
+            form="FRACTION",
+            parse=contract.parse_overhead,
+            part="overhead",
+            verbs=("import", "inspect"),
+            section=DISK,
+        ),
+        fields.Field(
+            env="OWNER_UID",
+            help="Label of the metrics; a resumed import must have the same one.",
+            part="owner",
+        ),
+    )
+    image_size: int | None = fields.field(
+        None,
+        option="--size",
+        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
+        form="SIZE",
+        parse=units.parse_quantity,
+        verbs=("import",),
+        section=DISK,
+    )
+    scratch: str | None = _writing(
+        None,
+        option="--scratch",
+        help="Folder for images that cannot be streamed.",
+        folder=True,
+        verbs=("import", "verify"),
+    )
+    preallocation: bool = _writing(
+        default=False,
+        option="--preallocate",
+        env="PREALLOCATION",
+        strict=True,
+        roles=(fields.IMPORTER, fields.UPLOAD_SERVER),
+        help="Allocate storage for every byte of the disk.",
+    )
+    direct: bool = _writing(
+        default=False,
+        option="--direct",
+        env="CACHE_MODE",
+        on="TRYNONE",
+        help="Bypass the page cache (O_DIRECT).",
+        verbs=("import", "blank", fields.POD),
+    )
+    existing: Existing = fields.field(
+        "refuse",
+        _existing(
+            option="--force",
+            sets="replace",
+            help="Replace an existing file, or what a device holds, with the complete disk.",
+        ),
+        _existing(
+            option="--update",
+            sets="update",
+            help="Change an existing disk in place: compare all of it, and write only what differs.",
+            verbs=("import", fields.POD),
+        ),
+        _existing(
+            option="--verify",
+            sets="compare",
+            help="Compare the disk on the volume with the source, instead of importing it.",
+            verbs=(fields.POD,),
+        ),
+    )
+    wait: float = _writing(
+        0.0,
+        option="--wait",
+        help="Wait so long for another run that writes to TARGET.",
+        form="SECONDS",
+        parse=float,
+        least=0,
+    )
+    format: str = _writing(
+        option="--format",
+        short="-O",
+        help="Format of the file: raw, or qcow2[,cluster_size=…,preallocation=…].",
+        form="FORMAT",
+        verbs=("import", "blank", "verify"),
+    )
+    read_back: bool = fields.field(
+        False,
+        _read_back(option="--verify", verbs=("import",)),
+        _read_back(option="--read-back", verbs=(fields.POD,)),
+    )
+    demand: trust.Demand = fields.field(
+        trust.NOTHING,
+        _demand(
+            option="--checksum-file",
+            help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
+            form="URL",
+            part="checksum_file",
+        ),
+        _demand(
+            option="--signed-by",
+            help="Public keys, in a file or a folder: import only what one of them has signed. "
+            "PEM for images in a registry; OpenPGP for --checksum-file.",
+            form="FILE",
+            part="signed_by",
+        ),
+    )
     connect_patience: float = CONNECT_PATIENCE
     journal_interval: float = JOURNAL_INTERVAL
-    fetch: fetch.Options = dataclasses.field(default_factory=fetch.Options)
-    existing: Existing = "refuse"
-    wait: float = 0.0
+    fetch: fetch.FetchOptions = dataclasses.field(default_factory=fetch.FetchOptions)
     permissions: int | None = None
-    report: str = ""
-    read_back: bool = False
-    write_map: str = ""
     to: base.Location | None = None
-    state: str = ""
-    sample: Sample | None = None
-    format: str = ""
-    compress: bool = False
-    backing: str = ""
 
     @property
-    def form(self) -> layout.Qcow2 | None:
+    def form(self) -> file_format.Qcow2Format | None:
         """The qcow2 file to write; None: a raw disk. Raises ``errors.RequestError``."""
-        if self.existing == "compare" or not (self.format or self.compress or self.backing):
+        if self.existing == "compare" or not self.format:
             return None
-        backing = os.path.realpath(self.backing) if self.backing else ""
-        made: layout.Qcow2 | None = lazy.load(LAYOUT)(self.format, compress=self.compress, backing=backing)
-        return made
+        return file_format.parse(self.format)
 
     @property
     def is_qcow2(self) -> bool:
@@ -113,15 +257,6 @@ class Request:
     def is_archive(self) -> bool:
         """Whether the bytes must be a tar archive."""
         return self.content_type in {"archive", CLONE}
-
-    @property
-    def maps_first(self) -> bool:
-        """Whether ``write_map`` is written before the disk is usable, not when it is complete.
-
-        It may replace the map of the disk that is updated. A kill, or a disk that is not read back, must not
-        leave that map beside the new disk, where ``have`` would trust it.
-        """
-        return self.existing == "update" and self.write_map not in {"", targets.STDOUT}
 
     @property
     def size(self) -> int | None:
@@ -157,25 +292,84 @@ class Request:
         return bool(self.stage.previous)
 
 
-#: Fields that have the same name, and the same meaning, in the settings.
-_SAME = frozenset(Request.__dataclass_fields__) & set(Settings._fields) - {"layers", "room", "demand"}
+def make(source: str, location: base.Location, target: str, settings: Mapping[str, Any]) -> Request:
+    """Return the request to import the disk at ``location`` to ``target``, which ``execute`` checks.
 
-
-def make(source: str, location: base.Location, target: str, settings: Settings) -> Request:
-    """Return the request to import the disk at ``location`` to ``target``, which ``execute`` checks."""
+    ``settings``: what an administrator or a command line has set, by field of the request. ``layers`` are
+    addresses, read with the access of ``location``, which also sets the limits of the fetch engine.
+    """
+    access = location.access
+    layers = settings.get("layers", ())
     return Request(
         source=source,
         location=location,
-        layers=tuple(dataclasses.replace(location, endpoint=layer) for layer in settings.layers),
         target=target,
-        room=settings.room or Room(),
-        image_size=settings.size,
-        demand=trust.Demand(**settings.demand),
-        connect_patience=min(CONNECT_PATIENCE, settings.stall),
-        fetch=fetch.Options(
-            connections=settings.connections, no_progress=settings.stall, slowest=settings.slowest
+        connect_patience=min(CONNECT_PATIENCE, access.patience),
+        fetch=fetch.FetchOptions(
+            connections=access.connections, no_progress=access.patience, slowest=access.slowest
         ),
-        **{name: getattr(settings, name) for name in _SAME},
+        **{**settings, "layers": tuple(dataclasses.replace(location, endpoint=each) for each in layers)},
+    )
+
+
+def resolved(made: Request) -> Request:
+    """Check a request to write a disk, and return it with the file that a link to its target leads to.
+
+    Raises ``errors.RequestError`` that lists all faults.
+    """
+    check(made)
+    if made.existing == "compare":
+        raise errors.RequestError("a disk is compared by verify")
+    if made.room.mount or made.existing == "remove":
+        # On a volume, an earlier pod may have created a link that leads to other mounts.
+        return made
+    return dataclasses.replace(made, target=targets.follow_link(made.target))
+
+
+def comparing(made: Request) -> Request:
+    """Return the request to compare the disk at its target, and check it."""
+    made = dataclasses.replace(made, existing="compare")
+    check(made)
+    return made
+
+
+def for_disks(made: Request, disks: Sequence[tuple[str, str]]) -> list[Request]:
+    """Return the request for each disk of a package, to a file of its own in the folder ``target``.
+
+    ``disks``: the field ``disk`` and the name of the file. Raises ``errors.RequestError``.
+    """
+    paths = [targets.follow_link(pathlib.Path(made.target, name)) for _, name in disks]
+    files = [os.path.realpath(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if files.count(file) > 1:
+            raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+    requests = [
+        dataclasses.replace(made, target=path, disk=disk)
+        for path, (disk, _) in zip(paths, disks, strict=True)
+    ]
+    for each in requests:
+        # The package may have the name of one of its disks, or one that its run removes.
+        check(each)
+    return requests
+
+
+def for_upload(made: Request, content_type: str, checksum_text: str | None, owner: str) -> Request:
+    """Return the request for one upload to a server, whose request is ``made``. ``owner``: see ``Room``.
+
+    An archive goes to the folder of the disk. Raises ``errors.RequestError``.
+    """
+    if checksum_text is not None:
+        checksum.parse(checksum_text)
+    on_device = targets.is_block(made.target)
+    if content_type == "archive" and on_device:
+        raise errors.RequestError("an archive needs a volume with a file system, not a block device")
+    in_folder = content_type != "kubevirt" and not on_device
+    return dataclasses.replace(
+        made,
+        content_type=content_type,
+        checksum=checksum_text,
+        target=str(pathlib.Path(made.target).parent) if in_folder else made.target,
+        room=dataclasses.replace(made.room, owner=owner),
     )
 
 
@@ -184,9 +378,9 @@ def of(address: str) -> Request:
     return Request(source=sources.of(address).name, location=base.Location(address))
 
 
-def disk_path(target: str, settings: Settings) -> str:
+def disk_path(target: str, settings: Mapping[str, Any]) -> str:
     """Return the path of the disk: a target that is a folder contains it, unless it is for an archive."""
-    if target and settings.content_type != "archive" and targets.is_folder(target):
+    if target and settings.get("content_type") != "archive" and targets.is_folder(target):
         return str(pathlib.Path(target, "disk.img"))
     return target
 
@@ -225,9 +419,6 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     if made.target == targets.STDOUT and made.stage.current:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
     yield from (_finished_faults if made.existing == "compare" else _format_faults)(made)
-    if made.write_map:
-        yield from _written_map_faults(made)
-    yield from _map_faults(made)
     yield from (_export_faults if targets.is_export(made.target) else _path_faults)(made)
     if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
         yield "only a disk on a file or a device can be updated in place (--update)"
@@ -235,22 +426,11 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
 
-def _written_map_faults(made: Request) -> Iterator[str]:
-    if made.is_archive:
-        yield "--write-map: an archive has no map, only a disk has"
-    if made.is_delta:
-        yield "--write-map: changes since a checkpoint are not a disk; use cdi-worker map after it"
-    if made.source == "none":
-        yield "--write-map: a blank disk has nothing to map"
-    if made.write_map == targets.STDOUT == made.report:
-        yield "--write-map and --report: standard output gets one of them; name a file for the other"
-
-
 def _finished_faults(made: Request) -> Iterator[str]:
     """Yield the faults of the format of a finished disk, which is only read."""
     try:
-        if made.format or made.backing:
-            lazy.load(LAYOUT)(made.format or ("qcow2" if made.is_qcow2 else ""), backing=made.backing)
+        if made.format:
+            file_format.parse(made.format)
     except errors.RequestError as err:
         yield from err.faults
 
@@ -273,32 +453,15 @@ def _format_faults(made: Request) -> Iterator[str]:
     if made.is_archive or made.stage.current or made.is_delta:
         yield "--format qcow2 is for a whole disk: not for an archive, nor for a stage with checkpoints"
     if made.existing == "update":
-        yield "a qcow2 file cannot be updated in place (--update); write an overlay of it with --backing"
+        yield "a qcow2 file cannot be updated in place (--update); replace it with --force"
     if made.preallocation:
         yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
-    if _files(made.backing) & _files(*targets.used(made.target)):
-        yield "the target is its own backing file (--backing)"
-
-
-def _map_faults(made: Request) -> Iterator[str]:
-    if made.demand.map and (made.is_archive or made.is_delta or made.layers):
-        yield "--map is for one raw disk: not for an archive, layers, or changes since a checkpoint"
-    if made.demand.map and made.compress:
-        yield "--map: a range may be written twice, and compressed clusters are written once; omit --compress"
-    if made.have and made.existing != "update":
-        yield "--have is the map of the disk that is updated; add --update"
-    if made.have and made.is_delta:
-        yield "--have is the map of a whole disk; use it without a previous checkpoint"
-    if made.have and made.demand.map and made.read_back:
-        yield "--have with --map: what is the same in both is not received, and --verify compares what is"
 
 
 def _path_faults(made: Request) -> Iterator[str]:
     scheme, separator, _ = made.target.partition("://")
     if separator and not targets.is_folder(f"{scheme}:"):
         yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
-    if made.state:
-        yield "--state is for the journal of an NBD export; all other targets keep their own"
 
 
 def _export_faults(made: Request) -> Iterator[str]:
@@ -306,8 +469,6 @@ def _export_faults(made: Request) -> Iterator[str]:
         yield "an archive cannot be written to an NBD export; name a folder"
     if made.stage.current or made.is_delta:
         yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
-    if made.state and not targets.is_folder(made.state):
-        yield f"{made.state}: --state needs an existing folder"
     location = sources.find("nbd").accept(made.to or base.Location(made.target))
     yield from location.faults()
 
@@ -323,30 +484,12 @@ def _source_faults(made: Request) -> Iterator[str]:
     if made.demand.checksum_file and not location.file_name:
         yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
     read = (location, *map(kind.accept, made.layers))
-    if made.target and any(each.reads(path) for each in read for path in targets.used(made.target)):
-        yield "source and target are the same disk"
-    yield from _written_faults(made, read)
+    if made.target and any(each.reads(path) for each in read for path in targets.names_used(made.target)):
+        yield targets.SAME_DISK
+    if not _files(made.demand.checksum_file).isdisjoint(_files(*targets.names_used(made.target))):
+        yield f"{made.target}: would replace a file that is read, the checksums; name another target"
     if made.layers:
         yield from _layer_faults(made, location)
-
-
-def _written_faults(made: Request, read: tuple[base.Location, ...]) -> Iterator[str]:
-    """Yield a fault for a disk, or a file beside it, that would replace one that is read, or the other.
-
-    The map of the disk that is updated (``have``) may be replaced by that of the new one.
-    """
-    kept = _files(made.demand.map, made.demand.checksum_file)
-    beside = kept | _files(made.have)
-    if beside and not beside.isdisjoint(_files(*targets.used(made.target))):
-        yield f"{made.target}: would replace a file that is read, a map or checksums; name another target"
-    kept |= _files(made.backing)
-    for option, path, more in (("--report", made.report, made.have), ("--write-map", made.write_map, "")):
-        if path in {"", targets.STDOUT}:
-            continue
-        is_had = bool(more) and os.path.realpath(path) == os.path.realpath(more)
-        if is_had or any(each.reads(path) for each in read) or os.path.realpath(path) in kept:
-            yield f"{option} {path}: would replace a file that is read; name another file"
-        kept.add(os.path.realpath(path))
 
 
 def _files(*paths: str | None) -> set[str]:
@@ -361,7 +504,7 @@ def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
         yield "layers are files of one disk, not an archive (--layer)"
     if made.checksum is not None or made.demand.checksum_file:
         yield "a checksum is of one file, this disk has several (--layer); import them one after the other"
-    last = lazy.load(FILE_NAME)(made.layers[-1].endpoint)
+    last = staged.file_name(made.layers[-1].endpoint)
     if made.stage.current not in {"", last}:
         # The disk would be remembered as that of another file, whose delta may then be applied to it.
         yield f"--current-checkpoint {made.stage.current!r}: the last layer (--layer) is {last!r}; name that"

@@ -9,58 +9,120 @@ from typing import TYPE_CHECKING
 from cdi_worker.formats import checksum
 from cdi_worker.importer import plan
 from cdi_worker.importer.request import Request
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.importer.routes.attempt import Attempt, Counts
+from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
+from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import bmap, signature
+    from cdi_worker.formats import signature
     from cdi_worker.images.sinks import compared
-    from cdi_worker.scratch import journal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of an import. Sizes in bytes; ``read`` counts bytes read from the source.
+    """The result of an import: what was asked, stated, looked at, planned and done. Sizes in bytes.
 
-    ``resumed``: moved by an earlier attempt (without holes), and read back. ``refetched``: written by it, but
-    storage did not hold them. ``seconds``: from the call to its end. ``layers``: the files of a chain, with
-    the bytes of the disk that come from each. ``changes``: what an update in place found.
+    ``facts``: of the disk; ``served``: of what was opened, which may be a package with the disk. ``counts``:
+    of the attempt that succeeded. ``provenance``: what the source has shown at the end. ``seconds``: from the
+    call to its end.
 
-    Of the source, as it was served: ``origin``, its name (``source`` may be a part of it), ``served``, its
-    size, and ``identity``. ``verified``: digests (``ALGORITHM:HEX``) that its bytes were verified against, by
-    what they are of. ``signatures``: the verified signatures. ``sha256``: of the disk, if it is known without
-    reading it again, or was read back; else empty. ``confirmed``: bytes that were read back from storage, and
-    are those that were received. ``received``: their digests, to read the disk back; not for callers.
-    ``map``: of the disk, if one was requested.
+    ``verified``: digests (``ALGORITHM:HEX``) that the bytes were verified against, by what they are of.
+    ``signatures``: the verified signatures. ``sha256``: of the disk, if it is known without reading it again,
+    or was read back; else empty. ``confirmed``: bytes that were read back from storage, and are those that
+    were received.
     """
 
-    source: str
-    target: str
+    request: Request
+    served: base.Facts
+    facts: base.Facts
+    survey: Survey
     plan: plan.Plan
-    format: str
-    compressions: tuple[str, ...]
-    size: int
-    read: int
-    resumed: int
-    refetched: int
+    counts: Counts
+    provenance: base.Provenance
     seconds: float
-    preallocated: bool
-    labels: Mapping[str, str]
-    vddk_info: Mapping[str, str]
-    layers: tuple[tuple[str, int], ...] = ()
-    changes: compared.Changes | None = None
-    origin: str = ""
-    served: int | None = None
-    identity: str | None = None
-    verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    signatures: tuple[signature.Signature, ...] = ()
+    verified: Mapping[str, str]
+    signatures: tuple[signature.Signature, ...]
     sha256: str = ""
     confirmed: int = 0
-    received: journal.Journal | None = dataclasses.field(default=None, repr=False, compare=False)
-    map: bmap.Map | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def source(self) -> str:
+        """The address of the disk, without secrets."""
+        return self.facts.name
+
+    @property
+    def target(self) -> str:
+        """The path or URL of the finished disk."""
+        return self.request.target
+
+    @property
+    def format(self) -> str:
+        """The format of the image."""
+        return self.survey.format
+
+    @property
+    def compressions(self) -> tuple[str, ...]:
+        """The compressions around the image, the outermost first."""
+        return self.survey.compressions
+
+    @property
+    def size(self) -> int:
+        """Bytes of the disk, or of the files of an archive."""
+        return self.counts.size
+
+    @property
+    def read(self) -> int:
+        """Bytes read from the source."""
+        return self.counts.read
+
+    @property
+    def resumed(self) -> int:
+        """Bytes moved by an earlier attempt (without holes), and read back."""
+        return self.counts.kept
+
+    @property
+    def refetched(self) -> int:
+        """Bytes written by an earlier attempt that storage did not hold."""
+        return self.counts.refetched
+
+    @property
+    def layers(self) -> tuple[tuple[str, int], ...]:
+        """The files of a chain, with the bytes of the disk that come from each."""
+        return self.counts.layers
+
+    @property
+    def changes(self) -> compared.Changes | None:
+        """What an update in place found."""
+        return self.counts.changes
+
+    @property
+    def preallocated(self) -> bool:
+        """Whether storage is allocated for every byte."""
+        return self.request.preallocates
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The ``kubevirt.io`` labels of the image."""
+        return self.provenance.labels
+
+    @property
+    def vddk_info(self) -> Mapping[str, str]:
+        """The server's details for the termination message (``vddkInfo``)."""
+        return self.provenance.info
+
+    @property
+    def origin(self) -> str:
+        """The address of what was opened: the disk, or a package with it."""
+        return self.served.name
+
+    @property
+    def identity(self) -> str | None:
+        """Which version of ``origin`` it is."""
+        return self.served.identity
 
     def as_fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints and reports contain."""
+        """Return what ``--json`` prints."""
         fields: dict[str, object] = {
             "source": self.source,
             "target": self.target,
@@ -74,52 +136,38 @@ class Result:
             "route": str(self.plan.route),
             "reason": self.plan.reason,
             "labels": dict(self.labels),
+            "origin": self.origin,
+            "identity": self.identity,
+            "verified": dict(self.verified),
+            "signatures": [dataclasses.asdict(each) for each in self.signatures],
         }
         if self.layers:
             fields["chain"] = [{"name": name, "bytes": count} for name, count in self.layers]
         if self.changes is not None:
             fields["update"] = dataclasses.asdict(self.changes)
-        if self.map is not None:
-            fields["map"] = {"ranges": len(self.map.ranges), "bytes": self.map.mapped}
         return fields
 
 
-def of(attempt: Attempt, facts: base.Facts, whole: base.Image, request: Request, seconds: float) -> Result:
+def of(
+    attempt: Attempt, provenance: base.Provenance, whole: base.Image, demanded: Demanded, seconds: float
+) -> Result:
     """Return the result of the attempt that succeeded.
 
-    ``facts``: those of the disk, known at the end. ``whole``: what was opened, which may be a package with
-    the disk; ``request``: that for the package.
+    ``whole``: what was opened, which may be a package with the disk; ``demanded``: of the whole.
     """
-    outcome, served = attempt.outcome, whole.facts
+    served = whole.facts
     return Result(
-        source=facts.name,
-        target=attempt.request.target,
+        request=attempt.request,
+        served=served,
+        facts=attempt.facts,
+        survey=attempt.survey,
         plan=attempt.plan,
-        format=attempt.content.format,
-        compressions=attempt.content.compressions,
-        size=outcome.size,
-        read=outcome.read,
-        resumed=outcome.kept,
-        refetched=outcome.refetched,
+        counts=attempt.counts,
         seconds=seconds,
-        preallocated=attempt.request.preallocates,
-        labels=facts.labels,
-        vddk_info=facts.info,
-        layers=outcome.layers,
-        changes=outcome.changes,
-        origin=served.name,
-        served=served.size,
-        identity=served.identity,
-        verified={
-            **facts.verified,
-            **served.verified,
-            **stated(_checksums(attempt, whole, request)),
-            **_mapped(attempt.request),
-        },
-        signatures=served.signatures,
-        sha256=_sha256(attempt, whole, request),
-        received=outcome.receiving.noted if outcome.receiving else None,
-        map=outcome.map,
+        provenance=provenance,
+        verified={**provenance.verified, **stated(_checksums(attempt, whole, demanded))},
+        signatures=(*served.signatures, *demanded.signatures),
+        sha256=_sha256(attempt, whole, demanded),
     )
 
 
@@ -128,29 +176,24 @@ def stated(checksums: str | None) -> dict[str, str]:
     return {"file": str(checksum.parse(checksums))} if checksums else {}
 
 
-def _mapped(request: Request) -> dict[str, str]:
-    """Return the digest of the map that verified all bytes of the disk; none if some were not read."""
-    return {"map": request.blocks.digest} if request.blocks and not request.had else {}
-
-
-def _checksums(attempt: Attempt, whole: base.Image, request: Request) -> str:
+def _checksums(attempt: Attempt, whole: base.Image, demanded: Demanded) -> str:
     """Return the checksums of the bytes as served that were verified; may be empty."""
-    # The checksum of a request for a package is that of the whole.
-    if attempt.image.source is not whole.source and request.checksum:
-        return request.checksum
+    # A demanded checksum is that of the whole package.
+    if attempt.image.source is not whole.source and demanded.checksum:
+        return demanded.checksum
     return attempt.checksums
 
 
-def _sha256(attempt: Attempt, whole: base.Image, request: Request) -> str:
-    """Return the SHA-256 of the disk, if the checksum of the request is one; else empty."""
-    # In this route alone, the bytes that were hashed are those that were written, all of them.
+def _sha256(attempt: Attempt, whole: base.Image, demanded: Demanded) -> str:
+    """Return the SHA-256 of the disk, if the demanded checksum is one; else empty."""
+    # Only in this route are the hashed bytes exactly the written ones.
     is_same = (
         attempt.plan.route is plan.Route.STREAM
         and attempt.image.source is whole.source
-        and request.checksum is not None
-        and not (attempt.content.compressions or attempt.outcome.resumed)
-        and not (request.is_archive or request.is_delta or attempt.request.had)
-        and attempt.outcome.size == whole.facts.size
+        and demanded.checksum is not None
+        and not (attempt.survey.compressions or attempt.counts.resumed)
+        and not (attempt.request.is_archive or attempt.request.is_delta)
+        and attempt.counts.size == whole.facts.size
     )
-    digests = stated(_checksums(attempt, whole, request)).get("file", "") if is_same else ""
+    digests = stated(_checksums(attempt, whole, demanded)).get("file", "") if is_same else ""
     return dict(each.split(":") for each in digests.split(",") if each).get("sha256", "")

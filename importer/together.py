@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import pathlib
+import time
 from collections.abc import Callable
 
 from cdi_worker import errors
 from cdi_worker.formats.ova import descriptor
 from cdi_worker.formats.ova import package as package_format
-from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import group
 from cdi_worker.importer import contact, execute, package, verification
@@ -19,8 +17,9 @@ from cdi_worker.importer import request as request_module
 from cdi_worker.importer.progress import NullProgress, Part, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result, stated
-from cdi_worker.sources import base, selection, trust
+from cdi_worker.sources import base, selection
 from cdi_worker.sources.packages import every, ova
+from cdi_worker.sources.trust import Demanded
 
 
 def run_all(
@@ -34,18 +33,19 @@ def run_all(
     """
     progress = progress or NullProgress()
     request_module.check(request)
-    finish = execute.audited(request, progress)
-    with (
-        contact.begun(request, progress, cancel) as start,
-        contact.opened(start.source(), start.request, progress, start.reads) as whole,
-    ):
-        run = execute.Run(Part(progress), start.reads)
-        try:
-            results = _imported(whole.anew(), start.request, run)
-        except errors.NoRanges as err:
-            contact.fall_back(whole.engine, err, progress)
-            results = _imported(whole.anew(), start.request, run)
-    return finish([_of_package(each, whole.facts, start) for each in results])
+    started = time.monotonic()
+    with contact.begin(request, cancel) as reads:
+        demanded = contact.look_up(request, progress, reads)
+        source = contact.source(request, demanded, reads)
+        run = execute.Run(Part(progress), reads, demanded)
+        with contact.open_source(source, request, demanded, progress, reads) as whole:
+            try:
+                results = _import(whole.anew(), request, run)
+            except errors.NoRanges as err:
+                contact.fall_back(whole.engine, err, progress)
+                results = _import(whole.anew(), request, run)
+    results = [_of_package(each, whole.facts, demanded) for each in results]
+    return execute.completed(results, request, progress, started)
 
 
 def verify_all(
@@ -58,31 +58,25 @@ def verify_all(
     The OVA is served by ranges. Raises ``errors.Error`` if there is no verdict about one of the disks.
     """
     progress = progress or NullProgress()
-    request = dataclasses.replace(request, existing="compare")
-    request_module.check(request)
-    with contact.begun(request, progress, cancel) as start:
-        with contact.opened(start.source(), start.request, progress, start.reads) as whole:
-            each = _compared(whole, start)
-        found = [verification.compare(start._replace(request=one), Part(progress)) for one in each]
+    request = request_module.comparing(request)
+    with contact.begin(request, cancel) as reads:
+        demanded = contact.look_up(request, progress, reads)
+        # The OVA is opened again for each disk.
+        connect = functools.partial(contact.source, request, demanded, reads)
+        with contact.open_source(connect(), request, demanded, progress, reads) as whole:
+            _check_ova(whole, request)
+            if whole.at_random(reads) is None:
+                reason = (
+                    "is read in order, and --all compares what is served by ranges; "
+                    "compare each disk with --disk"
+                )
+                raise errors.RequestError(f"{whole.facts.name}: {reason}")
+            disks = ova.disks(whole, reads)
+        run = execute.Run(Part(progress), reads, demanded)
+        requests = request_module.for_disks(request, [(each.file, every.image_name(each)) for each in disks])
+        found = [verification.compare(connect, each, run) for each in requests]
     progress.done()
     return found
-
-
-def _compared(whole: base.Image, start: contact.Contact) -> list[Request]:
-    """Return the request for each disk of ``whole``, an OVA that is open."""
-    request = start.request
-    _check_ova(whole, request)
-    if whole.at_random(start.reads) is None:
-        reason = (
-            "is read in order, and --all compares what is served by ranges; compare each disk with --disk"
-        )
-        raise errors.RequestError(f"{whole.facts.name}: {reason}")
-    disks = ova.disks(whole, start.reads)
-    return [
-        # The OVA is opened again for each: it is what the request demands of the whole.
-        dataclasses.replace(one, disk=disk.file, checksum=request.checksum, demand=request.demand)
-        for disk, one in zip(disks, _requests(request, disks), strict=True)
-    ]
 
 
 def _check_ova(whole: base.Image, request: Request) -> None:
@@ -93,19 +87,17 @@ def _check_ova(whole: base.Image, request: Request) -> None:
         raise errors.RequestError(f"{first.facts.name}: not an OVA; name its disk without --all")
 
 
-def _of_package(result: Result, served: base.Facts, start: contact.Contact) -> Result:
+def _of_package(result: Result, served: base.Facts, demanded: Demanded) -> Result:
     """Return the result of a disk with what is known of the package."""
     return dataclasses.replace(
         result,
-        origin=served.name,
-        served=served.size,
-        identity=served.identity,
-        verified={**result.verified, **stated(start.request.checksum)},
-        signatures=(*served.signatures, *start.signatures),
+        served=served,
+        verified={**result.verified, **stated(demanded.checksum)},
+        signatures=(*served.signatures, *demanded.signatures),
     )
 
 
-def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:
+def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:
     """Import all disks of ``whole``, an OVA that is open; return the results by path.
 
     Raises ``errors.RequestError`` if it is not an OVA.
@@ -115,35 +107,21 @@ def _imported(whole: base.Image, request: Request, run: execute.Run) -> list[Res
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]
     with group.Group() as disks:
-        member = run._replace(group=disks)
+        # What is demanded is verified of the whole.
+        member = run._replace(demanded=Demanded(), group=disks)
 
-        def begin(found: tuple[descriptor.Disk, ...]) -> list[Callable[[base.Source], None]]:
-            requests = _requests(request, found)
+        def begin(found: tuple[descriptor.OvfDisk, ...]) -> list[Callable[[base.Source], None]]:
+            requests = request_module.for_disks(request, [("", every.image_name(each)) for each in found])
             # Sorted, because two runs could wait for each other's claims otherwise.
             for each in sorted(requests, key=lambda each: each.target):
-                disks.hold(each.target, execute.claimed(each, run.reads, key))
+                disks.hold(each.target, execute.claim(each, run.reads, key))
             return [functools.partial(import_disk, each) for each in requests]
 
         def import_disk(each: Request, disk: base.Source) -> None:
             results[each.target] = execute.import_disk(disk, each, member)
 
-        every.each(whole, package.expected(request), run.reads, begin)
+        every.each(whole, package.expected(run.demanded), run.reads, begin)
         run.reads.check()
         disks.publish()
-    return [results[path] for path in sorted(results)]
-
-
-def _requests(request: Request, disks: tuple[descriptor.Disk, ...]) -> list[Request]:
-    """Return the request for each disk, to a file of its own."""
-    paths = [targets.followed(pathlib.Path(request.target, every.image_name(disk))) for disk in disks]
-    files = [os.path.realpath(path) for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if files.count(file) > 1:
-            raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
-        # The OVA may have the name of one of its disks, or one that its run removes.
-        request_module.check(dataclasses.replace(request, target=path))
-        if request.report and os.path.realpath(request.report) in map(os.path.realpath, targets.used(path)):
-            raise errors.RequestError(f"--report {request.report}: is one of the disks; name another file")
-    # Nothing is demanded of a disk: what they are in was verified when it was opened.
-    part = dataclasses.replace(request, checksum=None, disk="", demand=trust.NOTHING)
-    return [dataclasses.replace(part, target=path) for path in paths]
+    provenance = whole.finish()
+    return [dataclasses.replace(results[path], provenance=provenance) for path in sorted(results)]

@@ -53,9 +53,9 @@ class Record(NamedTuple):
 
 
 class Places:
-    """The starts of units of data, chosen at random from all that were added (algorithm R of Vitter).
+    """A random sample of the units of data, by their starts (algorithm R of Vitter).
 
-    A granule of a large disk does not tell which of its units are data.
+    The digest of a granule does not show which of its units are data.
     """
 
     def __init__(self, of: int = 0, starts: Iterable[int] = ()) -> None:
@@ -153,8 +153,9 @@ class Digests:
             return
         edge = self._take_edge(unit)
         if edge is None:
-            if self._is_finished(unit):
-                return
+            number, index = divmod((unit - self.start) // UNIT, self._per)
+            if number in self._whole or (number in self._open and self._open[number].has(index)):
+                return  # the unit is finished
             edge = _Edge(min(UNIT, self.end - unit))
         edge.add(start - unit, end - unit, data)
         if edge.is_full:
@@ -183,8 +184,10 @@ class Digests:
 
     def granules(self) -> tuple[list[ranges.Range], bytes]:
         """Return the finished granules as ranges, and their digests in order."""
-        numbers = sorted(self._whole)
-        spans = [(self._span(first)[0], self._span(last)[1]) for first, last in _runs(numbers)]
+        numbers, spans = sorted(self._whole), []
+        for _, run in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+            adjacent = [number for _, number in run]
+            spans.append((self._span(adjacent[0])[0], self._span(adjacent[-1])[1]))
         return spans, b"".join(map(self._whole.__getitem__, numbers))
 
     def units(self) -> list[Record]:
@@ -198,9 +201,7 @@ class Digests:
                 left -= len(part) // TAG
                 found.append(Record(start, min(end, start + len(part) // TAG * UNIT), part, whole=False))
                 if not left:
-                    break
-            if not left:
-                break
+                    return sorted(found)
         return sorted(found)
 
     def records(self) -> list[Record]:
@@ -216,8 +217,8 @@ class Digests:
             else:
                 self._add(record.start, record.tags)
 
-    def holds(self, record: Record, tags: bytes) -> list[ranges.Range]:
-        """Return the parts of a record that differ from ``tags``, those of the bytes on storage."""
+    def differing(self, record: Record, tags: bytes) -> list[ranges.Range]:
+        """Return the parts of a record that differ from ``tags``, the tags of the bytes on storage."""
         if record.whole:
             is_complete = len(tags) // TAG == -(-(record.end - record.start) // UNIT)
             return [] if is_complete and self._digest(tags) == record.tags else [(record.start, record.end)]
@@ -269,30 +270,12 @@ class Digests:
             self._buffers -= 1
         return edge
 
-    def _is_finished(self, unit: int) -> bool:
-        number, index = divmod((unit - self.start) // UNIT, self._per)
-        return number in self._whole or (number in self._open and self._open[number].has(index))
-
     @functools.cached_property
     def _encrypt(self) -> Callable[[bytes, bytes, memoryview], bytes]:
         from cryptography.hazmat.primitives.ciphers import aead
 
         # Only the tag is used: the bytes are associated data. The position is the nonce.
         return aead.AESGCM(self._key[:16]).encrypt
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of adjacent numbers."""
-    first = last = None
-    for number in numbers:
-        if first is None or last is None:
-            first = number
-        elif number != last + 1:
-            yield first, last
-            first = number
-        last = number
-    if first is not None and last is not None:
-        yield first, last
 
 
 class _Open:

@@ -13,10 +13,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from cdi_worker import errors
-from cdi_worker.scratch import digests, ranges
+from cdi_worker.scratch import digests, ranges, space
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,6 @@ class Slots(NamedTuple):
     withheld: int
     is_apart: bool = False
 
-    @property
-    def end(self) -> int:
-        """The offset of the first byte after the slots."""
-        return self.offset + AREA
-
 
 class Journal:
     """The ranges of a transfer of ``total`` bytes that are on stable storage, and their digests. Thread-safe.
@@ -67,8 +63,8 @@ class Journal:
     slot: an earlier owner of the device who does not know it can neither forge a journal nor data that fits
     to ours. A slot is ASCII text, which is never a valid boot sector, partition table or superblock.
 
-    It begins as that of an earlier attempt in ``slots``; empty if that is damaged or has another identity.
-    Make it before the target is opened, because it decides whether to resume. Nothing is known about the
+    It begins with the ranges of an earlier attempt in ``slots``; empty if those are damaged or have another
+    identity. Make it before the target is opened: it decides whether to resume. Nothing is known about the
     bytes on storage until they have been compared with ``records``. Call ``forget`` if the target was not
     ``resumed``. Slots None: keep no journal.
     ``seconds``: the longest interval of ``checkpoint``, measured by ``clock``.
@@ -87,11 +83,12 @@ class Journal:
         self._digesting = slots is not None
         self._withheld = slots.withheld if slots else 0
         self._key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
-        self._total = total
+        #: Number of bytes that the journal is about.
+        self.total = total
         self._sequence = 0
         self._done = Ranges()
         self._digests = digests.Digests(self._key, self._withheld, total)
-        #: Of an earlier attempt: bytes of the source that it moved, and those that need not be.
+        #: Of an earlier attempt: bytes of the source that were moved, and that need not be moved.
         self.counted = 0, 0
         #: Returns the bytes that this attempt keeps, and those that need not be moved.
         self.counting: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -107,7 +104,7 @@ class Journal:
             self._load(slots)
 
     @classmethod
-    def of_what_arrives(cls, limit: int) -> Self:
+    def in_memory(cls, limit: int) -> Self:
         """Return a journal that is only kept in memory, of a disk of at most ``limit`` bytes."""
         made = cls(None, secrets.token_hex(), limit)
         made._digesting = True
@@ -122,11 +119,6 @@ class Journal:
         """Save to ``path`` from now on, which names the open target whatever becomes of the target's name."""
         if self._slots is not None:
             self._slots = self._slots._replace(path=path)
-
-    @property
-    def total(self) -> int:
-        """Number of bytes that the journal is about."""
-        return self._total
 
     @property
     def covered(self) -> int:
@@ -174,7 +166,7 @@ class Journal:
         """Remove all ranges: the target does not hold the bytes of the source."""
         with self._lock:
             self._done = Ranges()
-            self._digests = digests.Digests(self._key, self._withheld, self._total)
+            self._digests = digests.Digests(self._key, self._withheld, self.total)
         self.counted = 0, 0
 
     def moved(self, count: int) -> None:
@@ -209,7 +201,7 @@ class Journal:
     def compare(self, record: digests.Record, tags: bytes) -> list[Range]:
         """Return the ranges of ``record`` that storage does not hold, which are missing from now on."""
         with self._lock:
-            differing = self._digests.holds(record, tags)
+            differing = self._digests.differing(record, tags)
             for start, end in differing:
                 self._discard(start, end)
         return differing
@@ -226,13 +218,13 @@ class Journal:
         random ones.
         """
         found = self.records()
-        wanted = Ranges([(0, min(_ENDS, self._total)), (max(0, self._total - _ENDS), self._total)])
+        wanted = Ranges([(0, min(_ENDS, self.total)), (max(0, self.total - _ENDS), self.total)])
         for start, end in _places([record for record in found if not record.is_zero] or found):
             wanted.add(start, end)
         for start in self._digests.places.starts:
-            wanted.add(start, min(self._total, start + digests.UNIT))
-        made = Journal(None, "", self._total)
-        for start, end in wanted.missing(0, self._total):
+            wanted.add(start, min(self.total, start + digests.UNIT))
+        made = Journal(None, "", self.total)
+        for start, end in wanted.missing(0, self.total):
             made._done.add(start, end)
         for start, end in wanted:
             for gap in self.missing(start, end):
@@ -257,7 +249,7 @@ class Journal:
             self._save(flush)
 
     def erase(self) -> None:
-        """Remove all ranges, also from storage, from both slots. Nothing is to be synced for that.
+        """Remove all ranges, also from storage, from both slots. No data has to be synced for that.
 
         Raises ``errors.TargetError`` if a slot cannot be written.
         """
@@ -273,7 +265,8 @@ class Journal:
         """Add a finished range; the caller holds the lock."""
         self._done.add(max(start, self._withheld), end)
         if len(self._done) > MOST:
-            self._done = Ranges(_longest_half(list(self._done)))
+            longest = sorted(self._done, key=lambda each: each[0] - each[1])
+            self._done = Ranges(sorted(longest[: len(longest) // 2]))
 
     def _discard(self, start: int, end: int) -> None:
         """Remove a range, and all digests that cover a part of it; the caller holds the lock."""
@@ -296,7 +289,7 @@ class Journal:
             moved = self._moved
             places = self._digests.places.of, list(self._digests.places.starts)
         kept, skipped = self.counting()
-        about = {"total": self._total, "counted": (moved + kept, skipped), "places": places}
+        about = {"total": self.total, "counted": (moved + kept, skipped), "places": places}
         flush()
         self._sequence += 1
         try:
@@ -327,7 +320,7 @@ class Journal:
         records: list[digests.Record] = []
         for slot in _read(slots):
             try:
-                document, found = _decode(slot, self._key, self._total, self._digests)
+                document, found = _decode(slot, self._key, self.total, self._digests)
                 sequence, (moved, skipped) = int(document["sequence"]), document["counted"]
                 # Journals of earlier versions have none.
                 places = digests.Places(*document.get("places", ()))
@@ -340,6 +333,15 @@ class Journal:
         self._digests.load(records)
         for record in records:
             self._done.add(record.start, record.end)
+
+
+def is_at_end_of(path: str) -> bool:
+    """Return whether a file ends with a journal, of whatever source, as an incomplete disk does."""
+    with open(path, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA)
+        file.seek(start)
+        found = file.read(AREA + _PAGE)
+    return any(found.startswith(_MAGIC, at) for at in range(0, len(found), _PAGE))
 
 
 def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
@@ -368,6 +370,8 @@ def _read(slots: Slots) -> list[bytes]:
     except OSError:
         return []
     try:
+        if slots.is_apart and not space.is_ours(os.fstat(fd), Path(slots.path).parent):
+            return []
         return [os.pread(fd, SLOT, slots.offset + number * SLOT) for number in range(2)]
     except OSError as err:
         log.debug("journal unreadable path=%r error=%r", slots.path, err.strerror)
@@ -377,10 +381,7 @@ def _read(slots: Slots) -> list[bytes]:
 
 
 def _encode(
-    key: bytes,
-    about: Mapping[str, object],
-    granules: tuple[list[Range], bytes],
-    units: list[digests.Record],
+    key: bytes, about: Mapping[str, object], granules: tuple[list[Range], bytes], units: list[digests.Record]
 ) -> bytes:
     """Return a slot. ``granules``: ranges, and the digests of the granules in them."""
     document = dict(about)
@@ -400,12 +401,8 @@ def _mac(key: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_MAC, key=key, person=b"journal").hexdigest().encode()
 
 
-def _longest_half(done: list[Range]) -> list[Range]:
-    return sorted(sorted(done, key=lambda each: each[0] - each[1])[: len(done) // 2])
-
-
 def _decode(
-    slot: bytes, key: bytes, total: int, layout: digests.Digests
+    slot: bytes, key: bytes, total: int, grid: digests.Digests
 ) -> tuple[dict[str, Any], list[digests.Record]]:
     if not slot.startswith(_MAGIC):
         raise ValueError("not a journal")
@@ -417,25 +414,25 @@ def _decode(
     if document["total"] != total:
         raise ValueError("other size")
     records: list[digests.Record] = []
-    for name, step in (("granules", layout.granule), ("units", digests.UNIT)):
+    for name, step in (("granules", grid.granule), ("units", digests.UNIT)):
         tags = base64.b64decode(document[f"{name} tags"], validate=True)
         for start, end in document[name]:
-            records += _records((int(start), int(end)), step, tags, layout)
+            records += _records((int(start), int(end)), step, tags, grid)
             tags = tags[-(-(end - start) // step) * digests.TAG :]
     return document, records
 
 
-def _records(span: Range, step: int, tags: bytes, layout: digests.Digests) -> Iterator[digests.Record]:
-    """Yield the records of one range: for each granule, or for all units."""
+def _records(span: Range, step: int, tags: bytes, grid: digests.Digests) -> Iterator[digests.Record]:
+    """Yield the records of one range: for each granule, or for all units. ``grid``: where these begin."""
     start, end = span
-    if not layout.start <= start < end <= layout.end or (start - layout.start) % step:
+    if not grid.start <= start < end <= grid.end or (start - grid.start) % step:
         raise ValueError("ranges beyond the disk")
-    if (end - layout.start) % step and end != layout.end:
+    if (end - grid.start) % step and end != grid.end:
         raise ValueError("not in whole units")
     count = -(-(end - start) // step)
     if len(tags) < count * digests.TAG:
         raise ValueError("digests are missing")
-    if step == digests.UNIT != layout.granule:
+    if step == digests.UNIT != grid.granule:
         yield digests.Record(start, end, tags[: count * digests.TAG], whole=False)
         return
     for index in range(count):

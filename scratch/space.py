@@ -7,29 +7,29 @@ import hashlib
 import os
 import pathlib
 import stat
-from typing import NamedTuple, Self
+from typing import Self
 
-from cdi_worker import errors, lazy
-
-
-class ScratchFacts(NamedTuple):
-    """``available``: free bytes for unprivileged users, including those of this job's left-overs."""
-
-    available: int
+from cdi_worker import errors
 
 
-def facts(directory: str | os.PathLike[str] | None, target: str) -> ScratchFacts | None:
-    """Inspect a scratch directory without changing it; return None if it does not exist."""
+def available(directory: str | os.PathLike[str] | None, target: str) -> int | None:
+    """Return the free bytes for unprivileged users, including those of this job's left-overs.
+
+    None if the scratch directory does not exist. It is not changed.
+    """
     if directory is None or not pathlib.Path(directory).is_dir():
         return None
     with errors.on_target(directory, "inspect scratch"):
         room = os.statvfs(directory)
-        left_over = sum(_occupied(path) for path in _folder(directory, target).glob("**/*"))
-        return ScratchFacts(room.f_bavail * room.f_frsize + left_over)
+        free = room.f_bavail * room.f_frsize
+        for path in _folder(directory, target).glob("**/*"):
+            with contextlib.suppress(FileNotFoundError):
+                free += path.lstat().st_blocks * 512
+        return free
 
 
 class Scratch:
-    """A private folder in a scratch directory, removed by ``close`` unless ``keep`` was called.
+    """A private folder in a scratch directory, removed with its block unless ``keep`` was called.
 
     ``target``: the path of the job's target. A later attempt of the same job uses the same folder; two jobs
     never do at the same time, because the job has claimed its target. ``resume``: keep the files of an
@@ -40,15 +40,23 @@ class Scratch:
         self.folder = _folder(directory, target)
         self._kept = False
         with errors.on_target(self.folder, "open scratch"):
-            if not (resume and _is_ours(self.folder)):
-                _remove(self.folder)
-                self.folder.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):
+                found = self.folder.lstat()
+                # Others may have created it, or may write to it.
+                is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+                if resume and is_ours and not found.st_mode & 0o022:
+                    return
+            _remove(self.folder)
+            self.folder.mkdir(mode=0o700)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._kept:
+            # An earlier failure is reported, not that of the clean-up.
+            with contextlib.suppress(OSError):
+                _remove(self.folder)
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -58,11 +66,20 @@ class Scratch:
         """Keep the folder for a later attempt of the same job."""
         self._kept = True
 
-    def close(self) -> None:
-        """Remove the folder. Idempotent; ignores errors, so that an earlier failure is reported."""
-        if not self._kept:
-            with contextlib.suppress(OSError):
-                _remove(self.folder)
+
+def is_ours(found: os.stat_result, directory: str | os.PathLike[str]) -> bool:
+    """Return whether a left-over is ours, and not writable for everybody: anybody can create one in /tmp.
+
+    SMB, and NFS that squashes users, show the same owner and mode for all files of a directory.
+    """
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
+        return True
+    import tempfile
+
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as new:
+        ours = os.fstat(new.fileno())
+        return found.st_uid == ours.st_uid and not found.st_mode & ~ours.st_mode & stat.S_IWOTH
+    return False
 
 
 def _folder(directory: str | os.PathLike[str], target: str) -> pathlib.Path:
@@ -71,27 +88,13 @@ def _folder(directory: str | os.PathLike[str], target: str) -> pathlib.Path:
     return pathlib.Path(directory) / f"cdi-worker-{name}"
 
 
-def _is_ours(folder: pathlib.Path) -> bool:
-    """Return whether the folder is ours and writable for us only: others may have created one."""
-    try:
-        found = folder.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
 def _remove(folder: pathlib.Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
-        lazy.load("shutil:rmtree")(folder)
+        import shutil
+
+        shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)
-
-
-def _occupied(path: pathlib.Path) -> int:
-    try:
-        return path.lstat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
 
 
 class Spill:

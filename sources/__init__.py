@@ -7,6 +7,7 @@ the start-up short. Third-party packages declare theirs as entry points, program
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import threading
 import traceback
@@ -15,14 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 
 if TYPE_CHECKING:
     from cdi_worker.sources import kind
 
 log = logging.getLogger(__name__)
-
-ENTRY_POINTS = "cdi_worker.sources"
 
 #: The kinds of sources that this process has registered, by name.
 _registered: dict[str, kind.Kind] = {}
@@ -33,7 +32,8 @@ def own() -> Iterator[kind.Kind]:
     """Yield the built-in kinds of sources."""
     for path in __path__:
         for found in sorted(Path(path).glob("*/__init__.py")):
-            yield from getattr(lazy.load(f"{__name__}.{found.parent.name}"), "KINDS", ())
+            folder = importlib.import_module(f"{__name__}.{found.parent.name}")
+            yield from getattr(folder, "KINDS", ())
 
 
 def register(added: kind.Kind) -> None:
@@ -65,26 +65,19 @@ def unregister(name: str) -> None:
 def third_party(name: str = "") -> Iterator[kind.Kind]:
     """Yield the sources of third parties: those registered in this process, then the installed ones.
 
-    ``name``: only those of this name. Raises ``RequestError`` as ``_installed`` does.
+    An installed package has an entry point in the group ``cdi_worker.sources``, which refers to a ``Kind``,
+    or to a callable ``(Location, Cancel) -> Source``. ``name``: only those of this name. Raises
+    ``RequestError`` if the source ``name`` cannot be loaded; without ``name``, such a source is logged and
+    skipped.
     """
     with _registering:
         registered = tuple(_registered.values())
     yield from (each for each in registered if name in {"", each.name})
-    yield from _installed(name)
-
-
-def _installed(name: str) -> Iterator[kind.Kind]:
-    """Yield the sources of third-party packages: the entry points of ``cdi_worker.sources``.
-
-    ``name``: only this one. An entry point refers to a ``Kind``, or to a callable
-    ``(Location, Cancel) -> Source``. Raises ``RequestError`` if the source ``name`` cannot be loaded; without
-    ``name``, such a source is logged and skipped.
-    """
     from importlib import metadata
 
     from cdi_worker.sources import kind
 
-    points = metadata.entry_points(group=ENTRY_POINTS)
+    points = metadata.entry_points(group="cdi_worker.sources")
     for point in points.select(name=name) if name else points:
         try:
             found = point.load()
@@ -99,8 +92,14 @@ def _installed(name: str) -> Iterator[kind.Kind]:
         yield known._replace(name=point.name)
 
 
+def every() -> Iterator[kind.Kind]:
+    """Yield the built-in kinds of sources, then those of third parties."""
+    yield from own()
+    yield from third_party()
+
+
 @contextlib.contextmanager
-def foreign(used: kind.Kind) -> Iterator[None]:
+def blame_plugin(used: kind.Kind) -> Iterator[None]:
     """Raise ``errors.PluginFailed`` if the code of a third party raises anything but our errors."""
     module = used.source if isinstance(used.source, str) else used.source.__module__
     package = module.partition(":")[0].partition(".")[0]
@@ -126,9 +125,8 @@ def find(name: str) -> kind.Kind:
             return each
     for each in third_party(name):
         return each
-    known = sorted({each.name for search in (own, third_party) for each in search()})
-    hint = errors.supported(name, known)
-    raise errors.RequestError(f"unknown source {name!r}; {hint}")
+    known = sorted({each.name for each in every()})
+    raise errors.RequestError(f"unknown source {name!r}; {errors.supported(name, known)}")
 
 
 def find_scheme(scheme: str) -> kind.Kind:
@@ -136,29 +134,23 @@ def find_scheme(scheme: str) -> kind.Kind:
 
     Raises ``RequestError`` if the scheme is unknown.
     """
-    for search in (own, third_party):
-        for each in search():
-            if scheme in each.schemes:
-                return each
-    found = (each.schemes for search in (own, third_party) for each in search())
-    known = sorted({name for schemes in found for name in schemes if name})
+    for each in every():
+        if scheme in each.schemes:
+            return each
+    known = sorted({name for each in every() for name in each.schemes if name})
     hint = errors.did_you_mean(scheme, known) or f"supported: {', '.join(known)}; others need --source"
     raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}")
 
 
 def of(address: str) -> kind.Kind:
     """Return the kind of source for a URL or path. Raises ``RequestError`` if it is unknown."""
+    is_path = False
     try:
-        return find_scheme("" if _exists(address) else urllib.parse.urlsplit(address).scheme)
+        # In a directory that this user may not search, a path does not exist.
+        with contextlib.suppress(OSError):
+            is_path = Path(address).exists()
+        return find_scheme("" if is_path else urllib.parse.urlsplit(address).scheme)
     except ValueError as err:
         from cdi_worker.sources import wire
 
         raise wire.malformed(address) from err
-
-
-def _exists(path: str) -> bool:
-    """Return whether a path exists, False in a directory that this user may not search."""
-    try:
-        return Path(path).exists()
-    except OSError:
-        return False

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import readers
@@ -15,18 +15,45 @@ from cdi_worker.images import extents, image
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import fields
 
+if TYPE_CHECKING:
+    from cdi_worker.images.disks import base as disks
+
 Extent: TypeAlias = extents.Extent
 Reader: TypeAlias = readers.Reader
 RandomReader: TypeAlias = readers.RandomReader
 Facts: TypeAlias = image.Facts
+Provenance: TypeAlias = image.Provenance
 Image: TypeAlias = image.Image
 Wire: TypeAlias = image.Wire
-Run: TypeAlias = image.Run
+Run: TypeAlias = "disks.Run"
 Buffers: TypeAlias = image.Buffers
 
 
 #: Passed to each source. All waits of a source, from the first contact on, register a callback to abort them.
 Cancel: TypeAlias = cancelling.Cancel
+
+
+#: Sections of the help.
+ACCESS, TRANSFER = "Credentials and TLS", "Transfer"
+_option = functools.partial(fields.Field, section=ACCESS)
+#: In place of a role: commands whose other credentials have other variables.
+PROXIES = "proxies"
+_proxy = functools.partial(fields.field, ambient=True, roles=(fields.IMPORTER, PROXIES))
+
+
+def _login(option: str, variable: str, meaning: str, **more: Any) -> Any:
+    """Return a field with a secret of the login."""
+    about = _option(option=option, env=variable, help=meaning, ambient=True, secret=True, **more)
+    return fields.field("", about)
+
+
+def _limit(option: str, meaning: str, form: str, default: float, **more: Any) -> Any:
+    """Return a field with a number that limits the transfer."""
+    given: dict[str, Any] = {"verbs": (*fields.READ, fields.POD), **more}
+    about = fields.Field(
+        option=option, help=meaning, form=form, parse=type(default), section=TRANSFER, **given
+    )
+    return fields.field(default, about)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -39,18 +66,84 @@ class Access:
     over that time, that count as data; 0: each byte does.
     """
 
-    user: str = dataclasses.field(default="", repr=False)
-    password: str = dataclasses.field(default="", repr=False)
-    session_token: str = dataclasses.field(default="", repr=False)
-    headers: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
-    ca_files: tuple[str, ...] = ()
-    insecure: bool = False
-    http_proxy: str = dataclasses.field(default="", repr=False)
-    https_proxy: str = dataclasses.field(default="", repr=False)
-    no_proxy: str = ""
-    connections: int = 6
-    patience: float = 180.0
-    slowest: float = 1024.0
+    user: str = _login("--user", "IMPORTER_ACCESS_KEY_ID", "User or access key.", parse=fields.secret)
+    password: str = _login(
+        "--password-file", "IMPORTER_SECRET_KEY", "Password or secret key.", parse=fields.secret, file=True
+    )
+    session_token: str = _login(
+        "--session-token-file",
+        "IMPORTER_SESSION_TOKEN",
+        "Token of temporary S3 keys.",
+        parse=fields.token,
+        file=True,
+    )
+    headers: tuple[tuple[str, str], ...] = fields.field(
+        (),
+        _option(
+            option="--header",
+            help="HTTP header 'Name: value'; may be repeated.",
+            form="HEADER",
+            parse=fields.header,
+            secret=True,
+            lines=True,
+        ),
+        _option(option="--header-dir", help="Folder of secret HTTP headers, one per file.", form="DIRECTORY"),
+    )
+    ca_files: tuple[str, ...] = fields.field(
+        (),
+        _option(
+            option="--ca-file",
+            help="PEM file with more CA certificates to trust; may be repeated.",
+            file=True,
+            lines=True,
+            verbs=(*fields.SOURCE, "upload", "doctor"),
+        ),
+        _option(
+            option="--ca-dir",
+            help="Folder of PEM files with CA certificates to trust.",
+            form="DIRECTORY",
+            verbs=(*fields.SOURCE, "upload", "doctor"),
+        ),
+    )
+    insecure: bool = fields.field(
+        default=False,
+        option="--insecure",
+        env="INSECURE_TLS",
+        key="insecureSkipVerify",
+        help="Do not verify TLS certificates.",
+        verbs=(*fields.SOURCE, "upload"),
+        section=ACCESS,
+    )
+    http_proxy: str = _proxy(
+        env="http_proxy", more=("HTTP_PROXY",), secret=True, help="Proxy for `http` URLs; also in upper case."
+    )
+    https_proxy: str = _proxy(
+        env="https_proxy",
+        more=("HTTPS_PROXY",),
+        secret=True,
+        help="Proxy for `https` URLs; also in upper case.",
+    )
+    no_proxy: str = _proxy(
+        env="no_proxy", more=("NO_PROXY",), help="Hosts and networks without a proxy; also in upper case."
+    )
+    connections: int = _limit(
+        "--connections", "Maximum number of parallel connections.", "NUMBER", 6, least=1, most=64
+    )
+    patience: float = _limit(
+        "--stall-timeout",
+        "Fail after so long without data.",
+        "SECONDS",
+        180.0,
+        least=1,
+        verbs=(*fields.READ, fields.POD, "upload"),
+    )
+    slowest: float = _limit(
+        "--speed-limit",
+        "Give up when slower than this per second, on average over --stall-timeout; 0: never.",
+        "BYTES",
+        1024.0,
+        least=0,
+    )
 
     @property
     def secret(self) -> bool:
@@ -73,6 +166,7 @@ PREVIOUS = fields.Field(
     env="IMPORTER_PREVIOUS_CHECKPOINT",
     option="--previous-checkpoint",
     help="Checkpoint of the previous stage.",
+    verbs=fields.READ,
 )
 
 
@@ -87,7 +181,7 @@ class Stage(NamedTuple):
 #: Why most sources cannot verify signatures.
 UNVERIFIABLE: Final = (
     "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
-    "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE) or map (--map, CDI_WORKER_MAP)"
+    "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE)"
 )
 
 
@@ -138,11 +232,6 @@ class Location:
         return UNVERIFIABLE
 
     @property
-    def pulled_elsewhere(self) -> bool:
-        """Whether another program has pulled it, a container image: policies for images concern it, too."""
-        return False
-
-    @property
     def stage(self) -> Stage:
         """The stage of a multi-stage import; empty for a source without stages."""
         return Stage()
@@ -191,67 +280,46 @@ def _texts(value: object) -> Iterator[str]:
 class Opening:
     """What a source needs to be opened.
 
-    ``engine``: reads what the source reads itself, such as the layers of an image. ``judging``: returns the
-    judge of an image's signatures (``sources.trust``); None: nothing is demanded. ``whole``: all of the image
-    will be read, so that what this needs may be prepared.
+    ``engine``: for images that the source reads itself, such as the layers of a container image.
+    ``signed_by``: the public keys of which one must have signed the disk (``sources.trust``); empty: it need
+    not be signed. ``whole``: the whole image will be read, so that connections may be opened early.
     """
 
     engine: image.Engine = dataclasses.field(default_factory=image.Engine)
-    judging: Callable[..., Any] | None = None
+    signed_by: str = ""
     whole: bool = False
 
 
-class Source:
+class Source(image.Readable):
     """One disk image, read over one protocol.
 
     A source does not know the target, scratch or the plan. It serves raw reads: ``images.image`` retries,
     compares and remembers them. One source serves one import.
     """
 
-    #: The address without secrets, for messages before the source is open.
-    name: str = ""
-
     def open(self, opening: Opening) -> Facts:
         """Contact the server; return what it states. Called again after a failure that may pass."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Release connections, tickets and sessions. Safe to call twice."""
-
-    def stream(self, offset: int = 0) -> Reader:
-        """Return a reader of the bytes as served, in order, from ``offset``.
-
-        Raises ``errors.NoRanges`` if the source cannot start at ``offset``.
-        """
-        raise errors.SourceError(reason=f"{self.name}: cannot be read as an ordered stream")
-
-    def verify(self) -> None:
-        """Verify digests at the end of the transfer. Called before the disk becomes usable."""
-
-    def finish(self, facts: Facts) -> Facts:
-        """Notify the server that the disk is on storage; return ``facts`` with those known only now.
-
-        Called once, after success only.
-        """
-        return facts
+    def image(self, opening: Opening) -> Image:
+        """Open the source, and return its image."""
+        return Image(self, self.open(opening), opening.engine)
 
     def digest(self) -> str:
         """Open the source, return its digest, which changes whenever the bytes change, and close it.
 
         For a source that is not open yet. Raises ``errors.SourceError`` if the server states none.
         """
-        with opened(self) as found:
-            if not found.facts.digest:
-                reason = (
-                    f"{found.facts.name}: the server states no strong ETag, version or checksum of the disk"
-                )
+        with open_image(self) as found:
+            name, digest = found.facts.name, found.facts.digest
+            if not digest:
+                reason = f"{name}: the server states no strong ETag, version or checksum of the disk"
                 raise errors.SourceError(reason=f"{reason}; give a file with its checksum (--checksum-file)")
-            return found.facts.digest
+            return digest
 
 
 @contextlib.contextmanager
-def opened(source: Source, opening: Opening | None = None) -> Iterator[Image]:
+def open_image(source: Source, opening: Opening | None = None) -> Iterator[Image]:
     """Open ``source``, without retries; close it after the block."""
-    opening = opening or Opening()
     with contextlib.closing(source):
-        yield Image(source, source.open(opening), opening.engine)
+        yield source.image(opening or Opening())

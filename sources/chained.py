@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import posixpath
 import urllib.parse
@@ -14,39 +13,37 @@ from cdi_worker.sources import base
 class Files(base.Source):
     """Several files, the oldest first. Each is read for itself, by ranges."""
 
-    def __init__(self, files: Sequence[base.Source]) -> None:
-        self.name = files[0].name
-        self._files = tuple(files)
-        self._images: list[base.Image] = []
+    def __init__(self, sources: Sequence[base.Source]) -> None:
+        self.name = sources[0].name
+        self._sources = tuple(sources)
 
     def open(self, opening: base.Opening) -> base.Facts:
         # Called again after a failure that may pass: what is open stays so.
-        for file in self._files[len(self._images) :]:
-            self._images.append(base.Image(file, file.open(opening), opening.engine))
-        facts = [each.facts for each in self._images]
+        for source in self._sources[len(self.files) :]:
+            self.files += (source.image(opening),)
+        facts = [each.facts for each in self.files]
         has_identity = all(each.identity for each in facts)
         is_signed = all(each.signatures for each in facts)
         return base.Facts(
             name=" + ".join([facts[0].name, *map(base_name, facts[1:])]),
             size=sum(each.size or 0 for each in facts),
             head=facts[0].head,
-            identity=_joined(facts) if has_identity else None,
+            identity=_identity(facts) if has_identity else None,
             weak=any(each.weak for each in facts),
             signatures=tuple(one for each in facts for one in each.signatures) if is_signed else (),
-            files=tuple(self._images),
         )
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        for source in self._sources:
+            source.close()
 
     def verify(self) -> None:
-        for file in self._files:
-            file.verify()
+        for source in self._sources:
+            source.verify()
 
-    def finish(self, facts: base.Facts) -> base.Facts:
-        newest = [file.finish(each.facts) for file, each in zip(self._files, self._images, strict=True)][-1]
-        return dataclasses.replace(facts, labels=newest.labels, info=newest.info)
+    def finish(self) -> base.Provenance:
+        newest = [source.finish() for source in self._sources][-1]
+        return base.Provenance(labels=newest.labels, info=newest.info)
 
 
 def base_name(facts: base.Facts) -> str:
@@ -56,16 +53,14 @@ def base_name(facts: base.Facts) -> str:
     return posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(facts.name).path))
 
 
-def _joined(facts: Sequence[base.Facts]) -> str:
-    text = "\n".join(map(_identity, facts))
-    # A local path may be no UTF-8.
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+def _identity(files: Sequence[base.Facts]) -> str:
+    """Return the identity of a chain: the digest of the names and identities of its files.
 
-
-def _identity(facts: base.Facts) -> str:
-    """Return what a journal must know of a file; a weak identity is completed by the first bytes.
-
-    Where the file is does not matter: its address is known to the journal from the request.
+    A weak identity is completed by the first bytes. A journal has the folders of the files from the request.
     """
-    head = hashlib.sha256(facts.head).hexdigest() if facts.weak else ""
-    return f"{base_name(facts)} {facts.identity} {head}"
+    heads = (hashlib.sha256(each.head).hexdigest() if each.weak else "" for each in files)
+    text = "\n".join(
+        f"{base_name(each)} {each.identity} {head}" for each, head in zip(files, heads, strict=True)
+    )
+    # A local path need not be UTF-8.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -17,10 +17,10 @@ _CONTENT: Final = re.compile(r"([0-9a-f]{32,64}) ([1-9][0-9]{0,17})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Content:
-    """What a client states to send: ``token``, which only this run of it knows, and the disk's ``size``.
+class SentDisk:
+    """What a client states to send: ``token``, a secret of this run of the client, and the disk's ``size``.
 
-    A volume may change between two runs, and nothing would show it.
+    Only the same run can resume: a change of the volume between two runs would not be noticed.
     """
 
     token: str = dataclasses.field(repr=False)
@@ -31,17 +31,17 @@ class Content:
         return f"run {hashlib.sha256(self.token.encode()).hexdigest()[:16]} size {self.size}"
 
     @classmethod
-    def parsed(cls, text: str) -> Content | None:
+    def parse(cls, text: str) -> SentDisk | None:
         """Return the content that a header states; None if it states none."""
         found = _CONTENT.fullmatch(text)
         return cls(found[1], int(found[2])) if found else None
 
 
 class CloneSource(upload.UploadSource):
-    """A raw device, or the files of a file system as ``is_tar`` states; no format is detected.
+    """A raw device, or with ``is_tar`` the files of a file system; no format is detected.
 
-    ``ours``: in our own stream format, not in snappy framing. ``content``: what the client states to
-    send, whose disk can then be resumed. ``keep`` is called once with the part of it that is on the target.
+    ``ours``: in our own stream format, not in snappy framing. ``content``: the disk that the client states to
+    send; it can be resumed. ``keep`` is called once with the part of it that is already on the target.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CloneSource(upload.UploadSource):
         *,
         is_tar: bool,
         ours: bool,
-        content: Content | None = None,
+        content: SentDisk | None = None,
         keep: Callable[[tuple[int, int]], object] = lambda _: None,
     ) -> None:
         # The length of the body says nothing about the size of the disk.
@@ -72,14 +72,25 @@ class CloneSource(upload.UploadSource):
             disk_size=None if content is None else content.size,
             once=True,
             thin=True,
-            unwrap=None if self._ours else snappy.Reader,
-            runs=self._runs if self._ours and not self._is_tar else None,
-            folder=clone.Folder if self._ours and self._is_tar else None,
-            keep=None if content is None else self._keep_part,
         )
 
-    def _runs(self, reader: base.Reader, buffers: base.Buffers) -> Iterable[base.Run]:
-        return clone.Decoder(reader, buffers, kept=self._kept)
+    @property
+    def unwrap(self) -> Callable[[base.Reader], base.Reader] | None:
+        return None if self._ours else snappy.SnappyReader
+
+    @property
+    def runs(self) -> Callable[[base.Reader, base.Buffers], Iterable[base.Run]] | None:
+        if self._is_tar or not self._ours:
+            return None
+        return lambda reader, buffers: clone.Decoder(reader, buffers, kept=self._kept)
+
+    @property
+    def folder(self) -> Callable[[base.Reader, base.Buffers], clone.FolderDecoder] | None:
+        return clone.FolderDecoder if self._ours and self._is_tar else None
+
+    @property
+    def keep(self) -> Callable[[int, int], None] | None:
+        return None if self._content is None else self._keep_part
 
     def _keep_part(self, start: int, end: int) -> None:
         self._kept = start, end

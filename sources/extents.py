@@ -65,18 +65,16 @@ class Kept:
     def _add(self, start: int, end: int, zero: bool) -> None:
         if self._ends:
             same = self._ends[-1] == start and self._zeros[-1] == zero
-            if same or self._is_near(start, end, zero):
+            # Little is between the last extent and this one, and neither is a long zero.
+            longest = max((self._ends[-1] - self._starts[-1]) * self._zeros[-1], (end - start) * zero)
+            is_near = 0 <= start - self._ends[-1] < self._short and longest < self._short
+            if same or is_near:
                 self._ends[-1] = end
                 self._zeros[-1] = same and zero
                 return
         self._starts.append(start)
         self._ends.append(end)
         self._zeros.append(zero)
-
-    def _is_near(self, start: int, end: int, zero: bool) -> bool:
-        """Return whether little is between the last extent and this one, and neither is a long zero."""
-        last = self._ends[-1] - self._starts[-1] if self._zeros[-1] else 0
-        return 0 <= start - self._ends[-1] < self._short and max(last, (end - start) * zero) < self._short
 
     def _coarsen(self) -> None:
         while len(self) > self._most // 2:
@@ -93,20 +91,15 @@ def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
     """Yield ``runs`` with adjacent data merged. Holes shorter than ``SHORTEST_ZERO`` count as data."""
     last: base.Extent | None = None
     for run in runs:
-        if last is not None and _grows(last, run):
-            last = dataclasses.replace(last, length=last.length + run.length)
-            continue
         if last is not None:
+            is_next = last.offset + last.length == run.offset and last.length < ENOUGH
+            if is_next and not last.zero and (not run.zero or run.length < SHORTEST_ZERO):
+                last = dataclasses.replace(last, length=last.length + run.length)
+                continue
             yield last
         last = run
     if last is not None:
         yield last
-
-
-def _grows(data: base.Extent, run: base.Extent) -> bool:
-    if data.zero or data.offset + data.length != run.offset or data.length >= ENOUGH:
-        return False
-    return not run.zero or run.length < SHORTEST_ZERO
 
 
 def pieces(areas: Iterable[base.Extent]) -> Iterator[tuple[int, int]]:

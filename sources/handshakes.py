@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from cdi_worker.remedy import CA, INSECURE, THUMBPRINT, Remedy
+from cdi_worker.errors import Remedy, Way
 
 
 class Cause(NamedTuple):
@@ -16,27 +16,23 @@ class Cause(NamedTuple):
     reason: str
     remedy: Remedy | None = None
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """The fields of an error."""
-        return self._asdict()
 
-
-PLAIN: Final = Remedy([("allow plain http", INSECURE)])
-_UNVERIFIED: Final = ("do not verify it", INSECURE)
-_UNKNOWN: Final = Remedy([("add the CA that signed it", CA), _UNVERIFIED])
+PLAIN: Final = Remedy([("allow plain http", "insecure")])
+_UNVERIFIED: Final[Way] = ("do not verify it", "insecure")
+_UNKNOWN: Final = Remedy([("add the CA that signed it", "ca_files"), _UNVERIFIED])
 _OTHER_NAME: Final = Remedy(
     [("use a host name that is in the certificate", ""), ("have it issued for this one", "")]
 )
-#: By OpenSSL's codes (x509_vfy.h). A self-signed certificate can be trusted like a CA.
+_FAULTY_CA: Final = Remedy([("replace the CA's certificate", "ca_files"), _UNVERIFIED])
+#: By OpenSSL's codes (x509_vfy.h). A self-signed certificate can be trusted like a CA. With 7 and 30, a CA of
+#: the same name with another key is trusted, such as its predecessor.
 _REMEDIES: Final = {
-    2: _UNKNOWN,
+    **dict.fromkeys((2, 7, 19, 20, 21, 30), _UNKNOWN),
+    # Its key cannot be read, its path length, trust settings, key usage, name constraints, weak key; no CA.
+    **dict.fromkeys((6, 24, 25, 27, 28, 32, 47, 48, 67, 79), _FAULTY_CA),
     9: Remedy([("correct the clock of this machine", ""), ("renew the server's certificate", "")]),
     10: Remedy([("renew the server's certificate", ""), ("correct the clock of this machine", "")]),
-    18: Remedy([("trust this certificate", CA), _UNVERIFIED]),
-    19: _UNKNOWN,
-    20: _UNKNOWN,
-    21: _UNKNOWN,
+    18: Remedy([("trust this certificate", "ca_files"), _UNVERIFIED]),
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
@@ -87,16 +83,6 @@ def certificate(err: ssl.SSLCertVerificationError) -> Cause:
     return Cause(reason, _REMEDIES.get(code, _UNUSABLE))
 
 
-def without_tls(remedy: Remedy | None) -> Cause:
-    """Return the cause for a port that does not speak TLS."""
-    return Cause("the port does not speak TLS", remedy)
-
-
-def other_scheme(host: str) -> Remedy:
-    """Return the remedy for a URL whose scheme should be http."""
-    return Remedy([(f"use http://{host}", "")])
-
-
-def pinned(remedy: Remedy | None) -> Remedy:
+def add_pinning(remedy: Remedy | None) -> Remedy:
     """Return ``remedy`` for a source that can pin a certificate."""
-    return Remedy([*(remedy or ()), ("pin the certificate", THUMBPRINT)])
+    return Remedy([*(remedy or ()), ("pin the certificate", "thumbprint")])

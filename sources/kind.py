@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.sources import base, fields
 
 
@@ -13,9 +14,10 @@ class Kind(NamedTuple):
     """A kind of source. ``name``: its value of ``IMPORTER_SOURCE``.
 
     ``source``, ``location``: a callable ``(location, Cancel) -> Source``, such as a class, and the location's
-    dataclass, or references to them (see ``lazy``), which are loaded when used. ``schemes``: its URL schemes;
-    ``""`` stands for a path. ``archives``: whether it supports content type ``archive``. ``example``: a
-    command line with its options. ``digests``: whether its disks have digests (``Source.digest``).
+    dataclass, or references to them (``MODULE:NAME``, as of entry points), which are imported when used.
+    ``schemes``: its URL schemes; ``""`` stands for a path. ``archives``: whether it supports content type
+    ``archive``. ``example``: a command line with its options. ``digests``: whether its disks have digests
+    (``Source.digest``).
     """
 
     name: str
@@ -29,7 +31,7 @@ class Kind(NamedTuple):
     @property
     def location_type(self) -> type[base.Location]:
         """The dataclass of the location."""
-        found: type[base.Location] = _loaded(self.location)
+        found: type[base.Location] = _load(self.location)
         return found
 
     @property
@@ -57,15 +59,18 @@ class Kind(NamedTuple):
         """
         if not self.location_type.staged and given(base.PREVIOUS):
             raise errors.Unsupported(reason=f"source {self.name!r}: does not support checkpoints")
-        found = {name: given(each) for name, (each, _) in self.table.items()}
-        values = {name: value for name, value in found.items() if value is not None}
+        found = ((name, given(each)) for name, (each, _) in self.table.items())
+        values = {name: value for name, value in found if value is not None}
         return self.location_type(endpoint, access, **values)
 
     def open(self, location: base.Location, cancel: base.Cancel) -> base.Source:
         """Return the source for ``location``, not yet opened. Setting ``cancel`` aborts its waits."""
-        made: base.Source = _loaded(self.source)(self.accept(location), cancel)
-        return made
+        source: base.Source = _load(self.source)(self.accept(location), cancel)
+        return source
 
 
-def _loaded(given: Any) -> Any:
-    return lazy.load(given) if isinstance(given, str) else given
+def _load(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.partition(":")
+    return getattr(importlib.import_module(module), name)

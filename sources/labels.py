@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 MARK = "KUBEVIRT_IO_"
 
 
-def from_environment(variables: Iterable[object]) -> dict[str, str]:
-    """Return the labels in the environment of a container, given as ``K=V`` strings (contract, Labels).
+def from_environment(variables: object) -> dict[str, str]:
+    """Return the labels in the environment of a container, a list of ``K=V`` strings (contract, Labels).
 
     ``KUBEVIRT_IO_FOO_BAR`` becomes ``kubevirt.io/foo-bar``; a prefix becomes leading dotted parts:
     ``INSTANCETYPE_KUBEVIRT_IO_X`` becomes ``instancetype.kubevirt.io/x``.
     """
     labels = {}
-    for variable in variables:
+    for variable in variables if isinstance(variables, list) else ():
         if not isinstance(variable, str):
             continue
         name, equals, value = variable.partition("=")

@@ -73,9 +73,18 @@ class ArchiveReference:
 def parse(endpoint: str) -> Reference | ArchiveReference:
     """Parse an endpoint. Raises ``errors.RequestError``."""
     if endpoint.startswith(ARCHIVE):
-        return _archive(endpoint.removeprefix(ARCHIVE))
+        rest, _, choice = endpoint.removeprefix(ARCHIVE).partition("#")
+        path, colon, tag = rest.rpartition(":")
+        is_tagged = bool(colon) and "/" not in tag
+        if not is_tagged:
+            path, tag = rest, ""
+        if not path or (is_tagged and not _TAG.fullmatch(tag)):
+            raise errors.RequestError(f"{ARCHIVE}{rest}: expected oci-archive:path[:tag]")
+        return ArchiveReference(path, tag, choice)
     if endpoint.startswith(DOCKER):
-        return _docker(endpoint)
+        rest, _, choice = endpoint.removeprefix(DOCKER).partition("#")
+        found = parse_name(rest)
+        return dataclasses.replace(found, tag=found.tag or "latest", choice=choice)
     raise errors.RequestError(
         f"{endpoint!r}: expected docker://host/repository[:tag|@digest] or oci-archive:path[:tag]"
     )
@@ -86,20 +95,14 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def _docker(endpoint: str) -> Reference:
-    rest, _, choice = endpoint.removeprefix(DOCKER).partition("#")
-    found = named(rest)
-    return dataclasses.replace(found, tag=found.tag or "latest", choice=choice)
-
-
-def named(name: str) -> Reference:
+def parse_name(name: str) -> Reference:
     """Parse ``[host/]repository[:tag][@digest]``, without a default for the tag. Raises ``RequestError``."""
     rest, at, digest = name.partition("@")
     host, slash, repository = rest.partition("/")
     if not slash or not (set(".:[") & set(host) or host == "localhost"):
         host, repository = HUB, rest
     repository, colon, tag = repository.partition(":")
-    # Names of hosts have no case (RFC 4343): a policy must not depend on how a request writes them.
+    # Names of hosts have no case (RFC 4343): whose image it is must not depend on how a request writes them.
     host = host.lower()
     if host in HUB_NAMES:
         host = HUB
@@ -116,14 +119,3 @@ def named(name: str) -> Reference:
             wanted = "docker://host[:port]/repository[:tag|@digest], the repository in lower case"
             raise errors.RequestError(f"malformed {what}{where}: expected {wanted}")
     return Reference(host, repository, tag, digest)
-
-
-def _archive(rest: str) -> ArchiveReference:
-    rest, _, choice = rest.partition("#")
-    path, colon, tag = rest.rpartition(":")
-    is_tagged = bool(colon) and "/" not in tag
-    if not is_tagged:
-        path, tag = rest, ""
-    if not path or (is_tagged and not _TAG.fullmatch(tag)):
-        raise errors.RequestError(f"{ARCHIVE}{rest}: expected oci-archive:path[:tag]")
-    return ArchiveReference(path, tag, choice)

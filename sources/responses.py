@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import time
 from typing import Any, BinaryIO, ClassVar, Final
 
@@ -16,12 +17,28 @@ from cdi_worker.sources import sockets
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10
-SWITCHING_PROTOCOLS = 101
 #: Bytes of one read of a body that is kept.
 _PART: Final = 64 << 10
 
 
-class Endless(http.client.HTTPException):
+#: Bytes of the longest header of a chunk, with its extensions, and of the longest body and chunk.
+LONGEST_LINE: Final = 64 << 10
+_MOST_BYTES: Final = (1 << 63) - 1
+_LENGTH: Final = re.compile(r"0*([0-9]{1,19})")
+_CHUNK: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
+#: Statuses of responses without a body.
+_EMPTY: Final = frozenset({204, 304})
+
+
+class Malformed(http.client.HTTPException):
+    """A response that is not HTTP (RFC 9112): ``what`` is wrong, and what was ``received`` instead."""
+
+    def __init__(self, what: str, received: str | None = None) -> None:
+        self.what, self.received = what, received
+        super().__init__(what if received is None else f"{what} {received!r}")
+
+
+class Endless(Malformed):
     """A head or trailers without an end."""
 
 
@@ -40,10 +57,8 @@ class Response(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         self._timeout: float | None = sock.gettimeout()
         self._slowest = slowest
-        self._body = _Body()
-        if isinstance(self.fp, io.BufferedReader):
-            self.fp = io.BufferedReader(_Metered(self.fp.detach(), self._body))
-        self._plain = self.fp
+        self._body = _Metered(self.fp.detach())
+        self._plain = io.BufferedReader(self._body)
         self._receiver = sockets.Receiver(sock)
         self._is_drained = False
         # For CONNECT, http.client reads the head from here without ``begin``.
@@ -54,6 +69,8 @@ class Response(http.client.HTTPResponse):
             super().begin()
         finally:
             self._unlimit()
+        if self._method != "HEAD" and self.status not in _EMPTY:  # type: ignore[attr-defined]  # private
+            self._check_framing()
 
     def receive(self, into: memoryview) -> int:
         """Read 1 to ``len(into)`` bytes of a body that has more, past the buffer of ``fp``; 0 at the end."""
@@ -76,15 +93,53 @@ class Response(http.client.HTTPResponse):
     def _read_status(self) -> tuple[str, int, str]:
         while True:
             version, status, reason = super()._read_status()  # type: ignore[misc]  # private to typeshed
-            if not 100 <= status < 200 or status == SWITCHING_PROTOCOLS:
+            if not 100 <= status < 200 or status == http.HTTPStatus.SWITCHING_PROTOCOLS:
                 return version, status, reason
             http.client.parse_headers(self.fp)
 
+    def _check_framing(self) -> None:
+        """Raise ``Malformed`` if the end of the body is not known (RFC 9112, 6.3).
+
+        http.client reads until the connection ends then, also through the headers of chunks.
+        """
+        encoding = ", ".join(self.headers.get_all("Transfer-Encoding", [])).strip()
+        if not self.chunked and encoding.lower() == "chunked":
+            # With a blank behind it.
+            self.chunked, self.chunk_left, self.length = True, None, None
+        if not self.chunked and encoding.lower() not in {"", "identity"}:
+            raise Malformed("unsupported Transfer-Encoding", encoding)
+        stated = ", ".join(self.headers.get_all("Content-Length", []))
+        if self.chunked or not stated:
+            return
+        # A list of equal lengths is one (RFC 9110, 8.6).
+        length, *others = {value.strip() for value in stated.split(",")}
+        found = None if others else _LENGTH.fullmatch(length)
+        if found is None or int(found[1]) > _MOST_BYTES:
+            raise Malformed("malformed Content-Length", stated)
+        del self.headers["Content-Length"]
+        self.headers["Content-Length"] = found[1]
+        self.length = int(found[1])
+
+    def _get_chunk_left(self) -> int | None:
+        if self.chunk_left == 0:
+            # http.client skips any two bytes.
+            if self._safe_read(2) != b"\r\n":  # type: ignore[attr-defined]  # private to typeshed
+                raise Malformed("a chunk is longer than its header says")
+            self.chunk_left = None
+        left: int | None = super()._get_chunk_left()  # type: ignore[misc]  # private to typeshed
+        return left
+
     def _read_next_chunk_size(self) -> int:
-        size: int = super()._read_next_chunk_size()  # type: ignore[misc]  # private to typeshed
-        if size < 0:
-            # http.client reads such a chunk to the end of the connection, into memory.
-            raise ValueError("a chunk of a negative size")
+        line = self.fp.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise Malformed("a chunk header without end")
+        if not line.endswith(b"\n"):
+            # The connection was cut.
+            raise http.client.IncompleteRead(b"")
+        found = _CHUNK.fullmatch(line)
+        size = int(found[1], 16) if found else -1
+        if not 0 <= size <= _MOST_BYTES:
+            raise Malformed("malformed chunk header", line.rstrip(b"\r\n").decode("latin-1"))
         return size
 
     def _read_and_discard_trailer(self) -> None:
@@ -103,7 +158,7 @@ class Response(http.client.HTTPResponse):
         # None: http.client has closed the response.
         if self.fp is not None:
             self.fp = self._plain
-        self._body.meter = None if self._timeout is None else retry.Meter(self._timeout, self._slowest)
+        self._body.meter = None if self._timeout is None else retry.SpeedMeter(self._timeout, self._slowest)
 
 
 class Bounded(Response):
@@ -138,29 +193,22 @@ class Bounded(Response):
         return TooLong(f"the response has more than {self.most >> 20} MiB")
 
 
-class _Body:
-    """Measures the reads of a body.
+class _Metered(io.RawIOBase):
+    """A socket, whose reads are measured.
 
     It has no reference to the response. With such a cycle, an unused response would only close its socket
     when garbage is collected, not at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw: Any = raw
         #: None while the head is read: it has its own limit, and a server may need long to begin.
-        self.meter: retry.Meter | None = None
+        self.meter: retry.SpeedMeter | None = None
 
     def count(self, count: int, began: float) -> None:
         """Add a read that has begun at a time (``time.monotonic``). Raises ``retry.Slow``."""
         if count and self.meter is not None:
             self.meter.count(count, time.monotonic() - began)
-
-
-class _Metered(io.RawIOBase):
-    """A socket's reads, measured by ``body``."""
-
-    def __init__(self, raw: io.RawIOBase, body: _Body) -> None:
-        self._raw: Any = raw
-        self._body = body
 
     def readable(self) -> bool:
         return True
@@ -171,7 +219,7 @@ class _Metered(io.RawIOBase):
     def readinto(self, into: Any, /) -> int:
         began = time.monotonic()
         count: int = self._raw.readinto(into)
-        self._body.count(count, began)
+        self.count(count, began)
         return count
 
     def close(self) -> None:

@@ -14,35 +14,15 @@ from typing import Any, Final
 from cdi_worker.sources import base, fields
 
 #: Fields of the access that are credentials, or that say how bytes are fetched.
-_ACCESS: Final = frozenset(
-    {
-        "password",
-        "session_token",
-        "ca_files",
-        "insecure",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "connections",
-        "patience",
-        "slowest",
-    }
-)
+_ACCESS: Final = frozenset((
+    "password", "session_token", "ca_files", "insecure", "http_proxy", "https_proxy", "no_proxy",
+    "connections", "patience", "slowest",
+))  # fmt: skip
 #: Headers that are credentials on every server. Another header may select the content.
-_HEADERS: Final = frozenset(
-    {
-        "authorization",
-        "proxy-authorization",
-        "x-api-key",
-        "x-auth-token",
-        "x-amz-security-token",
-        "x-kubevirt-export-token",
-        "private-token",
-        "job-token",
-        "deploy-token",
-        "x-jfrog-art-api",
-    }
-)
+_HEADERS: Final = frozenset((
+    "authorization", "proxy-authorization", "x-api-key", "x-auth-token", "x-amz-security-token",
+    "x-kubevirt-export-token", "private-token", "job-token", "deploy-token", "x-jfrog-art-api",
+))  # fmt: skip
 
 
 def _v4(prefix: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -129,12 +109,8 @@ def _address(endpoint: str) -> str:
         return address
     base_url, _, query = address.partition("?")
     query, mark, fragment = query.partition("#")
-    return f"{base_url}?{_unsigned(query)}{mark}{fragment}"
-
-
-def _unsigned(query: str) -> str:
-    """Return a query without the parameters of a signature."""
     pairs = [(urllib.parse.unquote_plus(pair.partition("=")[0]), pair) for pair in query.split("&")]
     names = {name for name, _ in pairs}
     renewed = {name for needed, names_of in _SIGNATURES if needed <= names for name in names_of}
-    return "&".join(pair for name, pair in pairs if name not in renewed)
+    unsigned = "&".join(pair for name, pair in pairs if name not in renewed)
+    return f"{base_url}?{unsigned}{mark}{fragment}"

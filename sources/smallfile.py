@@ -23,7 +23,7 @@ def read(path: str | Path, largest: int = LARGEST, patience: float = PATIENCE) -
     The writer of a pipe must come and end within ``patience`` seconds. Raises ``RequestError``.
     """
     try:
-        with open(path, "rb", buffering=0, opener=_without_wait) as stream:
+        with open(path, "rb", buffering=0, opener=open_without_wait) as stream:
             data = _all(stream, largest + 1, time.monotonic() + patience)
     except OSError as err:
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
@@ -34,8 +34,8 @@ def read(path: str | Path, largest: int = LARGEST, patience: float = PATIENCE) -
     return data
 
 
-def _without_wait(path: str, flags: int) -> int:
-    """Open a file; do not wait for the writer of a pipe."""
+def open_without_wait(path: str, flags: int) -> int:
+    """Open a file, as an ``opener``; do not wait for the writer of a pipe, which could not be cancelled."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -46,21 +46,21 @@ class Receiver:
         self._failures: list[OSError] = []
 
     def readinto(self, into: memoryview, /) -> int:
-        """Receive 1 to ``len(into)`` bytes, all of which must be on their way; 0 at the end."""
-        self._wait_for(self._least_of(len(into)) if self._can_wait else 1)
+        """Receive 1 to ``len(into)`` bytes; 0 at the end.
+
+        The caller must know that so many bytes will still arrive.
+        """
+        least = min(len(into), _LEAST)
+        if self._is_tls:
+            least = max(1, min(len(into), _LEAST_OF_TLS) - _RECORDS)
+        self._wait_for(least if self._can_wait else 1)
         if self._least > 1 and not self._has_data(_SOON):
             self.reset()
-        return self._receive(into)
-
-    def _least_of(self, length: int) -> int:
-        return max(1, min(length, _LEAST_OF_TLS) - _RECORDS) if self._is_tls else min(length, _LEAST)
+        return self._receive_records(into) if self._is_tls else int(self._sock.recv_into(into))
 
     def reset(self) -> None:
-        """Let the next wait, also one of others, end with the first byte."""
+        """Restore SO_RCVLOWAT to 1."""
         self._wait_for(1)
-
-    def _receive(self, into: memoryview) -> int:
-        return self._receive_records(into) if self._is_tls else int(self._sock.recv_into(into))
 
     def _receive_records(self, into: memoryview) -> int:
         """Wait for a part of a record, and receive all records that are there."""
@@ -79,7 +79,7 @@ class Receiver:
             # Python's own flag: a socket with a time-out does not block in the kernel.
             self._sock.settimeout(0)
             try:
-                return self._received(into)
+                return self._receive_ready(into)
             except ssl.SSLWantReadError:
                 # A part of a record, or records without data, perhaps without end: wait for the next byte.
                 self.reset()
@@ -88,7 +88,7 @@ class Receiver:
             finally:
                 self._sock.settimeout(limit)
 
-    def _received(self, into: memoryview) -> int:
+    def _receive_ready(self, into: memoryview) -> int:
         """Receive records without waiting. Raises ``ssl.SSLWantReadError`` if there is none."""
         count = 0
         try:
@@ -166,9 +166,3 @@ class Secure(ssl.SSLSocket):
         with contextlib.suppress(ssl.SSLError):
             unused = self.context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="localhost")
             unused.do_handshake()
-
-
-def separated(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Make ``context`` create sockets of the class ``Secure``; return it."""
-    context.sslsocket_class = Secure
-    return context

@@ -18,15 +18,19 @@ class Staged(base.Location):
 
     staged: ClassVar[bool] = True
 
-    previous: str = fields.field(about=base.PREVIOUS)
+    previous: str = fields.field("", base.PREVIOUS)
     current: str = fields.field(
-        env="IMPORTER_CURRENT_CHECKPOINT", option="--current-checkpoint", help="Checkpoint of this stage."
+        env="IMPORTER_CURRENT_CHECKPOINT",
+        option="--current-checkpoint",
+        help="Checkpoint of this stage.",
+        verbs=fields.READ,
     )
     final: bool = fields.field(
         default=False,
         env="IMPORTER_FINAL_CHECKPOINT",
         option="--final-checkpoint",
         help="Marks this stage as the last one.",
+        verbs=fields.READ,
     )
 
     @property
@@ -63,13 +67,11 @@ class Files(Staged):
         if not self.current:
             return self
         if posixpath.basename(self.current) != self.current or self.current in {".", ".."}:
-            raise errors.RequestError(
-                f"checkpoint {self.current!r}: is not the name of a file beside the first"
-            )
+            what = "is not the name of a file beside the first"
+            raise errors.RequestError(f"checkpoint {self.current!r}: {what}")
         if "://" not in self.endpoint:
-            return dataclasses.replace(
-                self, endpoint=posixpath.join(posixpath.dirname(self.endpoint), self.current)
-            )
+            path = posixpath.join(posixpath.dirname(self.endpoint), self.current)
+            return dataclasses.replace(self, endpoint=path)
         parts = urllib.parse.urlsplit(self.endpoint)
         path = f"{parts.path.rpartition('/')[0]}/{urllib.parse.quote(self.current)}"
         return dataclasses.replace(self, endpoint=urllib.parse.urlunsplit(parts._replace(path=path)))

@@ -71,8 +71,8 @@ class Body:
             return self._broken
 
     @contextlib.contextmanager
-    def withdrawn(self) -> Iterator[None]:
-        """Take back the lent content, as ``withdraw``; none can be lent within the block."""
+    def take_over(self) -> Iterator[None]:
+        """Abort the current request, whose client has reconnected; accept no other in the block."""
         with self._changed:
             self._successors += 1
         try:
@@ -83,7 +83,7 @@ class Body:
                 self._successors -= 1
 
     def withdraw(self) -> None:
-        """Take back the lent content once it is unused. Bytes in flight are read for ``GRACE`` seconds."""
+        """Stop reading the lent content. Bytes in flight are read for ``GRACE`` seconds."""
         with self._changed:
             content = self._lent
             if content is None or self._changed.wait_for(lambda: self._lent is not content, GRACE):
@@ -166,7 +166,7 @@ class UploadSource(base.Source):
 
     def open(self, opening: base.Opening) -> base.Facts:
         self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
-        coding.check(self._encoding, peeked.head)
+        coding.check(self._encoding, peeked.head, self.name)
         return base.Facts(name=self.name, size=self._size, head=peeked.head, once=True)
 
     def stream(self, offset: int = 0) -> base.Reader:

@@ -17,18 +17,13 @@ def digest(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cance
     faults = tuple(location.faults())
     if faults:
         raise errors.RequestError(*faults)
-    if sums:
-        return _listed(of, location, sums, cancel)
-    if not of.digests:
+    if not sums and not of.digests:
         raise errors.RequestError(
             f"source {of.name!r} states nothing that tells whether a disk has changed; "
             "give a file with its checksum (--checksum-file)"
         )
-    return of.open(location, cancel).digest()
-
-
-def _listed(of: kind.Kind, location: base.Location, sums: str, cancel: base.Cancel) -> str:
-    """Return the checksum of the disk in a file with checksums."""
+    if not sums:
+        return of.open(location, cancel).digest()
     disk = of.accept(location)
     if not disk.file_name:
         raise errors.RequestError(

@@ -11,20 +11,17 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cdi_worker import errors, masking
-from cdi_worker.sources import handshakes, sockets
+from cdi_worker.sources import certificates, handshakes
 from cdi_worker.sources.base import Access
-
-if TYPE_CHECKING:
-    from cdi_worker.remedy import Remedy
 
 #: Connect and read time-out of one socket operation, in seconds.
 TIMEOUT = (15.0, 60.0)
 #: Stands for a URL that cannot be shown, because it is not clear which part of it is the password.
 HIDDEN = "(malformed URL)"
+#: What a URL of the web looks like. A port is a number from 0 to 65535.
+WEB = "http(s)://host[:port]/path"
 #: HTTP statuses worth a retry (those of curl --retry, and 425).
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -66,41 +63,25 @@ def origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
-def printable(text: str) -> str:
-    """Return the first 80 characters of a server's message, masked and without control characters."""
-    return "".join(char for char in masking.mask(text)[:80] if char.isprintable())
-
-
 def tls_context(access: Access) -> ssl.SSLContext:
     """Return a TLS context that trusts the CAs of the system and of ``access``."""
-    context = sockets.separated(ssl.create_default_context())
-    _trust(context, access)
+    context = certificates.context()
+    context.load_default_certs()
+    certificates.trust(context, *access.ca_files)
     if access.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _trust(context: ssl.SSLContext, access: Access) -> None:
-    for path in access.ca_files:
-        try:
-            context.load_verify_locations(cafile=path)
-        except (OSError, ssl.SSLError) as err:
-            raise errors.RequestError(f"{path}: not a valid PEM certificate: {err}") from err
-
-
 @contextmanager
 def authorities(access: Access) -> Iterator[str]:
     """Yield the path of an in-memory PEM file with all CAs of ``tls_context``, for C libraries."""
-    _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), access)
-    known = ssl.get_default_verify_paths()
-    # Debian has a folder of links named by hash; other distributions have one file.
-    folder = sorted(Path(known.capath).glob("*.[0-9]")) if known.capath else []
-    files = [Path(known.cafile)] if known.cafile else folder
     memory = os.memfd_create("authorities")
+    system = (path.read_bytes() for path in certificates.system_files())
     try:
-        for path in (*files, *map(Path, access.ca_files)):
-            os.write(memory, path.read_bytes() + b"\n")
+        for text in (*system, *certificates.read(access.ca_files)):
+            os.write(memory, text + b"\n")
         yield f"/proc/self/fd/{memory}"
     finally:
         os.close(memory)
@@ -121,7 +102,7 @@ def advice(url: str, answer: str) -> str:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "http" or not _EXPECTS_TLS.search(answer):
         return ""
-    return f"; the port expects TLS: use https://{printable(parts.netloc.rpartition('@')[2])}"
+    return f"; the port expects TLS: use https://{masking.quoted(parts.netloc.rpartition('@')[2])}"
 
 
 def is_not_tls(err: BaseException) -> bool:
@@ -130,7 +111,7 @@ def is_not_tls(err: BaseException) -> bool:
 
 
 @contextmanager
-def translated(url: str, *, first: bool) -> Iterator[None]:
+def translate_errors(url: str, *, first: bool) -> Iterator[None]:
     """Translate exceptions of the operating system and of TLS; see ``failure``."""
     try:
         yield
@@ -142,14 +123,36 @@ def failure(url: str, err: Exception, *, first: bool) -> errors.Error:
     """Translate an exception of a socket, of TLS or of an HTTP library.
 
     ``first``: on the first request an unknown host, a refused connection or a failed TLS handshake is a
-    configuration error (``errors.Unreachable``); later it is an outage (``errors.Transient``).
+    configuration error (``errors.Unreachable``); later it is an outage (``errors.Transient``). A response
+    that is not HTTP is ``errors.Malformed``.
     """
     cause, final, remedy = _cause(url, err)
     if first and final:
         return errors.Unreachable(url=url, reason=cause, remedy=remedy)
-    return errors.Transient(url=url, reason=cause)
+    kind = errors.Malformed if violation(err) else errors.Transient
+    return kind(url=url, reason=cause)
 
 
+def violation(err: BaseException) -> str:
+    """Return what of a response is not HTTP; empty if ``err`` has another cause."""
+    for link in _chain(err):
+        # The first one is ours (``responses``), the others are classes of http.client.
+        kind = type(link).__name__
+        if kind in {"Malformed", "Endless"}:
+            what, received = getattr(link, "what", ""), getattr(link, "received", None)
+            return what if received is None else f"{what} {masking.quoted(received)!r}"
+        if kind == "BadStatusLine":
+            return f"malformed status line {masking.quoted(str(getattr(link, 'line', '')))!r}"
+        if kind == "UnknownProtocol":
+            return f"unknown version {masking.quoted(str(link))!r}"
+        if kind == "LineTooLong" or _TOO_MANY.search(str(link)):
+            return masking.quoted(str(link))
+    return ""
+
+
+#: http.client's own limit (Python 3.13), for the answer of a proxy.
+_TOO_MANY = re.compile(r"^got more than \d+ headers")
+_ENDLESS = "the server sends interim responses, headers or trailers without end"
 #: Class names and text pattern of an exception, its message, and whether it is fatal on the first request.
 #: The first matching row counts.
 _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
@@ -157,20 +160,14 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"ConnectionRefusedError"}, "Connection refused", "connection refused", True),
     (set(), "unreachable|No route to host", "no route to the host", True),
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError", "Slow"}, "timed out", "timed out", False),
-    # The second is http.client's own limit (Python 3.13), for the answer of a proxy.
-    (
-        {"Endless"},
-        "got more than \\d+ headers",
-        "the server sends interim responses, headers or trailers without end",
-        True,
-    ),
+    ({"Endless"}, _TOO_MANY.pattern, _ENDLESS, True),
     (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
     # EPIPE: the peer had already closed its end when it reset the connection.
     ({"ConnectionResetError", "BrokenPipeError"}, "reset|aborted", "connection reset", False),
 )
 
 
-def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
+def _cause(url: str, err: BaseException) -> tuple[str, bool, errors.Remedy | None]:
     """Return the message, whether the failure is fatal on the first request, and what to do."""
     text = " ".join(str(link) for link in _chain(err))
     kinds = {type(link).__name__ for link in _chain(err)}
@@ -179,7 +176,13 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
             return "the proxy does not speak TLS: write http:// in its URL", True, None
         reason, remedy = handshake(url, err) or ("TLS handshake failed; is this an https server?", None)
         return reason, True, remedy
-    reason, final = _known(kinds, text) or (f"connection failed ({type(err).__name__})", False)
+    reason, final = f"connection failed ({type(err).__name__})", False
+    for names, pattern, sentence, is_final in _CAUSES:
+        if kinds & names or (pattern and re.search(pattern, text)):
+            reason, final = sentence, is_final
+            break
+    if not final and (wrong := violation(err)):
+        reason = f"the server violates HTTP: {wrong}"
     if "ProxyError" in kinds:
         # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
         refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
@@ -188,24 +191,18 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, Remedy | None]:
     return reason, final, None
 
 
-def _known(kinds: set[str], text: str) -> tuple[str, bool] | None:
-    for names, pattern, sentence, final in _CAUSES:
-        if kinds & names or (pattern and re.search(pattern, text)):
-            return sentence, final
-    return None
-
-
 def handshake(url: str, err: BaseException) -> handshakes.Cause | None:
     """Return the cause of a failed TLS handshake; None if it is unknown."""
-    if is_not_tls(err):
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme != "https":
-            return handshakes.without_tls(None)
-        if parts.path.startswith("/v2/"):
-            # The API of a registry, whose name has no http or https.
-            return handshakes.without_tls(handshakes.PLAIN)
-        return handshakes.without_tls(handshakes.other_scheme(printable(parts.netloc.rpartition("@")[2])))
-    return handshakes.cause(_chain(err))
+    if not is_not_tls(err):
+        return handshakes.cause(_chain(err))
+    parts = urllib.parse.urlsplit(url)
+    remedy = None
+    if parts.scheme == "https" and parts.path.startswith("/v2/"):
+        # The API of a registry, whose name has no http or https.
+        remedy = handshakes.PLAIN
+    elif parts.scheme == "https":
+        remedy = errors.Remedy([(f"use http://{masking.quoted(parts.netloc.rpartition('@')[2])}", "")])
+    return handshakes.Cause("the port does not speak TLS", remedy)
 
 
 def _chain(err: BaseException | None) -> Iterator[BaseException]:
@@ -213,10 +210,7 @@ def _chain(err: BaseException | None) -> Iterator[BaseException]:
     while err is not None and id(err) not in seen:
         seen.add(id(err))
         yield err
-        reason = getattr(err, "reason", None)
-        inner = [item for item in err.args if isinstance(item, BaseException)]
-        if isinstance(reason, BaseException):
-            yield from _chain(reason)
-        for item in inner:
-            yield from _chain(item)
+        for item in (getattr(err, "reason", None), *err.args):
+            if isinstance(item, BaseException):
+                yield from _chain(item)
         err = err.__cause__ or err.__context__

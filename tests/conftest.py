@@ -99,7 +99,7 @@ def _leave_home(home: str) -> None:
     for name in [name for name in os.environ if name.startswith("XDG_") or name in LOGINS]:
         del os.environ[name]
     # The defaults of the others are below the home.
-    os.environ |= {"HOME": home, "XDG_CONFIG_DIRS": f"{home}/xdg", "XDG_RUNTIME_DIR": f"{home}/run"}
+    os.environ |= {"HOME": home, "XDG_RUNTIME_DIR": f"{home}/run"}
     Path(home, "run").mkdir(mode=0o700)
     # Nor its certificates, all of which each TLS context would load: the servers of the tests have their own.
     ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign, assignment]

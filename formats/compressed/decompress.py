@@ -12,7 +12,7 @@ import functools
 import lzma
 import re
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, cast
 
 from isal import igzip_lib
 
@@ -38,29 +38,18 @@ MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
 Tool = Callable[[readers.Reader], readers.Reader]
 
 
-class _Decompressor(Protocol):
-    """The decompressor of one member, with the interface of the standard library's decompressors."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: memoryview | bytes, /, max_length: int) -> bytes: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """How to read one compression format.
 
-    ``magic``: start of every member. ``padding``: zero bytes may follow a member in multiples of this (0: no
-    padding). ``resumes``: another member may follow the padding.
+    ``magic``: start of every member. ``start``: make the decompressor of a member, with the interface of
+    ``bz2.BZ2Decompressor``. ``padding``: zero bytes may follow a member in multiples of this (0: no padding).
+    ``resumes``: another member may follow the padding.
     """
 
     name: str
     magic: re.Pattern[bytes]
-    start: Callable[[], _Decompressor]
+    start: Callable[[], Any]
     error: type[Exception]
     padding: int = 0
     resumes: bool = False
@@ -95,12 +84,7 @@ KINDS = {
             ),
             error=zstd.ZstdError,
         ),
-        Kind(
-            name="bz2",
-            magic=re.compile(rb"BZh[1-9]"),
-            start=bz2.BZ2Decompressor,
-            error=OSError,
-        ),
+        Kind(name="bz2", magic=re.compile(rb"BZh[1-9]"), start=bz2.BZ2Decompressor, error=OSError),
     )
 }
 
@@ -116,20 +100,23 @@ def open(  # noqa: A001 - read as decompress.open
     The reader raises ``errors.Corrupt``, ``errors.Truncated``, ``errors.TrailingGarbage``, and
     ``errors.Unsupported`` for a window larger than 128 MiB.
     """
+    start = b""
     if kind == "xz" and tool is not None:
-        reader = head = readers.Peek(reader, 64)
-        plain = tool(head) if is_multi_block(head.head) else Members(KINDS[kind], head)
-    else:
-        plain = Members(KINDS[kind], reader)
-    return plain if limit is None else readers.Limited(plain, limit)
+        reader = peek = readers.Peek(reader, 64)
+        start = peek.head
+    # Several threads need the compressed size in the block headers, which only the multi-threaded encoder
+    # writes (xz-file-format.txt, 3.1). A block header of size 0 marks the index: the stream has no blocks.
+    is_multi_block = len(start) > 13 and KINDS[kind].magic.match(start) and start[12] and start[13] & 0x40
+    plain = tool(reader) if tool is not None and is_multi_block else Members(KINDS[kind], reader)
+    return plain if limit is None else readers.LimitedReader(plain, limit)
 
 
-class Members:
+class Members(readers.Wrapper):
     """Decompress the members of a file one after the other, as one stream."""
 
     def __init__(self, kind: Kind, reader: readers.Reader) -> None:
+        super().__init__(reader)
         self._kind = kind
-        self._reader = reader
         self._member = kind.start()
         self._input = memoryview(bytearray(_INPUT))
         self._at = 0
@@ -152,28 +139,28 @@ class Members:
                 self._fruitful, self._fruitless_members = self._taken, 0
                 return len(plain)
 
-    def close(self) -> None:
-        self._reader.close()
-
     def _step(self, limit: int) -> bytes:
         """Decompress once, with new input if the member needs it; return at most ``limit`` bytes."""
-        data = self._feed() if self._member.needs_input else self._input[:0]
+        data = self._input[:0]
+        if self._member.needs_input:
+            # ISA-L misreads a gzip header with several fields when it is split: the first input of a member
+            # must hold all of it. A header longer than _STEP is reported as corrupt.
+            if not self._fill(_STEP):
+                reason = f"the stream ends at byte {self._taken}"
+                raise errors.Truncated(format=self._kind.name, reason=reason)
+            data = self._input[self._at : min(self._at + _STEP, self._end)]
+            self._at += len(data)
         try:
-            plain = self._member.decompress(data, max_length=limit)
+            plain: bytes = self._member.decompress(data, max_length=limit)
         except self._kind.error as err:
-            raise self._translate(err) from err
+            # The libraries have no error code for an exceeded memory limit, only a message.
+            if "memory" in str(err).lower():
+                raise too_large_window(self._kind.name) from err
+            reason = f"{err} (before byte {self._taken})"
+            raise errors.Corrupt(format=self._kind.name, reason=reason) from err
         if self._member.eof:
             self._at -= len(self._member.unused_data)
         return plain
-
-    def _feed(self) -> memoryview:
-        # ISA-L misreads a gzip header with several fields when it is split: the first input of a member must
-        # hold all of it. A header longer than _STEP is reported as corrupt.
-        if not self._fill(_STEP):
-            raise errors.Truncated(format=self._kind.name, reason=f"the stream ends at byte {self._taken}")
-        start = self._at
-        self._at = min(start + _STEP, self._end)
-        return self._input[start : self._at]
 
     def _fill(self, count: int) -> int:
         """Read until ``count`` bytes are buffered or the input ends; return the number of bytes buffered."""
@@ -194,7 +181,14 @@ class Members:
 
     def _at_end(self) -> bool:
         """Return whether the file ends here. Raise ``errors.TrailingGarbage`` if no member follows."""
-        padding = self._skip_zeros() if self._kind.padding else 0
+        padding = 0
+        while self._kind.padding and self._fill(1):
+            held = bytes(self._input[self._at : self._end])
+            zeros = len(held) - len(held.lstrip(b"\0"))
+            self._at += zeros
+            padding += zeros
+            if zeros < len(held):
+                break
         here = self._taken - (self._end - self._at)
         if padding and padding % self._kind.padding:
             raise errors.TrailingGarbage(format=self._kind.name, offset=here - padding)
@@ -206,43 +200,9 @@ class Members:
             raise errors.TrailingGarbage(format=self._kind.name, offset=here)
         return False
 
-    def _skip_zeros(self) -> int:
-        skipped = 0
-        while self._fill(1):
-            held = bytes(self._input[self._at : self._end])
-            zeros = len(held) - len(held.lstrip(b"\0"))
-            self._at += zeros
-            skipped += zeros
-            if zeros < len(held):
-                break
-        return skipped
-
-    def _translate(self, err: Exception) -> errors.Error:
-        # The libraries have no error code for an exceeded memory limit, only a message.
-        if "memory" in str(err).lower():
-            return too_large_window(self._kind.name)
-        return errors.Corrupt(format=self._kind.name, reason=f"{err} (before byte {self._taken})")
-
 
 def too_large_window(kind: str) -> errors.Unsupported:
     """Return the error for a stream whose window, xz's dictionary, is larger than 128 MiB."""
     window = f"{'window (dictionary)' if kind == 'xz' else 'window'} of"
     needs = f"the {kind} stream needs a {window} more than {1 << _WINDOW_LOG >> 20} MiB"
     return errors.Unsupported(reason=f"{needs}; compress it with a smaller one")
-
-
-_MAGIC = b"\xfd7zXZ\x00"
-_BLOCK_FLAGS = 12 + 1  # after the stream header and the byte with the size of the block header
-_HAS_COMPRESSED_SIZE = 0x40
-
-
-def is_multi_block(head: bytes) -> bool:
-    """Return whether several threads can decompress the xz stream; ``head``: its first 64 bytes.
-
-    That needs the compressed size in the block headers, which only the multi-threaded encoder writes
-    (xz-file-format.txt, section 3.1).
-    """
-    if not head.startswith(_MAGIC) or len(head) <= _BLOCK_FLAGS:
-        return False
-    # A size of 0 marks the index: the stream has no blocks.
-    return head[_BLOCK_FLAGS - 1] != 0 and bool(head[_BLOCK_FLAGS] & _HAS_COMPRESSED_SIZE)

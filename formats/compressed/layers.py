@@ -41,7 +41,7 @@ def look(head: bytes, *, whole: bool = False, size: int = detect.HEAD) -> Conten
     kind = detect.detect(head)
     while kind in detect.COMPRESSIONS:
         compressions = _deeper(compressions, kind)
-        plain = decompressed(kind, readers.Bytes(head))
+        plain = decompressed(kind, readers.BytesReader(head))
         head = readers.Peek(plain, size).head if whole else readers.sample(plain, size)
         # Only the first bytes of an outer layer were decompressed.
         whole = whole and len(head) < size
@@ -50,10 +50,7 @@ def look(head: bytes, *, whole: bool = False, size: int = detect.HEAD) -> Conten
 
 
 def open(  # noqa: A001 - read as layers.open
-    reader: readers.Reader,
-    *,
-    limit: int | None = None,
-    tool: decompress.Tool | None = None,
+    reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
 ) -> tuple[Content, readers.Reader]:
     """Decompress all layers of ``reader``: return the content, and a reader of it from its start.
 
@@ -63,7 +60,7 @@ def open(  # noqa: A001 - read as layers.open
     compressions: tuple[str, ...] = ()
     opened = reader
     try:
-        opened = top = readers.Peek(opened, detect.HEAD)
+        opened = top = readers.Peek(reader, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
             opened = decompressed(kind, top, limit=limit, tool=tool)
@@ -75,11 +72,7 @@ def open(  # noqa: A001 - read as layers.open
 
 
 def decompressed(
-    kind: str,
-    reader: readers.Reader,
-    *,
-    limit: int | None = None,
-    tool: decompress.Tool | None = None,
+    kind: str, reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
 ) -> readers.Reader:
     """Return a reader of one layer: ``decompress.open``."""
     from cdi_worker.formats.compressed import decompress

@@ -19,7 +19,7 @@ IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 BLOCK = 64 << 10
 _LONGEST = 4 + 32 + BLOCK + BLOCK // 6
 
-_COMPRESSED, _PLAIN, _PADDING, _START = 0x00, 0x01, 0xFE, 0xFF
+_COMPRESSED, _PLAIN, _START = 0x00, 0x01, 0xFF
 _HEADER = 4
 _INPUT = 1 << 20
 #: Bytes compressed in one call.
@@ -27,11 +27,11 @@ PIECE = 1 << 20
 _ZEROS = bytes(PIECE)
 
 
-class Reader:
+class SnappyReader(readers.Wrapper):
     """Decompress a snappy stream. Raises ``errors.Corrupt`` and ``errors.Truncated``."""
 
     def __init__(self, reader: readers.Reader) -> None:
-        self._reader = reader
+        super().__init__(reader)
         # The library expects the stream identifier before the chunks of each call: it is written into the
         # bytes before them, so there is always room for it.
         self._input = bytearray(len(IDENTIFIER) + _INPUT)
@@ -39,7 +39,7 @@ class Reader:
         self._at = self._end = len(IDENTIFIER)
         self._taken = 0
         self._started = False
-        self._rest = readers.Bytes(b"")
+        self._rest = readers.BytesReader(b"")
 
     def readinto(self, into: memoryview, /) -> int:
         if not len(into):
@@ -48,16 +48,13 @@ class Reader:
             return self._rest.readinto(into) or self._inflate(into)
         if not (count := self._rest.readinto(into)):
             block = bytearray(BLOCK)
-            self._rest = readers.Bytes(bytes(block[: self._inflate(memoryview(block))]))
+            self._rest = readers.BytesReader(bytes(block[: self._inflate(memoryview(block))]))
             count = self._rest.readinto(into)
         return count
 
-    def close(self) -> None:
-        self._reader.close()
-
     def _inflate(self, into: memoryview) -> int:
         """Decompress at least one chunk, and as many buffered ones as fit; return 0 at the end."""
-        while (length := self._next()) is not None:
+        while length := self._next():
             if self._input.startswith(zero_chunk(), self._at):
                 into[:BLOCK] = _ZEROS[:BLOCK]
                 self._at += length
@@ -68,31 +65,29 @@ class Reader:
                 if not following:
                     break
                 end += following
-            if count := self._call(into, end):
+            start = self._at - len(IDENTIFIER)
+            self._input[start : self._at] = IDENTIFIER
+            self._at = end
+            try:
+                count = int(_library().snappy.decompress_into(self._view[start:end], into))
+            except _library().DecompressionError as err:
+                raise _corrupt(f"{err} (before byte {self._taken})") from err
+            if count:
                 return count
         return 0
 
-    def _call(self, into: memoryview, end: int) -> int:
-        start = self._at - len(IDENTIFIER)
-        self._input[start : self._at] = IDENTIFIER
-        self._at = end
-        try:
-            return int(library().decompress_into(self._view[start:end], into))
-        except library_error() as err:
-            raise _corrupt(f"{err} (before byte {self._taken})") from err
-
-    def _next(self) -> int | None:
-        """Go to the next data chunk; return its length with the header, None at the end."""
+    def _next(self) -> int:
+        """Go to the next data chunk; return its length with the header, 0 at the end."""
         while self._fill(_HEADER):
             kind, length = self._header(self._at)
             if kind in {_COMPRESSED, _PLAIN} and self._started:
                 _check(kind, length)
-                self._need(_HEADER + length)
+                self._fill(_HEADER + length, required=True)
                 return _HEADER + length
             self._skip(kind, length)
         if not self._started:
             raise errors.Truncated(format="snappy", reason="the stream is empty")
-        return None
+        return 0
 
     def _following(self, at: int) -> int:
         """Return the length of the buffered data chunk at ``at``, 0 if it is not a whole data chunk."""
@@ -106,7 +101,7 @@ class Reader:
 
     def _skip(self, kind: int, length: int) -> None:
         if kind == _START:
-            self._need(min(_HEADER + length, len(IDENTIFIER)))
+            self._fill(min(_HEADER + length, len(IDENTIFIER)), required=True)
             if not self._input.startswith(IDENTIFIER, self._at):
                 raise _corrupt("invalid stream identifier")
             self._started = True
@@ -116,7 +111,7 @@ class Reader:
             raise _corrupt(f"unknown chunk type {kind:#04x}")
         left = _HEADER + length
         while left:
-            self._need(min(left, _INPUT))
+            self._fill(min(left, _INPUT), required=True)
             step = min(left, self._end - self._at)
             self._at += step
             left -= step
@@ -124,12 +119,8 @@ class Reader:
     def _header(self, at: int) -> tuple[int, int]:
         return self._input[at], int.from_bytes(self._input[at + 1 : at + _HEADER], "little")
 
-    def _need(self, count: int) -> None:
-        if not self._fill(count):
-            raise errors.Truncated(format="snappy", reason=f"the stream ends at byte {self._taken}")
-
-    def _fill(self, count: int) -> bool:
-        """Buffer ``count`` bytes of input; return False at the end of the input."""
+    def _fill(self, count: int, *, required: bool = False) -> bool:
+        """Buffer ``count`` bytes of input; return False at the end of the input, unless they are required."""
         first = len(IDENTIFIER)
         held = self._end - self._at
         if self._at + count > len(self._input):
@@ -139,7 +130,7 @@ class Reader:
             self._end += got
             self._taken += got
             held += got
-        if 0 < held < count:
+        if held < count and (held or required):
             raise errors.Truncated(format="snappy", reason=f"the stream ends at byte {self._taken}")
         return held >= count
 
@@ -149,7 +140,7 @@ def frames(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
     yield memoryview(IDENTIFIER)
     for piece in pieces:
         if len(piece) == PIECE and _ZEROS.startswith(piece):
-            yield _zero_frames()
+            yield memoryview(zero_chunk() * (PIECE // BLOCK))
         else:
             yield _compress(piece)
 
@@ -160,29 +151,15 @@ def zero_chunk() -> bytes:
     return bytes(_compress(memoryview(_ZEROS)[:BLOCK]))
 
 
-@functools.cache
-def _zero_frames() -> memoryview:
-    return memoryview(zero_chunk() * (PIECE // BLOCK))
-
-
 def _compress(piece: memoryview) -> memoryview:
-    return memoryview(library().compress(piece))[len(IDENTIFIER) :]
+    return memoryview(_library().snappy.compress(piece))[len(IDENTIFIER) :]
 
 
 @functools.cache
-def library() -> ModuleType:
-    """Import the snappy library. Raises ``errors.MissingExtra``."""
+def _library() -> ModuleType:
     with errors.optional("a clone", package="cramjam", extra="upload"):
-        from cramjam import snappy
-    return snappy
-
-
-@functools.cache
-def library_error() -> type[Exception]:
-    """Return the exception that the library raises for malformed input."""
-    from cramjam import DecompressionError
-
-    return DecompressionError
+        import cramjam
+    return cramjam
 
 
 def _check(kind: int, length: int) -> None:

@@ -1,7 +1,7 @@
 """Data in blocks of one length: their allocation, and images with one table of all blocks (VDI, VHD, VHDX).
 
 Slices of such a table take the place of second-level tables, so that memory is bounded for any image: by
-``Allocation`` and the size of a window.
+``BlockAllocation`` and the size of a window.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.formats import spans
-from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.mapped.layout import Allocation, Layout
 from cdi_worker.formats.mapped.pieces import Piece
 
 SECTOR = 512
@@ -26,7 +26,7 @@ INVERTED = bytes(range(256))[::-1]
 _SLICE = 8 << 10
 
 
-class Allocation(mapped.Allocation):
+class BlockAllocation(Allocation):
     """The bytes of the file in use by header and tables, as spans, and by blocks of one length.
 
     ``fixed``: spans (start, end) of header and directory. ``block``: length of a block; blocks begin at
@@ -99,7 +99,7 @@ class Allocation(mapped.Allocation):
         return errors.Corrupt(format=self._name, reason=reason)
 
 
-class Layout(mapped.Layout):
+class BlockLayout(Layout):
     """The layout of an image whose one table has an entry for each block of the disk.
 
     ``table``: offset of the table; ``block``: bytes of the disk in a block.
@@ -148,5 +148,5 @@ class Layout(mapped.Layout):
     def inflate(self, data: bytes | memoryview, _piece: Piece, /) -> bytes:
         return bytes(data)
 
-    def follow(self) -> passing.Passing:
-        return passing.Passing(self)
+    def follow(self) -> passing.StreamFollower:
+        return passing.StreamFollower(self)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from cdi_worker.formats import views
-from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import pieces
+from cdi_worker.formats.mapped.layout import Allocation, Layout
 from cdi_worker.formats.mapped.pieces import Batch, Piece
 
 #: Table entries of one window. Its pieces, at most one per entry, take about 100 MiB as Python objects.
@@ -22,10 +22,10 @@ WINDOW = 512 << 10
 _PART = 2 << 20
 
 
-class Image:
+class MappedImage:
     """An image in a file of ``size`` bytes, with its layout and first-level table."""
 
-    def __init__(self, layout: mapped.Layout, directory: array.array[int], size: int) -> None:
+    def __init__(self, layout: Layout, directory: array.array[int], size: int) -> None:
         self.layout = layout
         self._directory = directory
         self._size = size
@@ -55,11 +55,7 @@ class Window:
     """A part of the disk. Load its tables, call ``check``, then use ``holes`` and ``data``."""
 
     def __init__(
-        self,
-        layout: mapped.Layout,
-        allocation: mapped.Allocation,
-        tables: tuple[Piece, ...],
-        span: tuple[int, int],
+        self, layout: Layout, allocation: Allocation, tables: tuple[Piece, ...], span: tuple[int, int]
     ) -> None:
         self._layout = layout
         self._allocation = allocation
@@ -104,7 +100,7 @@ class Window:
         return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._allocation.size)
 
 
-def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
+def read_image(layout: Layout, read: views.Read, size: int) -> MappedImage:
     """Read the first-level table of an image in a file of ``size`` bytes.
 
     ``read(offset, length)`` returns all of the bytes or raises.
@@ -114,10 +110,10 @@ def read_image(layout: mapped.Layout, read: views.Read, size: int) -> Image:
     directory = views.entries(b"", layout.entry)
     for start in range(0, length, _PART):
         directory += views.entries(read(offset + start, min(_PART, length - start)), layout.entry)
-    return Image(layout, directory, size)
+    return MappedImage(layout, directory, size)
 
 
-def required_length(layout: mapped.Layout, read: views.Read, size: int) -> int:
+def required_length(layout: Layout, read: views.Read, size: int) -> int:
     """Return the minimum length in bytes of a file with these tables; ``size``: its actual length.
 
     Raises ``errors.Truncated`` if that is more: QEMU would read zeros past the end of the file.

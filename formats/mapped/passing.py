@@ -26,7 +26,7 @@ _SECTOR = 512
 _host = attrgetter("host")
 
 
-class Passing(Follower):
+class StreamFollower(Follower):
     """Follow an image with this layout; see ``layout.Follower``."""
 
     def __init__(self, layout: Layout) -> None:
@@ -50,34 +50,43 @@ class Passing(Follower):
         """See ``Follower``."""
         holes: list[tuple[int, int]] = []
         self._end = end
-        if self._tables is None:
-            self._read_directory(end, read, holes)
+        offset, length = self._layout.directory
+        if self._tables is None and end >= offset + length:
+            directory = views.entries(read(offset, length) if length else b"", self._layout.entry)
+            expected = _limited(self._layout.tables(directory))
+            self._allocation.take_tables(expected)
+            holes.extend(pieces.holes(expected, 0, self.virtual_size))
+            self._tables = sorted(expected, reverse=True)
         late, tables = self._read_tables(start, end, read, holes)
-        now, waiting = self._split_expected(end, last=last)
+        now: list[Piece] = []
+        waiting: list[Piece] = []
+        # The tables give only an upper limit for the length of compressed data: at the end of the file the
+        # data may be shorter.
+        slack = pieces.BATCH if last else 0
+        count = bisect.bisect_left(self._expected, end, key=_host)
+        for piece in self._expected[:count]:
+            whole, rest = _cut(piece, end + slack if piece.compressed else end)
+            now.extend(whole)
+            waiting.extend(rest)
+        self._expected[:count] = waiting
         unknown: Iterable[tuple[int, int]] = ()
         if not self.mapped:
-            known = [_span(piece) for piece in chain(tables, now, waiting)]
+            known = [(piece.host, piece.host + piece.length) for piece in chain(tables, now, waiting)]
             unknown = spans.gaps(sorted([*known, *self._layout.fixed]), start, end)
-        if last:
-            self._check_end(end)
+        required = offset + length if self._tables is None else self._allocation.required
+        if last and (required > end or not self.mapped or self._expected):
+            reason = f"the tables need {required} bytes, the file has {end} bytes"
+            raise errors.Truncated(format=self._layout.format, reason=reason)
         first = bisect.bisect_left(now, start, key=_host)
-        ready = [
-            *pieces.batches(sorted(late + now[:first]), end, gap=0),
-            *pieces.batches(now[first:], end),
+        ready = [*pieces.batches(sorted(late + now[:first]), end, gap=0), *pieces.batches(now[first:], end)]
+        # Of compressed data only the sectors are known: a cluster may begin in the last sector of the one
+        # before it, and end in the first sector of the next. Shorter spans are the unused end of a cluster.
+        keep = [
+            (max(start, first - _SECTOR), min(end, after + _SECTOR))
+            for first, after in unknown
+            if after - first >= _SECTOR
         ]
-        return Arrival(
-            ready, holes, [_extended(span, start, end) for span in unknown if span[1] - span[0] >= _SECTOR]
-        )
-
-    def _read_directory(self, end: int, read: views.Read, holes: list[tuple[int, int]]) -> None:
-        offset, length = self._layout.directory
-        if end < offset + length:
-            return
-        directory = views.entries(read(offset, length) if length else b"", self._layout.entry)
-        tables = _limited(self._layout.tables(directory))
-        self._allocation.take_tables(tables)
-        holes.extend(pieces.holes(tables, 0, self._layout.virtual_size))
-        self._tables = sorted(tables, reverse=True)
+        return Arrival(ready, holes, keep)
 
     def _read_tables(
         self, start: int, end: int, read: views.Read, holes: list[tuple[int, int]]
@@ -99,40 +108,6 @@ class Passing(Follower):
         if done:
             self._expected = sorted(_limited(self._expected))
         return late, done
-
-    def _split_expected(self, end: int, *, last: bool) -> tuple[list[Piece], list[Piece]]:
-        """Split the expected pieces that begin before ``end``: return (arrived, still incomplete)."""
-        ready: list[Piece] = []
-        waiting: list[Piece] = []
-        # The tables give only an upper limit for the length of compressed data: at the end of the file the
-        # data may be shorter.
-        slack = pieces.BATCH if last else 0
-        count = bisect.bisect_left(self._expected, end, key=_host)
-        for piece in self._expected[:count]:
-            whole, rest = _cut(piece, end + slack if piece.compressed else end)
-            ready.extend(whole)
-            waiting.extend(rest)
-        self._expected[:count] = waiting
-        return ready, waiting
-
-    def _check_end(self, size: int) -> None:
-        required = sum(self._layout.directory) if self._tables is None else self._allocation.required
-        if required > size or not self.mapped or self._expected:
-            reason = f"the tables need {required} bytes, the file has {size} bytes"
-            raise errors.Truncated(format=self._layout.format, reason=reason)
-
-
-def _span(piece: Piece) -> tuple[int, int]:
-    return piece.host, piece.host + piece.length
-
-
-def _extended(span: tuple[int, int], start: int, end: int) -> tuple[int, int]:
-    """Extend the span by a sector at both ends: of compressed data, only the sectors are known.
-
-    It may begin in the last one of what is before it, and end in the one in which the next begins. Spans
-    shorter than a sector are not kept: they are the unused end of a compressed cluster.
-    """
-    return max(start, span[0] - _SECTOR), min(end, span[1] + _SECTOR)
 
 
 def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:

@@ -90,7 +90,11 @@ def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Join uncompressed pieces that are adjacent both in the file and on the disk."""
     last: Piece | None = None
     for piece in pieces:
-        if last is not None and _joins(last, piece):
+        if (
+            last is not None
+            and (last.host + last.length, last.guest + last.size) == (piece.host, piece.guest)
+            and not (last.compressed or piece.compressed)
+        ):
             last = last._replace(length=last.length + piece.length, size=last.size + piece.size)
             continue
         if last is not None:
@@ -98,11 +102,6 @@ def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
         last = piece
     if last is not None:
         yield last
-
-
-def _joins(first: Piece, second: Piece) -> bool:
-    ends = (first.host + first.length, first.guest + first.size)
-    return ends == (second.host, second.guest) and not first.compressed and not second.compressed
 
 
 def steady(table: array.array[int], step: int, lowest: int = 1) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import smallxml
 from cdi_worker.formats.tar import archive
 
@@ -26,8 +26,8 @@ _COMPRESSIONS = {"gzip": "gz", "bzip2": "bz2"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Disk:
-    """A disk. ``file``: its member of the archive. ``index``: from 1, as the descriptor lists the disks.
+class OvfDisk:
+    """A disk. ``file``: its name, relative to the descriptor. ``index``: its place there, from 1.
 
     ``capacity``: in bytes, None if it is not a number. ``size``: of the file, if stated. ``compression``: our
     name for it. ``obstacle``: why it cannot be imported although the others can.
@@ -47,11 +47,28 @@ class Disk:
         return {name: value for name, value in found.items() if value not in {None, ""}}
 
 
-def parse(data: bytes) -> tuple[Disk, ...]:
+def parse(data: bytes) -> tuple[OvfDisk, ...]:
     """Return the disks that have a file, in order. Raises ``errors.Refused`` and ``errors.Corrupt``."""
-    reading = _Reading()
-    smallxml.parse(data, "OVF descriptor", refused, start=reading.start)
-    return reading.disks()
+    files: dict[str, Mapping[str, str]] = {}
+    disks: list[Mapping[str, str]] = []
+
+    def start(name: str, attributes: Mapping[str, str], path: list[str]) -> None:
+        name, above = _local(name), _local(path[-1]) if path else ""
+        if not path and name != "Envelope":
+            reason = f"the document is a {masking.quoted(name)!r}"
+            raise errors.Corrupt(format="OVF descriptor", reason=reason)
+        if len(files) + len(disks) >= _MOST:
+            raise refused("size", "the descriptor has too many elements")
+        if (above, name) == ("References", "File"):
+            found = _own(attributes)
+            if (identity := found.get("id", "")) in files:
+                raise refused("duplicate", f"two files with the id {identity!r}")
+            files[identity] = found
+        elif name == "Disk" and above in {"DiskSection", "Section"}:  # in OVF 0.9
+            disks.append(_own(attributes))
+
+    smallxml.parse(data, "OVF descriptor", refused, start=start)
+    return _disks(disks, files)
 
 
 def refused(rule: str, reason: str) -> errors.Refused:
@@ -59,45 +76,25 @@ def refused(rule: str, reason: str) -> errors.Refused:
     return errors.Refused(format="OVA", rule=rule, reason=reason)
 
 
-class _Reading:
-    """Collects elements. OVF 0.9, which oVirt writes in places, has ``Section`` for ``DiskSection``."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, Mapping[str, str]] = {}
-        self._disks: list[Mapping[str, str]] = []
-
-    def start(self, name: str, attributes: Mapping[str, str], path: list[str]) -> None:
-        """Take a start tag."""
-        name, above = _local(name), _local(path[-1]) if path else ""
-        if not path and name != "Envelope":
-            raise errors.Corrupt(format="OVF descriptor", reason=f"the document is a {name[:80]!r}")
-        if len(self._files) + len(self._disks) >= _MOST:
-            raise refused("size", "the descriptor has too many elements")
-        if (above, name) == ("References", "File"):
-            found = _own(attributes)
-            if found.get("id", "") in self._files:
-                raise refused("duplicate", f"two files with the id {found.get('id', '')!r}")
-            self._files[found.get("id", "")] = found
-        elif name == "Disk" and above in {"DiskSection", "Section"}:
-            self._disks.append(_own(attributes))
-
-    def disks(self) -> tuple[Disk, ...]:
-        """Return the disks. One without a file is blank."""
-        found: list[Disk] = []
-        for given in self._disks:
-            reference = given.get("fileRef", "")
-            if not reference:
-                continue
-            if reference not in self._files:
-                raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
-            found.append(_disk(len(found) + 1, given, self._files[reference]))
-        possible = [name for disk in found for name in names(disk.file)]
-        if len(set(possible)) < len(possible):
-            raise refused("duplicate", "two disks have the same file")
-        return tuple(found)
+def _disks(disks: list[Mapping[str, str]], files: Mapping[str, Mapping[str, str]]) -> tuple[OvfDisk, ...]:
+    """Return the disks that have a file; the others are blank."""
+    found: list[OvfDisk] = []
+    used: dict[str, str] = {}
+    for given in disks:
+        reference = given.get("fileRef", "")
+        if not reference:
+            continue
+        if reference not in files:
+            raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
+        found.append(_disk(len(found) + 1, given, files[reference]))
+        used[reference] = found[-1].file
+    possible = [name for file in used.values() for name in names(file)]
+    if len(set(possible)) < len(possible):
+        raise refused("duplicate", "two disks have the same file")
+    return tuple(found)
 
 
-def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> Disk:
+def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfDisk:
     href = file.get("href", "")
     compression = file.get("compression", "").lower()
     obstacle = ""
@@ -108,17 +105,21 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> Disk
     elif given.get("parentRef"):
         obstacle = "holds only the changes to another disk (ovf:parentRef)"
     elif compression not in {"", "identity", *_COMPRESSIONS}:
-        obstacle = f"has the unknown compression {compression[:80]!r}"
+        obstacle = f"has the unknown compression {masking.quoted(compression)!r}"
     if not obstacle or "://" not in href:
-        # A name that leads outside is no mistake: nothing of this archive is used.
+        # A name that leads outside the archive is an attack: the whole package is refused.
         href = "/".join(archive.archive_path(href.encode()))
     if not href:
         raise refused("reference", f"disk {given.get('diskId', '')!r} has a file without a name")
-    return Disk(
+    units = given.get("capacityAllocationUnits", "byte").strip()
+    match = _UNITS.fullmatch(units)
+    shift = int(match[1] or 0) if match else _OLD_UNITS.get(units.lower())
+    number = _number(given.get("capacity", ""))
+    return OvfDisk(
         index,
         href,
         given.get("diskId", ""),
-        _capacity(given),
+        None if number is None or shift is None else number << shift,
         _number(file.get("size", "")),
         _COMPRESSIONS.get(compression, ""),
         obstacle,
@@ -126,7 +127,7 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> Disk
 
 
 def _own(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes by local name: those of an OVF namespace, or of none; not those of a vendor.
+    """Return the attributes of OVF by local name, without those in the namespace of a vendor.
 
     Raises ``errors.Refused`` for one with two values: readers differ in which they use.
     """
@@ -134,7 +135,7 @@ def _own(attributes: Mapping[str, str]) -> dict[str, str]:
     for name, value in attributes.items():
         namespace, _, local = name.rpartition(" ")
         if _is_ovf(namespace) and found.setdefault(local, value) != value:
-            both = f"{found[local][:80]!r} and {value[:80]!r}"
+            both = f"{masking.quoted(found[local])!r} and {masking.quoted(value)!r}"
             raise refused("duplicate", f"the attribute {local!r} is both {both}, in two namespaces")
     return found
 
@@ -147,14 +148,6 @@ def _local(name: str) -> str:
 
 def _is_ovf(namespace: str) -> bool:
     return not namespace or _NAMESPACE.fullmatch(namespace) is not None
-
-
-def _capacity(given: Mapping[str, str]) -> int | None:
-    units = given.get("capacityAllocationUnits", "byte").strip()
-    match = _UNITS.fullmatch(units)
-    shift = int(match[1] or 0) if match else _OLD_UNITS.get(units.lower())
-    number = _number(given.get("capacity", ""))
-    return None if number is None or shift is None else number << shift
 
 
 def _number(text: str) -> int | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from cdi_worker import errors
+from cdi_worker.formats import facts
 
 MAGIC = b"QFI\xfb"
 
@@ -41,7 +42,7 @@ _MAX_SNAPSHOTS = 65536
 _LONGEST_NAME = 1023
 
 
-class Header(NamedTuple):
+class Qcow2Header(NamedTuple):
     """The header of an image that passed every check. Sizes and offsets in bytes.
 
     ``backing``: the name of the backing file: it is compared, never opened. ``extensions``: data by type.
@@ -81,7 +82,7 @@ class Header(NamedTuple):
         return -(-self.virtual_size // self.reach)
 
 
-def parse(head: bytes, *, backed: bool = False) -> Header:
+def parse(head: bytes, *, backed: bool = False) -> Qcow2Header:
     """Read the header from the first ``HEAD_SIZE`` bytes of the file (all of a smaller one).
 
     ``backed``: it may name a backing file.
@@ -104,11 +105,20 @@ def parse(head: bytes, *, backed: bool = False) -> Header:
             "the image has a backing file; name that one as SOURCE and this one with --layer, or flatten it: "
             "qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
         )
-        raise _refused("backing_file", reason)
+        raise facts.refuse("qcow2", "backing_file", reason)
     if crypt:
-        raise _refused("encryption", f"the image is encrypted (method {crypt}); decrypt it first")
+        raise facts.refuse(
+            "qcow2", "encryption", f"the image is encrypted (method {crypt}); decrypt it first"
+        )
     features, compression, end = _version_3(head) if version == 3 else (0, "zlib", _V2.size)
-    header = Header(
+    name = None
+    if backing:
+        data = head[backing : backing + name_length]
+        if name_length > _LONGEST_NAME or len(data) < name_length:
+            reason = f"the name of the backing file has {name_length} bytes at byte {backing}"
+            raise facts.refuse("qcow2", "backing_file", reason)
+        name = data.decode("utf-8", "replace")
+    header = Qcow2Header(
         version,
         virtual_size,
         cluster_bits,
@@ -120,19 +130,11 @@ def parse(head: bytes, *, backed: bool = False) -> Header:
         snapshots_offset=fields[12],
         compression=compression,
         extended_l2=bool(features & _EXTENDED_L2),
-        backing=_name(head, backing, name_length) if backing else None,
+        backing=name,
         extensions=dict(_extensions(head, end, 1 << cluster_bits)),
     )
     _check_sizes(header)
     return header
-
-
-def _name(head: bytes, offset: int, length: int) -> str:
-    name = head[offset : offset + length]
-    if length > _LONGEST_NAME or len(name) < length:
-        reason = f"the name of the backing file has {length} bytes at byte {offset}"
-        raise _refused("backing_file", reason)
-    return name.decode("utf-8", "replace")
 
 
 def _version_3(head: bytes) -> tuple[int, str, int]:
@@ -141,9 +143,13 @@ def _version_3(head: bytes) -> tuple[int, str, int]:
         raise errors.Truncated(format="qcow2", reason=f"the file has {len(head)} bytes, less than a header")
     features, _, autoclear, refcount_order, length = _V3.unpack_from(head, _V2.size)
     if features & ~_KNOWN:
-        raise _refused("unknown_features", f"the image needs unknown features ({features & ~_KNOWN:#x})")
+        raise facts.refuse(
+            "qcow2", "unknown_features", f"the image needs unknown features ({features & ~_KNOWN:#x})"
+        )
     if features & _DATA_FILE:
-        raise _refused("data_file", "the data is in an external data file; convert the image with qemu-img")
+        raise facts.refuse(
+            "qcow2", "data_file", "the data is in an external data file; convert the image with qemu-img"
+        )
     if features & _CORRUPT:
         reason = "the image is marked as corrupt; repair it with: qemu-img check -r all"
         raise errors.Corrupt(format="qcow2", reason=reason)
@@ -169,7 +175,7 @@ def _extensions(head: bytes, offset: int, cluster_size: int) -> Iterator[tuple[i
     while offset + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(head, offset)
         if kind == _LUKS:
-            raise _refused("encryption", "the image has an encryption header; decrypt it first")
+            raise facts.refuse("qcow2", "encryption", "the image has an encryption header; decrypt it first")
         if length > end - offset - _EXTENSION.size:
             raise errors.Corrupt(format="qcow2", reason=f"the header extension at {offset} is too long")
         if kind == _END:
@@ -179,7 +185,7 @@ def _extensions(head: bytes, offset: int, cluster_size: int) -> Iterator[tuple[i
         offset += -(-length // 8) * 8
 
 
-def _check_sizes(header: Header) -> None:
+def _check_sizes(header: Qcow2Header) -> None:
     faults = {
         "virtual size is not a multiple of 512": header.virtual_size % 512,
         "L1 table is larger than 32 MiB": header.l1_entries * 8 > _MAX_L1_BYTES,
@@ -197,7 +203,3 @@ def _check_sizes(header: Header) -> None:
     for reason, wrong in faults.items():
         if wrong:
             raise errors.Corrupt(format="qcow2", reason=reason)
-
-
-def _refused(rule: str, reason: str) -> errors.Refused:
-    return errors.Refused(format="qcow2", rule=rule, reason=reason)

@@ -7,16 +7,16 @@ As in ``mapped.image``, nothing is fetched here and memory is bounded for any fi
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
 from cdi_worker.formats import spans, views
 from cdi_worker.formats.mapped import image, pieces
 from cdi_worker.formats.mapped.pieces import Batch, Piece
-from cdi_worker.formats.qcow2 import chain as qcow2_chain
-from cdi_worker.formats.qcow2 import layout as qcow2_layout
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
+from cdi_worker.formats.qcow2.chain import ChainFile
+from cdi_worker.formats.qcow2.layout import Qcow2Layout
 from cdi_worker.formats.spans import Span
 
 #: The largest cluster; a window of the disk is a multiple of it.
@@ -27,16 +27,14 @@ _TABLES: Final = 32 << 20
 _SUBCLUSTERS: Final = 16
 
 
-class Tables:
-    """The tables of ``files``, which ``chain.check`` accepted; see ``mapped.image.Image``.
+class ChainTables:
+    """The tables of ``files``, which ``chain.check`` accepted; see ``mapped.image.MappedImage``.
 
     ``reads``: a function for each file, which returns bytes of it. ``is_base``: the first file is a complete
     disk; else parts of the disk that no file has are not touched.
     """
 
-    def __init__(
-        self, files: Sequence[qcow2_chain.File], reads: Sequence[views.Read], *, is_base: bool
-    ) -> None:
+    def __init__(self, files: Sequence[ChainFile], reads: Sequence[views.Read], *, is_base: bool) -> None:
         ahead = _TABLES // len(files)
         self._layers = [_Layer(file, read, ahead) for file, read in zip(files, reads, strict=True)]
         self._is_base = is_base
@@ -48,16 +46,16 @@ class Tables:
         """The bytes of the disk that come from each file, in the windows so far."""
         return [layer.shown for layer in self._layers]
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[ChainWindow]:
         """Yield the windows of the disk in order, once. Finish with each before taking the next."""
         for start in range(0, self.virtual_size, self._step):
             end = min(start + self._step, self.virtual_size)
             is_last = end == self.virtual_size
-            yield Window(self._layers, (start, end), is_base=self._is_base, is_last=is_last)
+            yield ChainWindow(self._layers, (start, end), is_base=self._is_base, is_last=is_last)
 
 
-class Part:
-    """What one file has of a window."""
+class FilePart:
+    """The part of a window that one file holds."""
 
     def __init__(self, layer: _Layer, span: Span) -> None:
         self.inflate = layer.inflate
@@ -75,11 +73,11 @@ class Part:
         return pieces.batches(self.shown, self._end)
 
 
-class Window:
+class ChainWindow:
     """A part of the disk. Load the tables of each file, call ``check``, then use ``holes`` and the data."""
 
     def __init__(self, layers: Sequence[_Layer], span: Span, *, is_base: bool, is_last: bool) -> None:
-        self.parts = [Part(layer, span) for layer in layers]
+        self.parts = [FilePart(layer, span) for layer in layers]
         self._layers = layers
         self._span = span
         self._is_base = is_base
@@ -88,7 +86,7 @@ class Window:
         self._holes: list[Span] = []
 
     def check(self) -> None:
-        """Check the mapping of each file for overlaps, and find what the disk shows of it.
+        """Check the mapping of each file for overlaps, and find the pieces that no newer file hides.
 
         Call it once, before ``holes`` and the data of each part.
         """
@@ -96,7 +94,8 @@ class Window:
         for layer, part in zip(reversed(self._layers), reversed(self.parts), strict=True):
             data, zeros = layer.decode(*self._span)
             covered = [(piece.guest, piece.guest + piece.size) for piece in data]
-            part.shown = sorted(layer.counted(_visible(data, covered, uncovered)))
+            part.shown = sorted(_visible(data, covered, uncovered))
+            layer.shown += sum(sum(b - a for a, b in each.shown or [(0, each.size)]) for each in part.shown)
             self._holes += chain.from_iterable(parts for _, parts in spans.common(zeros, uncovered))
             below = list(spans.gaps(sorted(chain(covered, zeros)), *self._span))
             uncovered = list(chain.from_iterable(parts for _, parts in spans.common(below, uncovered)))
@@ -110,12 +109,12 @@ class Window:
 
 
 class _Layer:
-    """One file: its tables, those of the coming windows included, and its clusters in use.
+    """One file: its tables, also those fetched ahead, and its clusters in use.
 
-    ``size``: its bytes. ``weight``: pieces that ``_LARGEST`` bytes may have.
+    ``size``: in bytes. ``weight``: the most pieces in ``_LARGEST`` bytes of the disk.
     """
 
-    def __init__(self, file: qcow2_chain.File, read: views.Read, ahead: int) -> None:
+    def __init__(self, file: ChainFile, read: views.Read, ahead: int) -> None:
         self.size = file.size
         self.shown = 0
         self._file = file
@@ -124,10 +123,10 @@ class _Layer:
         self._used: collections.deque[Piece] = collections.deque()
         self._coming: Iterator[Piece] = iter(())
         self._next: Piece | None = None
-        self._layout: qcow2_layout.Layout | None = None
+        self._layout: Qcow2Layout | None = None
         self.weight = 2
         layout = file.facts.layout
-        if isinstance(layout, qcow2_layout.Layout):
+        if isinstance(layout, Qcow2Layout):
             self._layout = layout
             self._allocation = layout.allocation(file.size)
             at, length = layout.directory
@@ -167,36 +166,25 @@ class _Layer:
         data: list[Piece] = []
         zeros: list[Span] = []
         if self._layout is not None:
+            header, most = self._layout.header, min(end, size)
+            cluster, entry = header.cluster_size, header.cluster_size // header.table_entries
             for table in self._used:
-                self._decode_table(table, (start, min(end, size)), data, zeros)
+                first, after = max(table.guest, start), min(table.guest + table.size, most)
+                if first < after:
+                    begin = (first - table.guest) // cluster
+                    part = memoryview(self._loaded[table.guest])[
+                        begin * entry : -(-(after - table.guest) // cluster) * entry
+                    ]
+                    guest = table.guest + begin * cluster
+                    data += qcow2_tables.decode(header, part, guest)
+                    known = qcow2_tables.zeros(header, part, guest)
+                    zeros += ((zero, min(end, most)) for zero, end in known if zero < most)
             self._allocation.take_pieces(sorted(data))
         elif (length := min(end, self._file.size) - start) > 0:
             data.append(Piece(start, length, start, length, compressed=False))
         if size < end:
             zeros.append((max(start, size), end))
         return data, zeros
-
-    def _decode_table(self, table: Piece, span: Span, data: list[Piece], zeros: list[Span]) -> None:
-        assert self._layout is not None  # noqa: S101  (only a qcow2 file has tables)
-        header = self._layout.header
-        first, after = max(table.guest, span[0]), min(table.guest + table.size, span[1])
-        if first >= after:
-            return
-        cluster, entry = header.cluster_size, header.cluster_size // header.table_entries
-        begin = (first - table.guest) // cluster
-        part = memoryview(self._loaded[table.guest])[
-            begin * entry : -(-(after - table.guest) // cluster) * entry
-        ]
-        data += qcow2_tables.decode(header, part, table.guest + begin * cluster)
-        known = qcow2_tables.zeros(header, part, table.guest + begin * cluster)
-        zeros += ((zero, min(end, span[1])) for zero, end in known if zero < span[1])
-
-    def counted(self, visible: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield pieces that the disk shows, and count their bytes."""
-        for piece in visible:
-            shown = sum(end - start for start, end in piece.shown) if piece.shown else piece.size
-            self.shown += shown
-            yield piece
 
 
 def _visible(data: Sequence[Piece], covered: Sequence[Span], uncovered: Sequence[Span]) -> Iterator[Piece]:

@@ -1,27 +1,27 @@
 """The layout of a qcow2 image: which bytes of the file belong where on the disk.
 
 Memory is bounded for any image: at most 32 MiB of L1 table, and one byte for each cluster of the file, at
-most ``Allocation.LIMIT``.
+most ``Qcow2Allocation.LIMIT``.
 """
 
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 from isal import isal_zlib
 
 from cdi_worker import errors
-from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.formats.mapped import passing
+from cdi_worker.formats.mapped.layout import Allocation, Layout
 from cdi_worker.formats.mapped.pieces import Piece
-from cdi_worker.formats.qcow2 import header as qcow2_header
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
+from cdi_worker.formats.qcow2.header import Qcow2Header
 from cdi_worker.formats.zstd import zstd
 
 
-class Layout(mapped.Layout):
+class Qcow2Layout(Layout):
     """The layout of an image with this header; see ``mapped.layout.Layout``."""
 
     format = "qcow2"
@@ -30,7 +30,7 @@ class Layout(mapped.Layout):
     crowded = False
     entry = qcow2_tables.ENTRY
 
-    def __init__(self, header: qcow2_header.Header) -> None:
+    def __init__(self, header: Qcow2Header) -> None:
         self.header = header
         self.virtual_size = header.virtual_size
         self.table_entries = header.table_entries
@@ -43,8 +43,8 @@ class Layout(mapped.Layout):
         )
         self._inflate = inflater(header.compression, header.cluster_size)
 
-    def allocation(self, size: int, /) -> Allocation:
-        return Allocation(self.header, size)
+    def allocation(self, size: int, /) -> Qcow2Allocation:
+        return Qcow2Allocation(self.header, size)
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         return qcow2_tables.tables(self.header, directory)
@@ -55,20 +55,20 @@ class Layout(mapped.Layout):
     def inflate(self, data: bytes | memoryview, _piece: Piece, /) -> bytes:
         return self._inflate(data)
 
-    def follow(self) -> passing.Passing:
-        return passing.Passing(self)
+    def follow(self) -> passing.StreamFollower:
+        return passing.StreamFollower(self)
 
 
 _SECTOR = 512
 
 
-class Allocation(mapped.Allocation):
+class Qcow2Allocation(Allocation):
     """The clusters of the file in use: one byte for each, at most ``LIMIT`` (4 TiB of 64 KiB clusters)."""
 
     LIMIT = 64 << 20
     _WHOLE, _SHARED = 1, 2
 
-    def __init__(self, header: qcow2_header.Header, size: int) -> None:
+    def __init__(self, header: Qcow2Header, size: int) -> None:
         super().__init__("qcow2", size)
         self._bits = header.cluster_bits
         self._taken = bytearray()
@@ -135,47 +135,35 @@ class Allocation(mapped.Allocation):
             shift, last_cluster = piece.guest - piece.host, end - 1 >> self._bits
 
 
-Inflate = Callable[["bytes | memoryview"], bytes]
-
 # QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
 _RAW_DEFLATE = -15
-_ZSTD_WINDOW_LOG = 23
+_ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 # isal's type stubs declare the class as an instance.
 _IsalError = cast("type[Exception]", isal_zlib.error)
 
 
-def inflater(compression: str, cluster_size: int) -> Inflate:
+def inflater(compression: str, cluster_size: int) -> Callable[[bytes | memoryview], bytes]:
     """Return a thread-safe function that decompresses one cluster or raises ``errors.Corrupt``.
 
     It ignores bytes after the end of the compressed data: the tables give its length in sectors only.
     """
-    inflate = _zlib if compression == "zlib" else _zstd
 
-    def checked(data: bytes | memoryview) -> bytes:
+    def inflate(data: bytes | memoryview) -> bytes:
+        is_zlib = compression == "zlib"
+        stream = (
+            isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
+            if is_zlib
+            else zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+        )
         try:
-            result = inflate(data, cluster_size)
+            # One byte more than expected: at its output limit isal does not look for the end of the stream,
+            # and a zstd frame may state a larger size, or none.
+            result: bytes = stream.decompress(data, cluster_size + 1)
         except (_IsalError, zstd.ZstdError) as err:
-            raise _corrupt(err) from err
-        if len(result) != cluster_size:
-            raise _corrupt(f"does not decompress to {cluster_size} bytes")
+            raise errors.Corrupt(format="qcow2", reason=f"a compressed cluster {err}") from err
+        if not stream.eof or len(result) != cluster_size:
+            reason = f"a compressed cluster does not decompress to {cluster_size} bytes"
+            raise errors.Corrupt(format="qcow2", reason=reason)
         return result
 
-    return checked
-
-
-def _zlib(data: bytes | memoryview, size: int) -> bytes:
-    stream = isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
-    # One byte more than expected: at its output limit isal does not look for the end of the stream.
-    result: bytes = stream.decompress(data, size + 1)
-    return result if stream.eof else b""
-
-
-def _zstd(data: bytes | memoryview, size: int) -> bytes:
-    frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
-    # One byte more than expected: the frame may state a larger size, or none.
-    result: bytes = frame.decompress(data, size + 1)
-    return result if frame.eof else b""
-
-
-def _corrupt(reason: object) -> errors.Corrupt:
-    return errors.Corrupt(format="qcow2", reason=f"a compressed cluster {reason}")
+    return inflate

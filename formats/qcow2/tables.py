@@ -10,7 +10,7 @@ from cdi_worker import errors
 from cdi_worker.formats import views
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.pieces import Piece
-from cdi_worker.formats.qcow2 import header as qcow2_header
+from cdi_worker.formats.qcow2.header import Qcow2Header
 
 #: For ``views.entries``.
 ENTRY = ">Q"
@@ -22,7 +22,7 @@ _ZERO = 1
 _SECTOR = 512
 
 
-def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]:
+def tables(header: Qcow2Header, l1: array.array[int]) -> Iterator[Piece]:
     """Yield the L2 tables as pieces; ``guest`` and ``size`` are the part of the disk that each maps."""
     for index, entry in enumerate(l1):
         if not entry:
@@ -36,7 +36,7 @@ def tables(header: qcow2_header.Header, l1: array.array[int]) -> Iterator[Piece]
             yield Piece(offset, header.cluster_size, guest, size, compressed=False)
 
 
-def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> list[Piece]:
+def decode(header: Qcow2Header, data: bytes | memoryview, guest: int) -> list[Piece]:
     """Return the pieces, in disk order, of the L2 table that maps the disk from ``guest``.
 
     Parts of the disk without a piece read as zeros.
@@ -50,15 +50,17 @@ def decode(header: qcow2_header.Header, data: bytes | memoryview, guest: int) ->
     while result and result[-1].guest >= header.virtual_size:
         result.pop()  # the last cluster may have subclusters beyond the end of the disk
     if result and result[-1].guest + result[-1].size > header.virtual_size:
-        result[-1] = _cut(result[-1], header.virtual_size)
+        # The file may end there, too.
+        last, size = result[-1], header.virtual_size - result[-1].guest
+        result[-1] = last._replace(size=size, length=last.length if last.compressed else size)
     return result
 
 
-def zeros(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the parts of the disk that a table says are zeros, in disk order.
+def zeros(header: Qcow2Header, data: bytes | memoryview, guest: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the parts of the disk that a table marks as zeros, in disk order.
 
-    ``data``: the entries from those for ``guest`` on. In a layer of a chain these parts hide what is below;
-    parts without data that are not marked so do not.
+    ``data``: the entries from that of ``guest``. In a chain these parts hide those of older files, which
+    unallocated parts do not.
     """
     cluster = header.cluster_size
     table = views.entries(data, ENTRY)
@@ -75,13 +77,7 @@ def zeros(header: qcow2_header.Header, data: bytes | memoryview, guest: int) -> 
                 yield guest + index * cluster, guest + (index + 1) * cluster
 
 
-def _cut(piece: Piece, end: int) -> Piece:
-    """Shorten a piece to the end of the disk: the file may end there too."""
-    size = end - piece.guest
-    return piece._replace(size=size, length=piece.length if piece.compressed else size)
-
-
-def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
+def _clusters(header: Qcow2Header, table: array.array[int], guest: int) -> Iterator[Piece]:
     cluster = header.cluster_size
     # Without an offset, a cluster of zeros is the flag alone. Version 2 does not know the flag.
     lowest = _ZERO + 1 if header.version > 2 else 1
@@ -105,20 +101,20 @@ def _clusters(header: qcow2_header.Header, table: array.array[int], guest: int) 
             yield Piece(entry & _OFFSET, size, guest + start * cluster, size, compressed=False)
 
 
-def _check(header: qcow2_header.Header, entry: int) -> None:
+def _check(header: Qcow2Header, entry: int) -> None:
     zero = _ZERO if header.version > 2 and not header.extended_l2 else 0
     if entry & ~(_OFFSET | _COPIED | zero) or entry & _OFFSET & (header.cluster_size - 1):
         raise errors.Corrupt(format="qcow2", reason=f"L2 entry {entry:#018x} is malformed")
 
 
-def _compressed(header: qcow2_header.Header, entry: int, guest: int) -> Piece:
+def _compressed(header: Qcow2Header, entry: int, guest: int) -> Piece:
     shift = 70 - header.cluster_bits
     host = entry & ((1 << shift) - 1)
     sectors = ((entry & (_COMPRESSED - 1)) >> shift) + 1
     return Piece(host, sectors * _SECTOR - host % _SECTOR, guest, header.cluster_size, compressed=True)
 
 
-def _subclusters(header: qcow2_header.Header, table: array.array[int], guest: int) -> Iterator[Piece]:
+def _subclusters(header: Qcow2Header, table: array.array[int], guest: int) -> Iterator[Piece]:
     """Decode extended L2 entries: an offset, and 32 allocated and 32 zero bits, one per subcluster."""
     cluster = header.cluster_size
     part = cluster // 32

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cdi_worker import masking
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import simple
 
@@ -24,13 +25,6 @@ def verified(data: bytes, verify: Callable[[bytes, bytes, str], object], name: s
 
     Raises ``errors.Untrusted``.
     """
-    payload, proof = envelope(data, name)
-    signer = verify(proof, encoded(payload), name)
-    return statement(payload, str(signer), name)
-
-
-def envelope(data: bytes, name: str) -> tuple[bytes, bytes]:
-    """Return payload and signature of the envelope in a bundle."""
     document = simple.load(data, name)
     if "dsseEnvelope" not in document:
         raise simple.malformed(name, "the bundle has no signed statement (dsseEnvelope)")
@@ -41,7 +35,9 @@ def envelope(data: bytes, name: str) -> tuple[bytes, bytes]:
     if len(proofs) != 1 or not isinstance(proofs[0], dict):
         raise simple.malformed(name, "the statement does not have exactly one signature")
     payload = simple.decoded(simple.member(found, "payload", str, name), simple.LARGEST, name)
-    return payload, simple.decoded(simple.member(proofs[0], "sig", str, name), simple.LONGEST_PROOF, name)
+    proof = simple.decoded(simple.member(proofs[0], "sig", str, name), simple.LONGEST_PROOF, name)
+    signer = verify(proof, encoded(payload), name)
+    return statement(payload, str(signer), name)
 
 
 def encoded(payload: bytes) -> bytes:
@@ -54,7 +50,7 @@ def statement(payload: bytes, signer: str, name: str) -> signature.Signature:
     """Return what a verified statement says."""
     document = simple.load(payload, name)
     if document.get("_type") != STATEMENT or document.get("predicateType") != PREDICATE:
-        kind = str(document.get("predicateType"))[:80]
+        kind = masking.quoted(str(document.get("predicateType")))
         raise simple.malformed(name, f"it is not the signature of an image but {kind!r}")
     subjects = simple.member(document, "subject", list, name)
     if len(subjects) != 1 or not isinstance(subjects[0], dict):
@@ -68,5 +64,4 @@ def statement(payload: bytes, signer: str, name: str) -> signature.Signature:
         digest=f"sha256:{simple.member(digests, 'sha256', str, name)}",
         # cosign leaves it out: then the signature is valid wherever the image is.
         reference=str(subjects[0].get("name") or ""),
-        annotations=simple.texts(subjects[0].get("annotations")),
     )

@@ -1,6 +1,6 @@
 """Public keys in PEM, and the signatures that they verify.
 
-PKIX public keys as cosign writes them (RFC 7468, 13), and X.509 certificates, whose dates count.
+PKIX public keys as cosign writes them (RFC 7468, 13), and X.509 certificates, whose validity is checked.
 """
 
 from __future__ import annotations
@@ -35,13 +35,9 @@ class Key:
     until: dt.datetime | None = None
 
     def __str__(self) -> str:
-        return f"key SHA256:{self.fingerprint}"
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the key in DER, in hexadecimal."""
         form = serialization.PublicFormat.SubjectPublicKeyInfo
-        return hashlib.sha256(self.public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+        data = self.public.public_bytes(serialization.Encoding.DER, form)
+        return f"key SHA256:{hashlib.sha256(data).hexdigest()}"
 
     def verifies(self, proof: bytes, message: bytes) -> bool:
         """Return whether ``proof`` is this key's signature of ``message`` (SHA-256, except Ed25519)."""
@@ -56,15 +52,6 @@ class Key:
             return False
         return True
 
-    def check_date(self, now: dt.datetime, name: str) -> None:
-        """Raise ``errors.Untrusted`` if the certificate is not valid ``now``."""
-        if self.until is not None and now > self.until:
-            reason = f"the certificate of {self} was valid until {self.until:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
-        if self.since is not None and now < self.since:
-            reason = f"the certificate of {self} is valid from {self.since:%Y-%m-%d %H:%M} UTC"
-            raise errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
-
 
 def read(data: bytes, where: str) -> tuple[Key, ...]:
     """Return the keys in a PEM file; ``where`` names it in messages. Raises ``errors.RequestError``."""
@@ -74,7 +61,12 @@ def read(data: bytes, where: str) -> tuple[Key, ...]:
         if "PRIVATE KEY" in label:
             raise errors.RequestError(f"{where}: a private key; name the file with the public key")
         try:
-            found.append(_key(label, block[0]))
+            if label == "CERTIFICATE":
+                certificate = x509.load_pem_x509_certificate(block[0])
+                since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+                found.append(Key(_usable(certificate.public_key()), since, until))
+            else:
+                found.append(Key(_usable(serialization.load_pem_public_key(block[0]))))
         except (ValueError, exceptions.UnsupportedAlgorithm) as err:
             raise errors.RequestError(f"{where}: malformed {label.lower()}: {err}") from err
     if not found:
@@ -90,24 +82,18 @@ def signer(keys: Sequence[Key], proof: bytes, message: bytes, name: str) -> Key:
     failed: errors.Untrusted | None = None
     for key in keys:
         if key.verifies(proof, message):
-            try:
-                key.check_date(dt.datetime.now(dt.UTC), name)
-            except errors.Untrusted as err:
-                failed = err
+            now = dt.datetime.now(dt.UTC)
+            if key.until is not None and now > key.until:
+                reason = f"the certificate of {key} was valid until {key.until:%Y-%m-%d %H:%M} UTC"
+            elif key.since is not None and now < key.since:
+                reason = f"the certificate of {key} is valid from {key.since:%Y-%m-%d %H:%M} UTC"
             else:
                 return key
+            failed = errors.Untrusted(url=name, fault=signature.EXPIRED, reason=reason)
     if failed is not None:
         raise failed
     known = " or ".join(map(str, keys[:3])) + (" or others" if len(keys) > 3 else "")
     raise errors.Untrusted(url=name, fault=signature.OTHER_KEY, reason=f"it is not by {known}")
-
-
-def _key(label: str, block: bytes) -> Key:
-    if label == "CERTIFICATE":
-        certificate = x509.load_pem_x509_certificate(block)
-        since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return Key(_usable(certificate.public_key()), since, until)
-    return Key(_usable(serialization.load_pem_public_key(block)))
 
 
 def _usable(public: object) -> PublicKey:

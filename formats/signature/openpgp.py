@@ -77,9 +77,15 @@ def clear(data: bytes, name: str) -> Clear | None:
 def keyring(data: bytes, name: str) -> bytes:
     """Return public keys as gpgv reads them: without armor. Raises ``errors.RequestError``."""
     try:
-        found = data if data[:1] >= b"\x80" else _dearmored(data)
+        blocks = [data]
+        if data[:1] < b"\x80":
+            # Armored keys, also private ones.
+            blocks = [
+                base64.b64decode(b"".join(block[1].split()), validate=True) for block in _ARMOR.finditer(data)
+            ]
     except binascii.Error as err:
         raise errors.RequestError(f"{name}: malformed OpenPGP keys: {err}") from err
+    found = b"".join(blocks)
     # The type of the first packet, in the form of today and in the older one (4.2).
     first = found[0] if found else 0
     kind = first & 63 if first & 0x40 else first >> 2 & 15
@@ -88,13 +94,6 @@ def keyring(data: bytes, name: str) -> bytes:
     if kind != _KEY_PACKET:
         raise errors.RequestError(f"{name}: no OpenPGP public keys; write them with gpg --export")
     return found
-
-
-def _dearmored(data: bytes) -> bytes:
-    """Return the bytes in all armored keys of ``data``, also in private ones. Raises ``binascii.Error``."""
-    return b"".join(
-        base64.b64decode(b"".join(block[1].split()), validate=True) for block in _ARMOR.finditer(data)
-    )
 
 
 def signer(status: str, name: str) -> str:
@@ -120,7 +119,7 @@ def signer(status: str, name: str) -> str:
 
 
 def _signer(said: dict[str, list[str]], name: str) -> str:
-    """Return who made one signature, of which gpgv ``said`` words by keyword (GnuPG, doc/DETAILS)."""
+    """Return the signer of one signature; ``said``: gpgv's status by keyword (GnuPG, doc/DETAILS)."""
 
     def fail(fault: str, reason: str) -> errors.Untrusted:
         return errors.Untrusted(url=name, fault=fault, reason=reason)

@@ -1,4 +1,4 @@
-"""The first form of cosign: a payload, and its signature in an annotation of the layer that holds it.
+"""cosign's first form of signatures: a payload, signed in an annotation of the layer that holds it.
 
 cosign, "SIGNATURE_SPEC.md"; containers/image, containers-signature(5).
 """
@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import signature, smalljson
 
 MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -30,27 +30,24 @@ class Signed:
     payload: bytes
     annotations: Mapping[str, str]
 
-    def proof(self, name: str) -> bytes:
-        """Return the signature of the payload. Raises ``errors.Untrusted``."""
-        return decoded(self.annotations.get(SIGNATURE, ""), LONGEST_PROOF, name)
-
 
 def verified(signed: Signed, verify: Callable[[bytes, bytes, str], object], name: str) -> signature.Signature:
     """Return what a signature says. ``verify`` gets signature, payload and name, and returns the signer.
 
     The payload is parsed only after it was verified. Raises ``errors.Untrusted``.
     """
-    signer = verify(signed.proof(name), signed.payload, name)
+    proof = decoded(signed.annotations.get(SIGNATURE, ""), LONGEST_PROOF, name)
+    signer = verify(proof, signed.payload, name)
     document = load(signed.payload, name)
     critical = member(document, "critical", dict, name)
     if critical.get("type") != PAYLOAD_TYPE:
-        raise malformed(name, f"its type is {str(critical.get('type'))[:80]!r}, not {PAYLOAD_TYPE!r}")
+        kind = masking.quoted(str(critical.get("type")))
+        raise malformed(name, f"its type is {kind!r}, not {PAYLOAD_TYPE!r}")
     image, identity = (member(critical, key, dict, name) for key in ("image", "identity"))
     return signature.Signature(
         signer=str(signer),
         digest=member(image, "docker-manifest-digest", str, name),
         reference=member(identity, "docker-reference", str, name),
-        annotations=texts(document.get("optional")),
     )
 
 
@@ -71,13 +68,6 @@ def member(document: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
         raise malformed(name, f"it has no valid {key!r}")
     return value
-
-
-def texts(value: object) -> dict[str, str]:
-    """Return the texts in a JSON object; none if ``value`` is not one."""
-    if not isinstance(value, dict):
-        return {}
-    return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
 def decoded(text: str, limit: int, name: str) -> bytes:

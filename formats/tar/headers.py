@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 
 BLOCK = 512
 #: Maximum bytes of a long name or an extended header. Pax sparse formats 0.0 and 0.1 keep their maps in it:
 #: about 20 bytes per extent in 0.1, 70 in 0.0.
 LARGEST_HEADER = 16 << 20
-_LAYOUT = struct.Struct("100s8s16x12s12s8sc100s8s80x155s12x")
+_FIELDS = struct.Struct("100s8s16x12s12s8sc100s8s80x155s12x")
 _CHECKSUM, _SPACES = slice(148, 156), b" " * 8
 _NUMBER = re.compile(rb" *([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
@@ -68,7 +68,7 @@ class Stream:
         """Read the content of a long-name or extended header."""
         if not 0 <= size <= LARGEST_HEADER:
             reason = f"an extension header has {size} bytes, the limit is {LARGEST_HEADER} bytes"
-            raise errors.Refused(format="tar", rule="header", reason=reason)
+            raise refused("header", reason)
         return self._take(size + -size % BLOCK)[:size]
 
     def _truncated(self) -> errors.Truncated:
@@ -77,10 +77,16 @@ class Stream:
 
 def parse(block: bytes) -> Raw:
     """Parse one header block. Raises ``errors.Corrupt``."""
-    name, mode, size, mtime, checksum, kind, link, magic, prefix = _LAYOUT.unpack(block)
+    name, mode, size, mtime, checksum, kind, link, magic, prefix = _FIELDS.unpack(block)
     stated = number(checksum)
-    if stated != _sum(block) and stated != _signed_sum(block):
-        raise corrupt("a header has a wrong checksum")
+    # The bytes of the checksum count as spaces. The lower half of Adler-32, from 0, is the sum of the bytes
+    # modulo 65521, which 256 bytes do not reach.
+    total = (zlib.adler32(block[:256], 0) & 0xFFFF) + (zlib.adler32(block[256:], 0) & 0xFFFF)
+    if stated != total - sum(block[_CHECKSUM]) + len(_SPACES) * _SPACES[0]:
+        # Some old programs write the sum of signed bytes.
+        padded = block[: _CHECKSUM.start] + _SPACES + block[_CHECKSUM.stop :]
+        if stated != sum(struct.unpack(f"{BLOCK}b", padded)):
+            raise corrupt("a header has a wrong checksum")
     name = _text(name)
     if magic.startswith(b"ustar\0") and (prefix := _text(prefix)):
         name = prefix + b"/" + name
@@ -112,7 +118,7 @@ def records(data: bytes) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for key, value in pairs(data):
         if key in found and key not in REPEATED:
-            raise corrupt(f"an extended header has a duplicate record {key[:50]!r}")
+            raise corrupt(f"an extended header has a duplicate record {masking.quoted(key, 50)!r}")
         found[key] = value
     return found
 
@@ -130,9 +136,17 @@ def pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise corrupt("an extended header is malformed")
         key, equals, value = data[match.end() : end - 1].partition(b"=")
         if not equals:
-            raise corrupt(f"an extended header has an invalid record {key[:50]!r}")
+            raise corrupt(f"an extended header has an invalid record {masking.quoted(key, 50)!r}")
         yield key, value
         at = end
+
+
+def decimal(records: dict[bytes, bytes], key: bytes) -> int:
+    """Return the number in a record of a pax extended header. Raises ``errors.Corrupt``, also without one."""
+    text = records.get(key, b"")
+    if not text.isdigit() or len(text) > 19:
+        raise corrupt(f"{key!r} is {text!r}, expected a number")
+    return int(text)
 
 
 def corrupt(reason: str) -> errors.Corrupt:
@@ -140,19 +154,9 @@ def corrupt(reason: str) -> errors.Corrupt:
     return errors.Corrupt(format="tar", reason=reason)
 
 
-def _sum(block: bytes) -> int:
-    """Return the sum of the bytes of a header; those of the checksum count as spaces.
-
-    The lower half of Adler-32, from 0, is the sum modulo 65521, which 256 bytes do not reach.
-    """
-    halves = (zlib.adler32(block[:256], 0) & 0xFFFF) + (zlib.adler32(block[256:], 0) & 0xFFFF)
-    return halves - sum(block[_CHECKSUM]) + len(_SPACES) * _SPACES[0]
-
-
-def _signed_sum(block: bytes) -> int:
-    """Return the sum that some old programs write, of signed bytes."""
-    padded = block[: _CHECKSUM.start] + _SPACES + block[_CHECKSUM.stop :]
-    return sum(struct.unpack(f"{BLOCK}b", padded))
+def refused(rule: str, reason: str) -> errors.Refused:
+    """Return the error of a safety rule."""
+    return errors.Refused(format="tar", rule=rule, reason=reason)
 
 
 def _text(field: bytes) -> bytes:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers
 
 #: Maximum extents of one file; 64 MiB of memory.
 MAX_EXTENTS = 4 << 20
 
+_VERSION = (b"GNU.sparse.major", b"GNU.sparse.minor")
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 _SLOT = 24
 
@@ -34,23 +35,48 @@ def gnu(block: bytes, take: Take) -> tuple[Map, int]:
     size = headers.number(block[483:495])
     extents = array.array("Q")
     _add(extents, block[386:482])
-    for more in continued(block, take):
-        _add(extents, more[:504])
+    room, more = 4, block[482]
+    while more:
+        room += 21
+        _check_count(room)  # the blocks may be empty, without end
+        block = take(headers.BLOCK)
+        _add(extents, block[:504])
+        more = block[504]
     return extents, size
 
 
-def continued(block: bytes, take: Take) -> Iterator[bytes]:
-    """Yield the blocks of a map in old GNU format that follow its header ``block``.
+def of(
+    raw: headers.Raw, records: dict[bytes, bytes], extended: bytes, stored: int, take: Take
+) -> tuple[Map, int, int]:
+    """Parse the map of a sparse file in any format, and check it.
 
-    Raises ``errors.Refused`` for a map with room for too many extents, which need not be in it.
+    ``raw``, ``records``, ``extended``: its header and the extended header before it. ``stored``: bytes of the
+    entry. Return the map, the size of the file and the length of its data in the archive. Raises
+    ``errors.Corrupt``, and ``errors.Refused`` for an unknown format.
     """
-    count, more = 4, block[482]
-    while more:
-        count += 21
-        _check_count(count)
-        block = take(headers.BLOCK)
-        yield block
-        more = block[504]
+    if raw.type == headers.SPARSE:
+        extents, size = gnu(raw.block, take)
+    else:
+        key = b"GNU.sparse.realsize"
+        size = headers.decimal(records, key if key in records else b"GNU.sparse.size")
+        version = tuple(records.get(key) for key in _VERSION)
+        if version == (b"1", b"0"):
+            extents, taken = pax(stored, take)
+            stored -= taken
+        elif version == (None, None):
+            extents = listed(records, extended)
+        else:
+            reason = "a sparse file has an unknown format; use tar --sparse-version=1.0"
+            raise headers.refused("sparse", reason)
+    end = total = 0
+    for offset, length in pairs(extents):
+        if offset < end:
+            raise headers.corrupt("the extents of a sparse file overlap")
+        end = offset + length
+        total += length
+    if end > size or size >= 1 << 63 or total != stored:
+        raise headers.corrupt("the map of a sparse file contradicts its size")
+    return extents, size, stored
 
 
 def pax(stored: int, take: Take) -> tuple[Map, int]:
@@ -87,40 +113,56 @@ def listed(records: dict[bytes, bytes], header: bytes) -> Map:
     return extents
 
 
-def check(extents: Map, size: int, stored: int) -> None:
-    """Check that extents are ascending, within the file, and ``stored`` bytes in all.
-
-    Raises ``errors.Corrupt``.
-    """
-    end = total = 0
-    for offset, length in pairs(extents):
-        if offset < end:
-            raise headers.corrupt("the extents of a sparse file overlap")
-        end = offset + length
-        total += length
-    if end > size or size >= 1 << 63 or total != stored:
-        raise headers.corrupt("the map of a sparse file contradicts its size")
-
-
 def pairs(extents: Map) -> Iterator[tuple[int, int]]:
     """Yield (offset, length) of each extent."""
     values = iter(extents)
     return zip(values, values, strict=True)
 
 
+class Expanded:
+    """Read a sparse file of ``size`` bytes: its data from ``reader``, and zeros in its holes."""
+
+    def __init__(self, reader: readers.Reader, extents: Map, size: int) -> None:
+        self._reader = reader
+        self._runs = _runs(extents, size)
+        self._left, self._is_data = 0, False
+
+    def readinto(self, into: memoryview, /) -> int:
+        while not self._left:
+            if (run := next(self._runs, None)) is None:
+                return 0
+            self._left, self._is_data = run
+        count = min(len(into), self._left)
+        if self._is_data:
+            count = self._reader.readinto(into[:count])
+        else:
+            into[:count] = bytes(count)
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """Do nothing: the caller closes the reader."""
+
+
+def _runs(extents: Map, size: int) -> Iterator[tuple[int, bool]]:
+    """Yield the length of each hole and of each extent, and whether it is data."""
+    at = 0
+    for offset, length in pairs(extents):
+        yield offset - at, False
+        yield length, True
+        at = offset + length
+    yield size - at, False
+
+
 def _add(extents: Map, slots: bytes) -> None:
     for at in range(0, len(slots), _SLOT):
         if not slots[at]:
             break
-        extents.append(_positive(slots[at : at + 12]))
-        extents.append(_positive(slots[at + 12 : at + _SLOT]))
-
-
-def _positive(field: bytes) -> int:
-    value = headers.number(field)
-    if not 0 <= value < 1 << 63:
-        raise headers.corrupt(f"a sparse file has an extent with the offset or length {value}")
-    return value
+        for field in (slots[at : at + 12], slots[at + 12 : at + _SLOT]):
+            value = headers.number(field)
+            if not 0 <= value < 1 << 63:
+                raise headers.corrupt(f"a sparse file has an extent with the offset or length {value}")
+            extents.append(value)
 
 
 def _members(text: bytes) -> Iterator[bytes]:
@@ -160,6 +202,4 @@ def _line(lines: Iterator[bytes]) -> tuple[int, int]:
 
 def _check_count(count: int) -> None:
     if count > MAX_EXTENTS:
-        raise errors.Refused(
-            format="tar", rule="sparse", reason=f"a file has more than {MAX_EXTENTS} extents"
-        )
+        raise headers.refused("sparse", f"a file has more than {MAX_EXTENTS} extents")

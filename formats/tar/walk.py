@@ -7,11 +7,12 @@ archive/tar, which container tools use.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers, sparse
 
@@ -20,10 +21,10 @@ BUFFER = 1 << 18
 _HEADERS = 4 * headers.LARGEST_HEADER
 
 
-class Entry(NamedTuple):
+class Member(NamedTuple):
     """An entry. ``type``: a constant of ``formats.tar.headers``; SPARSE for sparse files of any format.
 
-    Its data begins at ``offset``.
+    Its data begins at ``offset``. ``size``: of the file; of a sparse one ``stored`` bytes are in the archive.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
     link: str
     size: int
     offset: int
+    stored: int
 
 
 class Walk(headers.Stream):
@@ -48,37 +50,42 @@ class Walk(headers.Stream):
         if isinstance(reader, io.BufferedReader):
             super().__init__(reader)
         else:
-            super().__init__(io.BufferedReader(readers.Raw(reader), BUFFER))
+            super().__init__(io.BufferedReader(readers.RawIO(reader), BUFFER))
         self._left = 0
         self._padding = 0
+        #: The map and the size of the current entry, if it is a sparse file.
+        self._sparse: tuple[sparse.Map, int] | None = None
 
-    def next(self) -> Entry | None:
+    def next(self) -> Member | None:
         """Go to the next entry; return None at the end of the archive, with or without an end marker."""
         self._skip(self._left + self._padding)
         self._left = self._padding = 0
         names: dict[bytes, bytes] = {}
         records: dict[bytes, bytes] = {}
+        extended = b""
         start = self.at
-        while (block := self._block()).strip(b"\0"):
+        # Not every tool writes an end marker.
+        while (block := self._take(headers.BLOCK) if self._stream.peek(1) else b"").strip(b"\0"):
             if self.at - start > _HEADERS:
                 reason = f"extension headers of more than {_HEADERS} bytes before an entry"
-                raise errors.Refused(format="tar", rule="header", reason=reason)
+                raise headers.refused("header", reason)
             raw = headers.parse(block)
             if raw.type == headers.EXTENDED:
-                records = headers.records(self._take_header(raw.size))
+                extended = self._take_header(raw.size)
+                records = headers.records(extended)
             elif raw.type == headers.GLOBAL:
                 self._take_header(raw.size)
             elif raw.type in {headers.LONG_NAME, headers.LONG_LINK}:
                 names[raw.type] = self._take_header(raw.size).partition(b"\0")[0]
             else:
-                return self._entry(raw, names, records)
+                return self._entry(raw, names, records, extended)
         if names or records:
             raise headers.corrupt("the archive ends between the headers of an entry")
         self.has_end_mark = bool(block)
         return None
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read data of the current entry; return 0 after its last byte."""
+        """Read data of the current entry, as it is in the archive; return 0 after its last byte."""
         count = self._stream.readinto1(into[: self._left])
         if not count and self._left and len(into):
             raise self._truncated()
@@ -86,13 +93,17 @@ class Walk(headers.Stream):
         self._left -= count
         return count
 
+    def file(self) -> readers.Reader:
+        """Return a reader of the current entry with zeros in place of the holes of a sparse file."""
+        return self if self._sparse is None else sparse.Expanded(self, *self._sparse)
+
     def close(self) -> None:
         """Do nothing: the caller closes the stream."""
 
-    def within(self, size: int) -> Iterator[Entry]:
+    def within(self, size: int) -> Iterator[Member]:
         """Yield the entries of an archive of ``size`` bytes. Raises ``errors.Truncated`` if one is cut."""
         while entry := self.next():
-            if (end := entry.offset + entry.size) > size:
+            if (end := entry.offset + entry.stored) > size:
                 reason = f"{entry.name!r} ends at byte {end} of {size}"
                 raise errors.Truncated(format=self.kind, reason=reason)
             yield entry
@@ -108,24 +119,32 @@ class Walk(headers.Stream):
             if most is not None and self.at - end > most:
                 raise errors.TrailingGarbage(format=self.kind, offset=end)
 
-    def _entry(self, raw: headers.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes]) -> Entry:
+    def _entry(
+        self, raw: headers.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes], extended: bytes
+    ) -> Member:
         name = records.get(b"path", names.get(headers.LONG_NAME, raw.name))
         link = records.get(b"linkpath", names.get(headers.LONG_LINK, raw.link))
         kind = raw.type
-        if kind == headers.SPARSE:
-            for _ in sparse.continued(raw.block, self._take):
-                pass
-        if any(key.startswith(b"GNU.sparse.") for key in records):
+        stored = 0
+        if kind not in headers.WITHOUT_DATA:
+            # The size in an extended header overrides the entry's own.
+            stated = records.get(b"size")
+            if stated is not None and (not stated.isdigit() or len(stated) > 19):
+                raise headers.corrupt(f"a size is {masking.quoted(stated, 50)!r}, expected a number")
+            stored = raw.size if stated is None else int(stated)
+            if not 0 <= stored < 1 << 63:
+                raise headers.corrupt(f"an entry has an invalid size of {stored} bytes")
+        size = stored
+        self._sparse = None
+        has_map = any(key.startswith(b"GNU.sparse.") for key in records)
+        if kind == headers.SPARSE or (has_map and kind not in headers.WITHOUT_DATA):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
-        size = 0 if raw.type in headers.WITHOUT_DATA else _size(records.get(b"size"), raw)
-        self._left, self._padding = size, -size % headers.BLOCK
+            extents, size, stored = sparse.of(raw, records, extended, stored, self._take)
+            self._sparse = extents, size
+        self._left, self._padding = stored, -stored % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
             kind = headers.DIRECTORY  # as in archives from before POSIX
-        return Entry(_text(name), kind, _text(link), size, self.at)
-
-    def _block(self) -> bytes:
-        """Return the next block, b"" at the end: not every tool writes an end marker."""
-        return self._take(headers.BLOCK) if self._stream.peek(1) else b""
+        return Member(_text(name), kind, _text(link), size, self.at, stored)
 
     def _skip(self, count: int) -> None:
         if self._stream.seekable():
@@ -142,24 +161,18 @@ class Walk(headers.Stream):
 
 
 def first_file(head: bytes) -> str:
-    """Return the name of the first file of an archive that begins with ``head``; empty if that shows none."""
-    entries = Walk(readers.Bytes(head))
-    try:
-        while (entry := entries.next()) is not None and entry.type == headers.DIRECTORY:
-            pass
-    except errors.ImageError:
-        return ""
-    return "" if entry is None else entry.name
+    """Return the name of the first file of an archive that begins with ``head``; empty: none found."""
+    entries = Walk(readers.BytesReader(head))
+    with contextlib.suppress(errors.ImageError):
+        while (entry := entries.next()) is not None:
+            if entry.type != headers.DIRECTORY and not is_metadata(entry):
+                return entry.name
+    return ""
 
 
-def _size(stated: bytes | None, raw: headers.Raw) -> int:
-    """Return the length of the data; the size in an extended header overrides the entry's own."""
-    if stated is not None and (not stated.isdigit() or len(stated) > 19):
-        raise headers.corrupt(f"a size is {stated[:50]!r}, expected a number")
-    size = raw.size if stated is None else int(stated)
-    if not 0 <= size < 1 << 63:
-        raise headers.corrupt(f"an entry has an invalid size of {size} bytes")
-    return size
+def is_metadata(entry: Member) -> bool:
+    """Return whether an entry is metadata of another one, which the tar of macOS adds (AppleDouble)."""
+    return entry.name.rpartition("/")[2].startswith("._")
 
 
 def _text(name: bytes) -> str:

@@ -58,11 +58,21 @@ def parse(data: bytes) -> Footer:
 
 
 def is_fixed(tail: bytes) -> bool:
-    """Return whether a file that ends with ``tail`` is a fixed VHD: a raw disk and a footer of 512 bytes."""
+    """Return whether a raw file that ends with ``tail`` is a fixed VHD: a raw disk and a footer of 512 bytes.
+
+    Raises ``errors.Refused`` for the footer of another type, whose copy in the first sector is missing: QEMU
+    refuses such a file, too.
+    """
     footer = tail[-FOOTER:]
     if len(footer) < FOOTER or not footer.startswith(MAGIC):
         return False
-    return parse(footer).type == _FIXED and checksum(footer, 64) == parse(footer).checksum
+    if checksum(footer, 64) != parse(footer).checksum:
+        return False
+    if parse(footer).type != _FIXED:
+        cure = "restore it from the footer: tail -c 512 disk.vhd | dd of=disk.vhd conv=notrunc"
+        reason = f"the footer is that of a dynamic or differencing disk, the first sector is damaged; {cure}"
+        raise facts.refuse("vhd", "footer", reason)
+    return True
 
 
 def check_fixed(footer: bytes, length: int) -> None:
@@ -74,7 +84,7 @@ def check_fixed(footer: bytes, length: int) -> None:
     facts.check_size("vhd", length)
 
 
-class WithoutFooter:
+class WithoutFooter(readers.Wrapper):
     """Read a stream without the footer, if it is a fixed VHD: the raw disk.
 
     Only the last 512 bytes show whether it is one, so they are held back until the stream ends. Then
@@ -82,7 +92,7 @@ class WithoutFooter:
     """
 
     def __init__(self, reader: readers.Reader) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._held = b""
         self.footer = b""
         self._ended = False
@@ -108,6 +118,3 @@ class WithoutFooter:
         into[:count] = self._held[:count]
         self._held = self._held[count:]
         return count
-
-    def close(self) -> None:
-        self._reader.close()

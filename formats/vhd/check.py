@@ -33,31 +33,55 @@ class _Header(NamedTuple):
     locators: bytes
 
 
-def check(view: views.View) -> facts.Facts:
+def check(view: views.View) -> facts.ImageFacts:
     """Refuse differencing images, wrong checksums and a map that contradicts the size."""
     if not view.head.startswith(MAGIC):
-        return _check_fixed(view)
+        if not view.random:
+            return facts.ImageFacts("vhd", None, complete=False)
+        tail = view.tail(FOOTER)
+        if not vhd.is_fixed(tail):
+            raise facts.refuse("vhd", "footer", "the footer is missing or damaged")
+        length = (view.size or 0) - FOOTER
+        vhd.check_fixed(tail, length)
+        return facts.ImageFacts("vhd", -(-length // SECTOR) * SECTOR, raw=length)
     try:
         layout = _layout(view)
     except views.Beyond as err:
-        return facts.Facts("vhd", None, complete=False, needs=err.end)
+        return facts.ImageFacts("vhd", None, complete=False, needs=err.end)
     size = layout.virtual_size
-    return facts.Facts("vhd", size, geometry=size != layout.size_field, layout=layout)
+    return facts.ImageFacts("vhd", size, geometry=size != layout.size_field, layout=layout)
 
 
-def _layout(view: views.View) -> Layout:
-    footer = _dynamic_footer(view)
+def _layout(view: views.View) -> VhdLayout:
+    data = view.at(0, FOOTER)
+    footer = vhd.parse(data)
+    if vhd.checksum(data, 64) != footer.checksum:
+        raise facts.refuse("vhd", "footer", "the footer has a wrong checksum")
+    if footer.type != _DYNAMIC:
+        reason = f"the image has type {footer.type}, expected dynamic ({_DYNAMIC})"
+        raise facts.refuse("vhd", "parent", reason)
     if footer.size_by_creator > facts.MAX_VIRTUAL_SIZE:
         facts.check_size("vhd", footer.size_by_creator)
-    header = _dynamic_header(view, footer)
-    size = _disk_size(view, footer, header)
+    data = view.at(footer.data_offset, _HEADER_SIZE)
+    header = _Header._make(_HEADER.unpack_from(data))
+    if header.magic != b"cxsparse" or vhd.checksum(data, 36) != header.checksum:
+        raise facts.refuse("vhd", "header", "the header is damaged or has a wrong checksum")
+    if any(header.parent) or any(header.parent_name) or any(header.locators):
+        raise facts.refuse("vhd", "parent", "the image has a parent image; merge them first")
+    block = header.block_size
+    if block < SECTOR or block & (block - 1):
+        raise facts.refuse("vhd", "header", f"the block size is {block} bytes, expected a power of 2")
+    facts.check_table("vhd", 4 * header.entries)
+    size, field = footer.size_by_creator, footer.size_field
+    if field > size and _has_data(view, header, size, field):
+        size = field
     facts.check_size("vhd", size)
-    if header.entries * header.block_size < size:
+    if header.entries * block < size:
         raise facts.refuse("vhd", "header", "the block map is too small for the virtual size")
-    return Layout(footer, header, size)
+    return VhdLayout(footer, header, size)
 
 
-class Layout(blocks.Layout):
+class VhdLayout(blocks.BlockLayout):
     """The layout of a dynamic image with this footer and header; see ``mapped.layout.Layout``.
 
     As in QEMU, a block that has an entry is read whole: the bitmaps do not count.
@@ -82,7 +106,7 @@ class Layout(blocks.Layout):
                 yield index, index + 1, (table[index] ^ _ABSENT) * SECTOR + self._bitmap
 
 
-class _Allocation(blocks.Allocation):
+class _Allocation(blocks.BlockAllocation):
     """The bytes of the file in use: blocks are complete, and each has its bitmap before it."""
 
     def __init__(self, size: int, fixed: Iterable[tuple[int, int]], bitmap: int, block: int) -> None:
@@ -93,38 +117,6 @@ class _Allocation(blocks.Allocation):
         """Take data, given in file order."""
         for piece in data:
             self.take(piece.host - self._bitmap, self._length)
-
-
-def _dynamic_footer(view: views.View) -> Footer:
-    data = view.at(0, FOOTER)
-    footer = vhd.parse(data)
-    if vhd.checksum(data, 64) != footer.checksum:
-        raise facts.refuse("vhd", "footer", "the footer has a wrong checksum")
-    if footer.type != _DYNAMIC:
-        raise facts.refuse(
-            "vhd", "parent", f"the image has type {footer.type}, expected dynamic ({_DYNAMIC})"
-        )
-    return footer
-
-
-def _dynamic_header(view: views.View, footer: Footer) -> _Header:
-    data = view.at(footer.data_offset, _HEADER_SIZE)
-    header = _header(data)
-    if header.magic != b"cxsparse" or vhd.checksum(data, 36) != header.checksum:
-        raise facts.refuse("vhd", "header", "the header is damaged or has a wrong checksum")
-    if any(header.parent) or any(header.parent_name) or any(header.locators):
-        raise facts.refuse("vhd", "parent", "the image has a parent image; merge them first")
-    block = header.block_size
-    if block < SECTOR or block & (block - 1):
-        raise facts.refuse("vhd", "header", f"the block size is {block} bytes, expected a power of 2")
-    facts.check_table("vhd", 4 * header.entries)
-    return header
-
-
-def _disk_size(view: views.View, footer: Footer, header: _Header) -> int:
-    """Return the virtual size: by the creator, or the size field if there is data beyond it."""
-    size, field = footer.size_by_creator, footer.size_field
-    return field if field > size and _has_data(view, header, size, field) else size
 
 
 def _has_data(view: views.View, header: _Header, start: int, end: int) -> bool:
@@ -148,23 +140,8 @@ def _bitmap(header: _Header) -> int:
     return -(-header.block_size // (SECTOR * 8 * SECTOR)) * SECTOR
 
 
-def _check_fixed(view: views.View) -> facts.Facts:
-    if not view.random:
-        return facts.Facts("vhd", None, complete=False)
-    footer = view.tail(FOOTER)
-    if not vhd.is_fixed(footer):
-        raise facts.refuse("vhd", "footer", "the footer is missing or damaged")
-    length = (view.size or 0) - FOOTER
-    vhd.check_fixed(footer, length)
-    return facts.Facts("vhd", -(-length // SECTOR) * SECTOR, raw=length)
-
-
 def required_length(view: views.View) -> int:
     """Return the minimum length in bytes of a file with this block map."""
     if not view.head.startswith(MAGIC):
         return 0
     return image.required_length(_layout(view), view.at, view.size or 0)
-
-
-def _header(data: bytes) -> _Header:
-    return _Header._make(_HEADER.unpack_from(data))

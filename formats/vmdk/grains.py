@@ -8,7 +8,7 @@ from isal import isal_zlib
 
 from cdi_worker import errors
 from cdi_worker.formats.mapped import pieces
-from cdi_worker.formats.vmdk.header import GRAIN_MARKER, SECTOR, Header
+from cdi_worker.formats.vmdk.header import GRAIN_MARKER, SECTOR, VmdkHeader
 
 # wbits of a zlib stream: with header and checksum (RFC 1950).
 _ZLIB = 15
@@ -22,7 +22,7 @@ class Grains:
     ``longest``: maximum bytes of a grain in the file, including its marker, as in QEMU's block/vmdk.c.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: VmdkHeader) -> None:
         self._size = header.grain * SECTOR
         self._end = header.capacity * SECTOR
         self.longest = 2 * self._size

@@ -5,6 +5,7 @@ Virtual Disk Format 5.0, VMware 2011. Limits that it leaves open are those of QE
 
 from __future__ import annotations
 
+import operator
 import struct
 from typing import NamedTuple
 
@@ -43,7 +44,11 @@ _GRAIN, _TABLE = 128, 512
 _DIRECTORY = 256 << 10
 
 
-class Header(NamedTuple):
+#: Fields that the footer repeats.
+_identity = operator.attrgetter("magic", "version", "capacity", "descriptor_offset", "descriptor_size")
+
+
+class VmdkHeader(NamedTuple):
     """Sizes and offsets in sectors, as in the file."""
 
     magic: bytes
@@ -66,11 +71,11 @@ class Header(NamedTuple):
         return -(-self.capacity // (self.table_entries * self.grain))
 
 
-def parse(data: bytes) -> Header:
+def parse(data: bytes) -> VmdkHeader:
     """Parse and check a header. Raises ``errors.Refused`` or ``errors.Truncated``."""
     if len(data) < _HEADER.size:
         raise errors.Truncated(format="vmdk", reason=f"the file has {len(data)} bytes, less than a header")
-    header = Header._make(_HEADER.unpack_from(data))
+    header = VmdkHeader._make(_HEADER.unpack_from(data))
     if header.version not in {1, 2, 3} or header.line_ends != _LINE_ENDS:
         raise facts.refuse("vmdk", "header", "the header is damaged or has an unknown version")
     grain, entries = header.grain, header.table_entries
@@ -80,7 +85,7 @@ def parse(data: bytes) -> Header:
     return header
 
 
-def parse_footer(header: Header, tail: bytes) -> Header:
+def parse_footer(header: VmdkHeader, tail: bytes) -> VmdkHeader:
     """Parse the last ``FOOTER`` bytes of a file with this header. Raises the same errors as ``parse``."""
     if len(tail) < FOOTER:
         raise errors.Truncated(format="vmdk", reason=f"the file has {len(tail)} bytes, less than a footer")
@@ -98,14 +103,7 @@ def parse_footer(header: Header, tail: bytes) -> Header:
     return footer
 
 
-def _identity(header: Header) -> tuple[object, ...]:
-    return (
-        *(header.magic, header.version, header.capacity),
-        *(header.descriptor_offset, header.descriptor_size),
-    )
-
-
-def check_placeable(header: Header) -> None:
+def check_placeable(header: VmdkHeader) -> None:
     """Raise ``errors.Unsupported`` if the built-in reader does not support the image."""
     compressed = bool(header.flags & COMPRESSED)
     faults = {

@@ -1,6 +1,6 @@
 """The layout of a sparse VMDK extent: which bytes of the file belong where on the disk.
 
-Memory is bounded for any image: at most 1 MiB of directory, and the memory of ``Allocation``.
+Memory is bounded for any image: at most 1 MiB of directory, and the memory of ``VmdkAllocation``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from itertools import pairwise
 from cdi_worker import errors
 from cdi_worker.formats import views
 from cdi_worker.formats.mapped import blocks, passing, pieces
-from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.formats.mapped.layout import Follower, Layout
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.vmdk import grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
-from cdi_worker.formats.vmdk.header import SECTOR
+from cdi_worker.formats.vmdk.header import SECTOR, VmdkHeader
 
 #: A sector after every grain: grain tables have 32 bits per entry.
 _AFTER_ALL = 1 << 33
 
 
-class Layout(mapped.Layout):
+class VmdkLayout(Layout):
     """The layout of an image with this header; see ``mapped.layout.Layout``.
 
     ``footer``: required for random access if the header has no directory offset, not for a stream. Raises
@@ -33,7 +33,7 @@ class Layout(mapped.Layout):
     unit = "grains"
     entry = "<I"
 
-    def __init__(self, header: vmdk_header.Header, footer: vmdk_header.Header | None = None) -> None:
+    def __init__(self, header: VmdkHeader, footer: VmdkHeader | None = None) -> None:
         vmdk_header.check_placeable(header)
         self._first_header = header
         if footer is not None:
@@ -58,8 +58,8 @@ class Layout(mapped.Layout):
         # All tables are at the start of the file.
         self.crowded = self._is_long and not self.compressed
 
-    def allocation(self, size: int, /) -> Allocation:
-        return Allocation(self.header, self.fixed, size)
+    def allocation(self, size: int, /) -> VmdkAllocation:
+        return VmdkAllocation(self.header, self.fixed, size)
 
     def tables(self, directory: array.array[int], /) -> Iterator[Piece]:
         length = self.table_entries * 4
@@ -75,14 +75,14 @@ class Layout(mapped.Layout):
         table = views.entries(data, self.entry)[:count]
         if not any(table):
             return []
-        return list(self._compressed(table, guest) if self.compressed else self._runs(table, guest))
-
-    def _runs(self, table: array.array[int], guest: int) -> Iterator[Piece]:
-        grain = self.header.grain * SECTOR
+        if self.compressed:
+            return list(self._compressed(table, guest))
+        grain, result = self.header.grain * SECTOR, []
         for start, end in pieces.steady(table, self.header.grain, self._first):
             offset = guest + start * grain
             size = min((end - start) * grain, self.virtual_size - offset)
-            yield Piece(table[start] * SECTOR, size, offset, size, compressed=False)
+            result.append(Piece(table[start] * SECTOR, size, offset, size, compressed=False))
+        return result
 
     def _compressed(self, table: array.array[int], guest: int) -> Iterator[Piece]:
         """Yield compressed grains. Each ends at the next one in this table, or has the maximum length."""
@@ -98,20 +98,20 @@ class Layout(mapped.Layout):
                 size = min(grain, self.virtual_size - offset)
                 yield Piece(entry * SECTOR, length, offset, size, compressed=True)
 
-    def follow(self) -> mapped.Follower:
+    def follow(self) -> Follower:
         header = self._first_header
         if header.directory == vmdk_header.AT_END or (self.compressed and self._is_long):
-            return markers.Marked(header)
-        return passing.Passing(self)
+            return markers.MarkerFollower(header)
+        return passing.StreamFollower(self)
 
 
-class Allocation(blocks.Allocation):
+class VmdkAllocation(blocks.BlockAllocation):
     """The bytes of the file in use by the header, the tables and the grains.
 
     Compressed grains may be anywhere: their markers say which part of the disk they hold.
     """
 
-    def __init__(self, header: vmdk_header.Header, fixed: Iterable[tuple[int, int]], size: int) -> None:
+    def __init__(self, header: VmdkHeader, fixed: Iterable[tuple[int, int]], size: int) -> None:
         spans = tuple(fixed)
         super().__init__("vmdk", size, spans, header.grain * SECTOR)
         for end in (header.overhead * SECTOR, *(end for _, end in spans)):

@@ -7,6 +7,7 @@ markers and compared with the tables of the file at the end.
 from __future__ import annotations
 
 import array
+import operator
 from collections.abc import Iterator
 
 from cdi_worker import errors
@@ -16,7 +17,7 @@ from cdi_worker.formats.mapped.layout import Arrival, Follower
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.vmdk import grains as vmdk_grains
 from cdi_worker.formats.vmdk import header as vmdk_header
-from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR
+from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR, VmdkHeader
 
 #: Maximum tables with grains, 2 KiB each: 1 TiB of data with the usual grains.
 LIMIT = 32 << 10
@@ -30,13 +31,16 @@ MOST_EMPTY = 64 << 10
 OTHERS = 8
 
 
-class Marked(Follower):
+_geometry = operator.attrgetter("flags", "capacity", "grain", "table_entries", "compression")
+
+
+class MarkerFollower(Follower):
     """Follow an image with this header; see ``mapped.layout.Follower``."""
 
     mapped = False
     complete = False
 
-    def __init__(self, header: vmdk_header.Header) -> None:
+    def __init__(self, header: VmdkHeader) -> None:
         vmdk_header.check_placeable(header)
         self.virtual_size = header.capacity * SECTOR
         self._header = header
@@ -58,13 +62,13 @@ class Marked(Follower):
         while not self.complete and self._next + (MARKER.size if last else SECTOR) <= end:
             at = self._next
             sector, size, kind = MARKER.unpack(read(at, MARKER.size))
+            if kind < at // SECTOR and self._is_table(at, read(at, SECTOR)):
+                raise errors.ScratchRequired(reason=f"the image has a table without a marker at byte {at}")
             if not size:
                 self._next = at + SECTOR + self._metadata(at, sector, kind)
                 if sector:
                     self._kept_until = self._next
                     keep.append((at, min(self._next, end)))
-                else:
-                    self._count_empty(kind)
                 continue
             length = GRAIN_MARKER.size + size
             if length > self._grains.longest:
@@ -76,10 +80,15 @@ class Marked(Follower):
             self._next = at - (-length // SECTOR) * SECTOR
         first = sum(piece.host < start for piece in data)
         ready = [*pieces.batches(data[:first], end, gap=0), *pieces.batches(data[first:], end)]
-        holes = (
-            self._compare(self._next if self.complete else end, read) if last or self.complete else iter(())
-        )
-        return Arrival(ready, holes, keep)
+        if self.complete:
+            end = self._next
+        return Arrival(ready, self._compare(end, read) if last or self.complete else (), keep)
+
+    def _is_table(self, at: int, data: bytes) -> bool:
+        """Return whether this is a table or directory: sectors of grains or tables before ``at``, 0 and 1."""
+        words = views.entries(data, "<I") if len(data) == SECTOR else ()
+        first, end = self._header.overhead, at // SECTOR
+        return max(words, default=0) > 1 and all(word < 2 or first <= word < end for word in words)
 
     def _metadata(self, at: int, sectors: int, kind: int) -> int:
         """Return the length in bytes of the table, directory or footer that follows a marker."""
@@ -91,14 +100,13 @@ class Marked(Follower):
             if self._blocks < 0:
                 raise errors.ScratchRequired(reason="the image has more tables than directory entries")
             self._has_footer = kind == vmdk_header.FOOTER_KIND
+        else:
+            # The first marker without content after the footer ends the image.
+            self.complete = self._has_footer and kind == vmdk_header.END_KIND
+            self._empty_sectors += 1
+            if self._empty_sectors > MOST_EMPTY:
+                raise errors.Corrupt(format="vmdk", reason=f"more than {MOST_EMPTY} markers without content")
         return sectors * SECTOR
-
-    def _count_empty(self, kind: int) -> None:
-        """Count a marker without content. The first one after the footer ends the image."""
-        self.complete = self._has_footer and kind == vmdk_header.END_KIND
-        self._empty_sectors += 1
-        if self._empty_sectors > MOST_EMPTY:
-            raise errors.Corrupt(format="vmdk", reason=f"more than {MOST_EMPTY} markers without content")
 
     def _grain(self, at: int, length: int, sector: int) -> Piece:
         header = self._header
@@ -115,9 +123,8 @@ class Marked(Follower):
             raise errors.ScratchRequired(reason=f"the image has two grains for sector {sector}")
         table[index] = at // SECTOR
         guest = sector * SECTOR
-        return Piece(
-            at, length, guest, min(header.grain * SECTOR, self.virtual_size - guest), compressed=True
-        )
+        size = min(header.grain * SECTOR, self.virtual_size - guest)
+        return Piece(at, length, guest, size, compressed=True)
 
     def _invalid_grain(self, reason: str) -> errors.Error:
         if self._header.directory == vmdk_header.AT_END:
@@ -155,20 +162,14 @@ class Marked(Follower):
                 table = array.array("I", (0 if grain == 1 else grain for grain in table))
             if table != expected:
                 raise errors.ScratchRequired(reason="the image's tables and markers contradict each other")
-        return ((first, after - first) for first, after in spans.gaps(self._spans(), 0, self.virtual_size))
-
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) on the disk of each grain, in order."""
-        grain = self._header.grain * SECTOR
-        for which in sorted(self._tables):
-            guest = which * self._header.table_entries * grain
-            for index, sector in enumerate(self._tables[which]):
-                if sector:
-                    yield guest + index * grain, guest + (index + 1) * grain
-
-
-def _geometry(header: vmdk_header.Header) -> tuple[int, ...]:
-    return header.flags, header.capacity, header.grain, header.table_entries, header.compression
+        grain, entries = self._header.grain * SECTOR, self._header.table_entries
+        on_disk = (
+            ((which * entries + index) * grain, (which * entries + index + 1) * grain)
+            for which in sorted(self._tables)
+            for index, sector in enumerate(self._tables[which])
+            if sector
+        )
+        return ((first, after - first) for first, after in spans.gaps(on_disk, 0, self.virtual_size))
 
 
 def _entries(read: views.Read, sector: int, count: int) -> array.array[int]:

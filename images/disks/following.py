@@ -30,12 +30,12 @@ WORKERS = 2
 JOBS = 4
 
 
-class Following(base.Disk):
+class FollowingDisk(base.Disk):
     """The disk of an image with tables whose file passes once, without being stored.
 
     ``opened`` opens the file; it is read until the disk is complete, not to its end. ``follower`` makes a new
     interpreter of it. ``spill`` takes what must be kept beyond memory; None: no scratch. ``direct``: see
-    ``tables.Tables``.
+    ``tables.MappedDisk``.
 
     ``deliver`` raises ``errors.ScratchRequired`` if the disk cannot be delivered in one pass, or without
     scratch.
@@ -45,7 +45,7 @@ class Following(base.Disk):
 
     def __init__(
         self,
-        opened: base.Opened,
+        opened: base.OpenStream,
         follower: Callable[[], layout.Follower],
         size: int,
         scope: cancelling.Cancel,
@@ -60,18 +60,15 @@ class Following(base.Disk):
         self._spill = spill
         self._direct = direct
 
-    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
+    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.DeliveryMeter) -> int:
         """See ``base.Disk``. A failure sets the scope, which must end the read in progress."""
-        with self._opened(meter.advance) as reader:
-            self._follow(self._follower(), reader, sink)
-        return self.size
-
-    def _follow(self, follower: layout.Follower, reader: readers.Reader, sink: base.Sink) -> None:
+        follower = self._follower()
+        placer = tables.Placer(sink, direct=self._direct)
         # At most RECENT + 2 + JOBS buffers: of the history, of the newest chunk, and one for each job.
         free: list[directio.Buffer] = []
         history = History(self._spill)
         start, last = 0, False
-        with _Crew(tables.Placer(sink, direct=self._direct), follower.inflate, self._scope) as crew:
+        with self._opened(meter.advance) as reader, _Placers(placer, follower.inflate, self._scope) as crew:
             while not (last or follower.complete):
                 self._scope.check()
                 chunk = Chunk(free, start)
@@ -89,9 +86,10 @@ class Following(base.Disk):
                     history.forget()
                 start = chunk.end
             crew.finish()
+        return self.size
 
 
-class _Crew:
+class _Placers:
     """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
     def __init__(self, placer: tables.Placer, inflate: Inflate, scope: cancelling.Cancel) -> None:
@@ -113,29 +111,26 @@ class _Crew:
             self._jobs.popleft().result()
         if isinstance(source, Chunk):
             source.hold()
-            job = self._executor.submit(self._from_chunk, batch, source)
-        else:
-            job = self._executor.submit(self._put, batch, memoryview(source))
-        self._jobs.append(job)
+        self._jobs.append(self._executor.submit(self._put, batch, source))
 
     def finish(self) -> None:
         while self._jobs:
             self._jobs.popleft().result()
 
-    def _from_chunk(self, batch: Batch, chunk: Chunk) -> None:
+    def _put(self, batch: Batch, source: Chunk | bytes) -> None:
         try:
-            first = batch.offset - chunk.start
-            self._put(batch, chunk.view[first : first + batch.length])
-        finally:
-            chunk.release()
-
-    def _put(self, batch: Batch, data: memoryview) -> None:
-        try:
+            if isinstance(source, Chunk):
+                data = source.view[batch.offset - source.start :][: batch.length]
+            else:
+                data = memoryview(source)
             self._placer.put(batch, data, self._inflate)
         except BaseException as err:
-            # Whatever it is, it must end the read in progress, in another thread.
+            # Any failure must end the read in progress, which is in another thread.
             self._scope.fail(err)
             raise
+        finally:
+            if isinstance(source, Chunk):
+                source.release()
 
 
 #: Maximum bytes kept in memory; more are written to scratch.

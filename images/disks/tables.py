@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import views
@@ -19,6 +19,10 @@ from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import fetch
+
+if TYPE_CHECKING:
+    from cdi_worker.formats.mapped import image
+    from cdi_worker.formats.qcow2 import layers
 
 # Short pieces that are adjacent on the disk are written together, up to this many bytes: the largest cluster
 # fits, and writes of more than 1 MiB are not faster.
@@ -29,42 +33,18 @@ _SHORT: Final = 256 << 10
 # waits for it: for extents of 8 KiB, six threads took a third more CPU time than one.
 _MANY: Final = 32
 
-_guest = attrgetter("guest")
 
-
-class Part(Protocol):
-    """What one file has of a part of the disk; see ``formats.mapped.image.Window``."""
-
-    @property
-    def inflate(self) -> Inflate: ...
-    def tables(self) -> Iterator[Batch]: ...
-    def load(self, table: Piece, data: bytes | memoryview, /) -> None: ...
-    def data(self) -> Iterator[Batch]: ...
-
-
-class Window(Protocol):
-    """A part of the disk; see ``formats.mapped.image.Window``. ``parts``: of each file, the oldest first."""
-
-    @property
-    def is_last(self) -> bool: ...
-    @property
-    def parts(self) -> Sequence[Part]: ...
-    def check(self) -> object: ...
-    def holes(self) -> Iterator[tuple[int, int]]: ...
-
-
-class Image(Protocol):
-    """The tables of a disk; see ``formats.mapped.image.Image``."""
-
-    def windows(self) -> Iterator[Window]: ...
-
+#: The tables of a disk, a part of the disk, and what one file holds of it: of one file, or of a chain.
+DiskTables: TypeAlias = "image.MappedImage | layers.ChainTables"
+Window: TypeAlias = "image.Window | layers.ChainWindow"
+Part: TypeAlias = "image.Window | layers.FilePart"
 
 #: Reads the first tables, by a function for each file that returns bytes of it.
-Open = Callable[[Sequence[views.Read]], Image]
+OpenTables = Callable[[Sequence[views.Read]], DiskTables]
 
 
-class Tables(base.Disk):
-    """The disk of one image, or of a chain of images whose newest file with a cluster has it.
+class MappedDisk(base.Disk):
+    """The disk of one image, or of a chain: each cluster comes from the newest file that contains it.
 
     ``files``: open each file by ranges, the oldest first. ``size``: of the disk. ``covers_all``: see
     ``base.Disk``; a chain without its oldest file holds changes only. ``direct``: the target bypasses the
@@ -77,8 +57,8 @@ class Tables(base.Disk):
 
     def __init__(
         self,
-        files: Sequence[raw.Ranges],
-        tables: Open,
+        files: Sequence[raw.OpenRanges],
+        tables: OpenTables,
         size: int,
         *,
         covers_all: bool = True,
@@ -90,7 +70,7 @@ class Tables(base.Disk):
         self.covers_all = covers_all
         self._direct = direct
 
-    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.Meter) -> int:
+    def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.DeliveryMeter) -> int:
         """See ``base.Disk``. ``meter`` gets the whole files, except that some bytes may be read twice."""
         fetchers = [ranges(meter.advance) for ranges in self._files]
         placer = Placer(sink, direct=self._direct)
@@ -98,33 +78,37 @@ class Tables(base.Disk):
         self.declared = 0
         for window in self._tables([fetcher.read for fetcher in fetchers]).windows():
             load(window, fetchers)
-            parts = window.parts
+            parts: Sequence[Part] = window.parts
             batches = chain.from_iterable(chain(part.tables(), part.data()) for part in parts)
             unread -= sum(batch.length for batch in batches)
             if window.is_last:
                 meter.skip(unread)
                 unread = 0
             if not self.covers_all:
-                self.declared += _declared(window)
+                pieces = (piece for part in parts for batch in part.data() for piece in batch.pieces)
+                shown = (span for piece in pieces for span in piece.shown or ((0, piece.size),))
+                self.declared += sum(end - start for start, end in shown)
+                self.declared += sum(length for _, length in window.holes())
             for fetcher in fetchers[1:]:
-                # Which file a cluster comes from depends on the tables of all.
-                _confirm(fetcher)
-            confirmed: Callable[[], object] = functools.partial(raw.zero, sink, missing, window.holes())
+                # Confirm the tables first: which file a cluster comes from depends on those of all.
+                fetcher.each((), lambda _offset, _data: None)
+            # An iterator: with a chain, the first file's turn zeroes the holes.
+            zero = functools.partial(raw.zero, sink, missing, iter(window.holes()))
             for part, fetcher in zip(parts, fetchers, strict=True):
 
                 def place(batch: Batch, data: memoryview, inflate: Inflate = part.inflate) -> None:
                     placer.put(batch, data, inflate)
                     meter.moved(batch.length)
 
-                _each(fetcher, _missing(part.data(), missing, meter), place, confirmed=confirmed)
-                confirmed = _nothing
+                _each(fetcher, _missing(part.data(), missing, meter), place, confirmed=zero)
         return self.size
 
 
 def load(window: Window, fetchers: Sequence[fetch.Fetcher]) -> None:
     """Load and check the tables of a window. They are confirmed before the next ranges are delivered."""
     loaded: list[tuple[Part, Piece, bytes]] = []
-    for part, fetcher in zip(window.parts, fetchers, strict=True):
+    parts: Sequence[Part] = window.parts
+    for part, fetcher in zip(parts, fetchers, strict=True):
 
         def keep(batch: Batch, data: memoryview, part: Part = part) -> None:
             for table in batch.pieces:
@@ -137,29 +121,13 @@ def load(window: Window, fetchers: Sequence[fetch.Fetcher]) -> None:
             part.load(table, data)
         window.check()
     except errors.ImageError:
-        # Tables of a server whose ranges are not right: then the image is read in order.
+        # The server may have returned wrong ranges. ``confirm`` reports it: then the image is read in order.
         for fetcher in fetchers:
             fetcher.confirm()
         raise
 
 
-def _declared(window: Window) -> int:
-    """Return the bytes of the disk that a window holds."""
-    pieces = (piece for part in window.parts for batch in part.data() for piece in batch.pieces)
-    shown = (span for piece in pieces for span in piece.shown or ((0, piece.size),))
-    return sum(end - start for start, end in shown) + sum(length for _, length in window.holes())
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _confirm(fetcher: fetch.Fetcher) -> None:
-    """Confirm the tables of a file, by all connections."""
-    fetcher.each((), lambda _offset, _data: None)
-
-
-def _missing(batches: Iterable[Batch], missing: base.Missing, meter: base.Meter) -> Iterator[Batch]:
+def _missing(batches: Iterable[Batch], missing: base.Missing, meter: base.DeliveryMeter) -> Iterator[Batch]:
     for batch in batches:
         if any(missing([(piece.guest, piece.guest + piece.size)]) for piece in batch.pieces):
             yield batch
@@ -175,10 +143,10 @@ def _each(
 ) -> None:
     pending: dict[int, Batch] = {}
 
-    def ranges() -> Iterator[fetch.Range]:
+    def ranges() -> Iterator[fetch.ByteRange]:
         for batch in batches:
             pending[batch.offset] = batch
-            yield fetch.Range(batch.offset, batch.length)
+            yield fetch.ByteRange(batch.offset, batch.length)
 
     fetcher.each(ranges(), lambda offset, data: deliver(pending.pop(offset), data), **options)
 
@@ -195,16 +163,16 @@ class Placer:
 
     def put(self, batch: Batch, data: memoryview, inflate: Inflate) -> None:
         """Deliver the pieces of a batch; ``data``: its bytes in the file."""
-        if len(batch.pieces) < _MANY or any(piece.compressed for piece in batch.pieces):
-            self._put(batch, data, inflate)
-            return
-        with self._turn:
+        is_alone = len(batch.pieces) >= _MANY and not any(piece.compressed for piece in batch.pieces)
+        with self._turn if is_alone else contextlib.nullcontext():
             self._put(batch, data, inflate)
 
     def _put(self, batch: Batch, data: memoryview, inflate: Inflate) -> None:
-        gathered = self._gathered()
+        if not hasattr(self._local, "gathered"):
+            self._local.gathered = _Gathered(self._sink)
+        gathered: _Gathered = self._local.gathered
         # Programs that compress in parallel store clusters in another order than the disk's.
-        for piece in sorted(batch.pieces, key=_guest):
+        for piece in sorted(batch.pieces, key=attrgetter("guest")):
             start = piece.host - batch.offset
             body = data[start : start + piece.length]
             if piece.compressed:
@@ -216,12 +184,6 @@ class Placer:
             else:
                 self._sink.write(piece.guest, body)
         gathered.flush()
-
-    def _gathered(self) -> _Gathered:
-        if not hasattr(self._local, "gathered"):
-            self._local.gathered = _Gathered(self._sink)
-        gathered: _Gathered = self._local.gathered
-        return gathered
 
 
 class _Gathered:

@@ -37,7 +37,7 @@ class Ahead(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
 
     def __enter__(self) -> Self:
-        self._registration = self._scope.on_set(self._wake)
+        self._registration = self._scope.notifying(self._changed)
         self._thread.start()
         return self
 
@@ -75,10 +75,6 @@ class Ahead(Generic[T]):
             self._ended = True
             self._changed.notify()
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
 
 def buffers(size: int = CHUNK) -> Iterator[memoryview]:
     """Yield aligned buffers for the items of an ``Ahead``; a buffer is reused when its item has been used."""
@@ -101,7 +97,7 @@ def pieces(reader: readers.Reader, scope: cancelling.Cancel) -> Iterator[memoryv
             return
 
 
-class Reader:
+class AheadReader:
     """Read another reader ahead until ``close``, which closes that reader too."""
 
     def __init__(self, reader: readers.Reader, scope: cancelling.Cancel) -> None:

@@ -21,10 +21,6 @@ T = TypeVar("T")
 TURN: Final = 0.2
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class Registration:
     """A callback registered with ``Cancel.on_set``, until ``close`` or the end of the ``with`` block.
 
@@ -48,7 +44,7 @@ class Registration:
         self.close()
 
     def check(self) -> None:
-        """Raise ``Cancel.error()`` if the callback was called: ``Reads`` may no longer be set then."""
+        """Raise ``Cancel.error()`` if the callback was called; ``Reads`` may have been reset since then."""
         if self.was_called or self._cancel.is_set():
             raise self._cancel.error()
 
@@ -57,7 +53,7 @@ class Registration:
         self._cancel._forget(self)  # noqa: SLF001  (same module)
         # The caller often keeps this object, and the callback the caller: without this, the cycle would keep
         # all that they read in memory until Python's next garbage collection.
-        self._callback = _nothing
+        self._callback = lambda: None
 
     def call(self) -> None:
         """Call the callback. A failure is logged, so that the other callbacks are still called."""
@@ -109,7 +105,7 @@ class Cancel:
         self._changed = threading.Condition(self._lock)
         self._registered: dict[Registration, None] = {}
         self._is_set = False
-        #: How often it was set: ``Reads`` may no longer be set when a waiting thread runs again.
+        #: How often it was set: ``Reads`` may be reset before a waiting thread runs again.
         self._times = 0
         self._reason = ""
         self._failure: Exception | None = None
@@ -133,9 +129,9 @@ class Cancel:
             raise self.error()
 
     def error(self) -> Exception:
-        """Return what a wait that it ended raises: the failure that set it, else ``errors.Cancelled``.
+        """Return what an ended wait raises: the failure that set it, else ``errors.Cancelled``.
 
-        Whichever thread ends first, the caller of all of them sees the failure, not its consequence.
+        So the caller sees the failure and not its consequence, whichever thread ends first.
         """
         return self.failure or errors.Cancelled()
 
@@ -167,6 +163,15 @@ class Cancel:
     def on_set(self, callback: Callable[[], object]) -> Registration:
         """Call ``callback`` when it is set, or immediately if it is already set."""
         return self._register(Registration(self, callback))
+
+    def notifying(self, condition: threading.Condition) -> Registration:
+        """Wake all threads that wait for ``condition`` when it is set."""
+
+        def notify() -> None:
+            with condition:
+                condition.notify_all()
+
+        return self.on_set(notify)
 
     def ending(self, wake: Callable[[], object]) -> Ending:
         """Let ``wake`` end a wait in a ``with`` block, which then raises ``errors.Cancelled``.
@@ -307,7 +312,7 @@ class Event(Protocol):
 
 
 @contextlib.contextmanager
-def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
+def adapt(given: Cancel | Event | None) -> Iterator[Cancel]:
     """Adapt the ``cancel`` argument of ``run`` and ``inspect`` to a ``Cancel``.
 
     ``threading.Event`` has no callbacks, so a thread polls it every ``TURN`` seconds.
@@ -337,8 +342,8 @@ def adapted(given: Cancel | Event | None) -> Iterator[Cancel]:
 
 
 @contextlib.contextmanager
-def woken(cancel: Cancel) -> Iterator[Wake]:
-    """Yield what ends a ``poll`` when ``cancel`` is set."""
+def wake_on(cancel: Cancel) -> Iterator[Wake]:
+    """Yield a descriptor that ends a ``poll`` when ``cancel`` is set."""
     wake = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         with cancel.on_set(lambda: os.eventfd_write(wake, 1)) as ending:
@@ -347,7 +352,7 @@ def woken(cancel: Cancel) -> Iterator[Wake]:
         os.close(wake)
 
 
-def apart(
+def run_apart(
     call: Callable[[], T],
     cancel: Cancel,
     *,

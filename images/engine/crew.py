@@ -12,7 +12,7 @@ from cdi_worker.images.engine import cancelling
 
 #: Maximum seconds to wait for threads after their reads were ended.
 LAST_WAIT = 1.0
-#: Seconds without any news, after which a crew is looked at.
+#: Seconds between two calls of ``look`` while no thread ends.
 INTERVAL = 1.0
 
 
@@ -22,7 +22,7 @@ def join(threads: Sequence[threading.Thread]) -> None:
     A thread in a call that cannot be ended is left running: it no longer delivers, and ends with its timeout.
     """
     deadline = time.monotonic() + LAST_WAIT
-    # Not one that could not be started: the failure that says so is the one to raise.
+    # Not a thread that failed to start: the error of its start is raised.
     for thread in filter(lambda thread: thread.ident, threads):
         thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -57,8 +57,8 @@ class Crew:
         join(self._threads)
 
     @contextlib.contextmanager
-    def delivering(self) -> Iterator[None]:
-        """Let ``close`` wait for the delivery in this block. Raises ``errors.Cancelled`` after ``close``."""
+    def hold_close(self) -> Iterator[None]:
+        """Make ``close`` wait for the end of this block. Raises ``errors.Cancelled`` after ``close``."""
         with self._idle:
             self._scope.check()
             self._delivering += 1
@@ -82,17 +82,16 @@ class Crew:
             raise self._failure
         self._scope.check()
 
-    def wait(self, look: Callable[[], None] | None = None) -> None:
+    def wait(self, look: Callable[[], None] = lambda: None) -> None:
         """Wait until all threads have ended; call ``look`` each INTERVAL. Raises the first failure."""
         ended = 0
         with self._scope.on_set(lambda: self._ended.put(False)):
             # A thread may start others until it ends.
             while ended < len(self._threads):
                 try:
-                    ended += self._ended.get(timeout=look and INTERVAL)
+                    ended += self._ended.get(timeout=INTERVAL)
                 except queue.Empty:
-                    if look:
-                        look()
+                    look()
                 self.check()
 
     def _run(self, job: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from cdi_worker import errors
@@ -19,23 +19,22 @@ from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling, crew, filled, pace, retry, seams
 
 MIB = 1 << 20
-#: Bytes delivered at once for a ``Continuing`` source: they stay in the CPU cache. With six plain
+#: Bytes delivered at once for a ``ContinuingReader``: they stay in the CPU cache. With six plain
 #: connections, 2 GiB took 0.8 s and 0.9 s of CPU in such pieces, 1.2 s and 1.4 s in pieces of 4 MiB.
 PIECE = 1 * MIB
-#: A request should last at least so many times as long as the server's response latency, if all connections
-#: have one. It is never shorter than that time, even if there is then none for some connections: such servers
-#: work for each request, and on several at once no faster.
+#: A request should last at least so many times the server's latency, as long as there is one for each
+#: connection. It never lasts less than the latency: a server that computes for each request does not compute
+#: several of them faster in parallel.
 _WORTH = 4
-#: Bytes of a request for a large object, so that our own work and the wait for its answer do not matter: with
-#: requests of 4 MiB, 1 GiB took a fifth more of our CPU time. Divided by the number of connections, what is
-#: left is at least ``_TURNS`` times as long: the last requests are short, and all connections end together.
+#: Bytes of a request for a large object: with requests of 4 MiB, 1 GiB took a fifth more of our CPU time.
+#: Near the end, a connection still gets at least ``_TURNS`` requests of its share, so that all end together.
 _LARGE = 16 * MIB
 _TURNS = 2
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes of the source from ``offset`` to ``offset + length``."""
 
     offset: int
@@ -47,7 +46,7 @@ Deliver = Callable[[int, memoryview], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class FetchOptions:
     """Options of the fetch engine. Sizes in bytes, times in seconds.
 
     ``chunk``: bytes of a request for a small object; from 4 MiB on the cost of a request on the network no
@@ -62,24 +61,20 @@ class Options:
     slowest: float = retry.SLOWEST
 
 
-def split(start: int, end: int, chunk: int) -> Iterator[Range]:
+def split(start: int, end: int, chunk: int) -> Iterator[ByteRange]:
     """Split ``start`` to ``end`` at multiples of ``chunk``, so that a later attempt has the same ranges."""
     while start < end:
         stop = min(end, (start // chunk + 1) * chunk)
-        yield Range(start, stop - start)
+        yield ByteRange(start, stop - start)
         start = stop
 
 
-def _ends(item: Range) -> tuple[int, int]:
-    return item.offset, item.offset + item.length
-
-
-def _together(ranges: Iterable[Range], longest: Callable[[int], int]) -> Iterator[list[Range]]:
+def _together(ranges: Iterable[ByteRange], longest: Callable[[int], int]) -> Iterator[list[ByteRange]]:
     """Group nearby ranges for requests of at most ``longest(offset)`` bytes.
 
     A longer range is a group of its own.
     """
-    group: list[Range] = []
+    group: list[ByteRange] = []
     start = end = most = 0
     for item in ranges:
         after = item.offset + item.length
@@ -94,10 +89,10 @@ def _together(ranges: Iterable[Range], longest: Callable[[int], int]) -> Iterato
         yield group
 
 
-def _span(ranges: list[Range]) -> Range:
+def _span(ranges: list[ByteRange]) -> ByteRange:
     """Return the range from the first to the last of ``ranges``."""
     start, last = ranges[0].offset, ranges[-1]
-    return Range(start, last.offset + last.length - start)
+    return ByteRange(start, last.offset + last.length - start)
 
 
 class Fetcher:
@@ -113,7 +108,7 @@ class Fetcher:
         self,
         reader: readers.RandomReader,
         size: int,
-        options: Options,
+        options: FetchOptions,
         *,
         name: str = "the source",
         scope: cancelling.Cancel,
@@ -124,7 +119,7 @@ class Fetcher:
         self.size = size
         self.options = options
         # Asked once: an instance of a protocol is recognized by all its attributes, which takes 10 us.
-        self._continuing = reader if isinstance(reader, readers.Continuing) else None
+        self._continuing = reader if isinstance(reader, readers.ContinuingReader) else None
         # A source that serves one read of several nearby ranges faster than a read for each.
         self._is_batching = getattr(reader, "batching", False)
         #: The best length for the ranges of ``each``.
@@ -138,12 +133,13 @@ class Fetcher:
         self._advance = advance
         self._retried = retried
         self._confirmations = seams.Confirmations(scope)
+        self._shared = retry.Shared()
         self._thread = threading.local()
 
     def request_length(self, start: int, ahead: int | None = None) -> int:
-        """Return the length of a request from ``start`` to a ``Continuing`` source, in bytes.
+        """Return the length of a request from ``start`` to a ``ContinuingReader``, in bytes.
 
-        ``ahead``: bytes that the requests of all connections may have together. Default: what is worth it.
+        ``ahead``: limit for the requests of all connections together. Default: by the server's latency.
         """
         cost, most = self.pace.cost, self.size // self.options.connections
         if ahead is None:
@@ -177,12 +173,23 @@ class Fetcher:
         if part := self._part(offset + known, into[known:]):
             self._confirm(*part)
 
-    def fill(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset``, retrying as long as there is progress."""
-        self._fill(offset, into, self._advance)
+    def fill(self, offset: int, into: memoryview, advance: Callable[[int], None] | None = None) -> None:
+        """Fill ``into`` from ``offset``, retrying as long as there is progress.
 
-    def _fill(self, offset: int, into: memoryview, advance: Callable[[int], None]) -> None:
-        patience = self._patience()
+        ``advance``: instead of the fetcher's.
+        """
+        advance = advance or self._advance
+        # That of this thread: many short reads may be too slow together, each before its limit.
+        patience: retry.Patience | None = getattr(self._thread, "patience", None)
+        if patience is None:
+            patience = self._thread.patience = retry.Patience(
+                self.options.no_progress,
+                self._scope,
+                slowest=self.options.slowest,
+                retried=self._retried,
+                shared=self._shared,
+            )
+        patience.resume()
         done = self._known.known_length(offset, len(into))
         if done:
             advance(done)
@@ -200,30 +207,17 @@ class Fetcher:
             patience.progress(count, self._name, offset + done)
         self._known.restore(offset, into)
 
-    def _patience(self) -> retry.Patience:
-        """Return this thread's patience: many short reads may be too slow together, each before its limit."""
-        patience: retry.Patience | None = getattr(self._thread, "patience", None)
-        if patience is None:
-            asked = self.options
-            patience = retry.Patience(
-                asked.no_progress, self._scope, slowest=asked.slowest, retried=self._retried
-            )
-            self._thread.patience = patience
-        patience.resume()
-        return patience
-
-    def pause(self, offset: int, reason: str) -> None:
-        """Wait before bytes from ``offset`` that have arrived are fetched again, as after a failure."""
-        self._patience().wait(errors.Transient(url=self._name, reason=reason), offset)
-
     def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:
-        """Return offset and bytes of a part of ``data``, read at ``offset``, that another request confirms.
+        """Return offset and bytes of a part of ``data``, read at ``offset``, for another request to confirm.
 
         The seams around a table prove nothing until its neighbours are read, which may be never.
         """
         if self._seams is None or len(data) < 2:
             return None
-        start, length = seams.part(bytes(data))
+        start, length = seams.distinctive_window(bytes(data))
+        if not length:
+            # All bytes are equal. All but the first, so that the request is not the same again.
+            start, length = 1, len(data) - 1
         return offset + start, bytes(data[start : start + length])
 
     def _confirm(self, offset: int, part: bytes) -> None:
@@ -231,8 +225,8 @@ class Fetcher:
         assert self._seams is not None  # noqa: S101  (without it there is no part)
         again = bytearray(len(part))
         self._seams.expect(offset, len(part))
-        # No progress: equal bytes are all read again, and how many one read of qemu-img has is an accident.
-        self._fill(offset, memoryview(again), lambda _: None)
+        # Not counted as progress: the bytes were counted when they were read first.
+        self.fill(offset, memoryview(again), lambda _: None)
         if again != part:
             raise self._seams.differing(offset)
 
@@ -240,16 +234,13 @@ class Fetcher:
         if part := self._part(offset, table):
             self._confirmations.add(*part)
 
-    def _confirmed(self, _offset: int, _data: memoryview) -> None:
-        self._confirmations.wait()
-
     def confirm(self) -> None:
         """Confirm the tables now. Raises ``errors.NoRanges`` if one was not right."""
         self._confirmations.work(self._confirm)
 
     def each(
         self,
-        ranges: Iterable[Range],
+        ranges: Iterable[ByteRange],
         deliver: Deliver,
         *,
         tables: bool = False,
@@ -264,11 +255,10 @@ class Fetcher:
         """
         at_once = tables or self._is_batching
         pending = _together(ranges, functools.partial(self._longest, tables=tables))
-        arrived = self._confirm_later if tables else self._confirmed
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
 
-        def take() -> list[Range] | None:
+        def take() -> list[ByteRange] | None:
             with gate:
                 return None if self._scope.is_set() else next(pending, None)
 
@@ -282,11 +272,19 @@ class Fetcher:
                     if length > buffer.size:
                         buffer = directio.Buffer(length)
                     view = buffer.view[:length]
-                    self._fill_batch(items, start, view)
+                    if len(items) == 1:
+                        self.fill(start, view)
+                    else:
+                        # What is read between the ranges is not progress.
+                        self.fill(start, view, lambda _: None)
+                        self._advance(sum(item.length for item in items))
                     helpers.call()
-                    arrived(start, view)
+                    if tables:
+                        self._confirm_later(start, view)
+                    else:
+                        self._confirmations.wait()
                     for item in items:
-                        with workers.delivering():
+                        with workers.hold_close():
                             deliver(item.offset, view[item.offset - start :][: item.length])
 
         helpers = _Helpers(workers, work, self.pace, self.options.connections)
@@ -304,30 +302,18 @@ class Fetcher:
         # One read, and a buffer for all of it.
         return self.options.chunk if self._continuing is not None or self._is_batching else 0
 
-    def _fill_batch(self, items: list[Range], start: int, into: memoryview) -> None:
-        """Fill ``into`` from ``start``. What is read between the ranges ``items`` is not progress."""
-        if len(items) == 1:
-            self.fill(start, into)
-            return
-        self._fill(start, into, lambda _: None)
-        self._advance(sum(item.length for item in items))
-
-    def expect(self, group: list[Range]) -> None:
+    def expect(self, group: list[ByteRange]) -> None:
         """Announce ranges that this thread will read with one request, if the source can do that."""
         if self._continuing is not None:
             self._continuing.expect(*_span(group))
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return a reader from ``start`` to the end that fetches ahead in parallel."""
-        return self.parts([Range(start, self.size - start)])
-
-    def parts(self, ranges: Sequence[Range]) -> OrderedStream:
-        """Return a reader of these ascending ranges, one after the other, that fetches ahead in parallel."""
-        return OrderedStream(self, self._scope, ranges)
+        return OrderedStream(self, self._scope, start)
 
 
 class _Helpers:
-    """The threads of a crew: a few while that is enough, ``most`` from the first time that it is not."""
+    """Start the threads of a crew: first a few, and all ``most`` once the few are not enough."""
 
     def __init__(self, workers: crew.Crew, job: Callable[[], None], answers: pace.Pace, most: int) -> None:
         self._workers = workers
@@ -339,7 +325,7 @@ class _Helpers:
         self._lock = threading.Lock()
 
     def call(self) -> None:
-        """Start the threads that are missing. Called with each piece that has arrived."""
+        """Start missing threads. To be called for each piece that has arrived."""
         if self._started < self._most:
             self._calls += 1
             self._start(self._answers.enough(self._most))
@@ -359,20 +345,20 @@ class _Helpers:
 
 
 class OrderedStream:
-    """Fetch ranges in parallel and read them in order, with a ring of buffers of ``options.window`` chunks.
+    """Fetch from ``start`` in parallel, read in order, with a ring of buffers of ``options.window`` chunks.
 
     Pieces get their buffers in order, so the piece that the reader waits for always has one: no deadlock. A
     request may be longer than the ring; its later pieces, and later requests, wait until the reader has come
     closer. So the longer the requests, the fewer are open at the same time.
     """
 
-    def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, ranges: Sequence[Range]) -> None:
+    def __init__(self, fetcher: Fetcher, scope: cancelling.Cancel, start: int) -> None:
         self._fetcher = fetcher
         self._scope = scope
         self._crew = crew.Crew(scope)
         options = fetcher.options
         self._size = options.window * options.chunk
-        pieces = (piece for item in ranges for piece in split(*_ends(item), fetcher.step))
+        pieces = split(start, fetcher.size, fetcher.step)
         self._requests = _together(pieces, lambda start: fetcher.request_length(start, self._size))
         self._taken = 0
         self._taking = threading.Lock()
@@ -382,8 +368,8 @@ class OrderedStream:
         self._arrived = [False] * len(self._ring)
         self._given = 0
         self._used = 0
-        self._left = sum(item.length for item in ranges)
-        self._waking = scope.on_set(self._wake)
+        self._left = fetcher.size - start
+        self._waking = scope.notifying(self._changed)
         most = min(options.connections, options.window)
         self._helpers = _Helpers(self._crew, self._work, fetcher.pace, most)
         self._helpers.call()
@@ -402,7 +388,11 @@ class OrderedStream:
         self._used += count
         self._left -= count
         if self._used == self._lengths[slot]:
-            self._release(slot)
+            with self._changed:
+                self._arrived[slot] = False
+                self._given += 1
+                self._used = 0
+                self._changed.notify_all()
         return count
 
     def close(self) -> None:
@@ -410,15 +400,15 @@ class OrderedStream:
         self._waking.close()
         self._ring.clear()
 
-    def _release(self, slot: int) -> None:
-        with self._changed:
-            self._arrived[slot] = False
-            self._given += 1
-            self._used = 0
-            self._changed.notify_all()
-
     def _work(self) -> None:
-        while pieces := self._take():
+        while True:
+            with self._taking:
+                request = next(self._requests, []) if self._is_free(self._taken) else []
+                # The pieces of the request, with their numbers; none at the end.
+                pieces = list(enumerate(request, self._taken))
+                self._taken += len(pieces)
+            if not pieces:
+                return
             self._fetcher.expect([item for _, item in pieces])
             for number, item in pieces:
                 if not self._is_free(number):
@@ -431,22 +421,9 @@ class OrderedStream:
                     self._arrived[slot] = True
                     self._changed.notify_all()
 
-    def _take(self) -> list[tuple[int, Range]]:
-        """Return the pieces of the next request, with their numbers; none at the end."""
-        with self._taking:
-            if not self._is_free(self._taken):
-                return []
-            numbered = list(enumerate(next(self._requests, []), self._taken))
-            self._taken += len(numbered)
-            return numbered
-
     def _is_free(self, number: int) -> bool:
         """Wait for the buffer of a piece. Return False if the scope is set."""
         with self._changed:
             while number - self._given >= len(self._ring) and not self._scope.is_set():
                 self._changed.wait()
             return not self._scope.is_set()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

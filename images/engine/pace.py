@@ -15,13 +15,13 @@ from cdi_worker.images import kernel
 
 #: Highest cost, in bytes.
 MOST: Final = 256 << 20
-#: Bytes after which older ones count half, so that a change of the network shows.
+#: After so many bytes, earlier measurements count half, so that a change of the network shows.
 _MEMORY: Final = 64 << 20
-#: A server that answers within so many seconds is on the same network. A few of its connections are enough if
-#: each brings so many bytes a second: more threads only wait for each other.
+#: Latency in seconds below which a server counts as local, and bytes per second of a fast connection. A few
+#: fast connections to a local server are enough: more threads only wait for each other.
 _NEAR: Final = 0.005
 _FAST: Final = 100e6
-#: Seconds that its answers may be later in total: new connections and our own threads delay the first ones.
+#: Total lateness in seconds that is ignored: new connections and our own threads delay the first answers.
 _SLACK: Final = 0.2
 
 

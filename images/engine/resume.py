@@ -45,7 +45,7 @@ class Resuming:
         self._cancel = cancel
         self._no_progress = no_progress
         self._patience = retry.Patience(no_progress, cancel, slowest=slowest, retried=retried)
-        #: When the last new byte arrived: those that are skipped are no progress of the disk.
+        #: When the last new byte arrived: skipped bytes are not progress.
         self._last_new = time.monotonic()
         self._advance = advance
         self._reader: readers.Reader | None = None
@@ -63,7 +63,12 @@ class Resuming:
                 if self._reader is None:
                     self._reader = self._reopen()
                 count = self._reader.readinto(into)
-                self._check_end(count)
+                if self._size is not None and self.position + count > self._size:
+                    more = f"more than {self._size}"
+                    raise errors.SourceChanged(url=self._name, what="size", before=self._size, now=more)
+                if not count and self._size is not None and self.position < self._size:
+                    reason = f"the connection ended at byte {self.position} of {self._size}"
+                    raise errors.Transient(url=self._name, reason=reason)
             except errors.Transient as err:
                 self._drop()
                 self._patience.wait(err, self.position)
@@ -88,20 +93,22 @@ class Resuming:
             self._reader.close()
             self._reader = None
 
-    def _check_end(self, count: int) -> None:
-        if self._size is not None and self.position + count > self._size:
-            more = f"more than {self._size}"
-            raise errors.SourceChanged(url=self._name, what="size", before=self._size, now=more)
-        if not count and self._size is not None and self.position < self._size:
-            reason = f"the connection ended at byte {self.position} of {self._size}"
-            raise errors.Transient(url=self._name, reason=reason)
-
     def _reopen(self) -> readers.Reader:
         try:
-            return self._open_behind(self._last)
+            return self._open_behind()
         except errors.NoRanges as err:
             self._fruitless += 1
-            self._wait_for_restart(err)
+            silence = time.monotonic() - self._last_new
+            if self._fruitless > FRUITLESS_RESTARTS and silence > self._no_progress:
+                reason = (
+                    f"the connection broke {self._fruitless} times before this byte, and the server cannot "
+                    f"resume there: {err.fields['reason']}; no new data for {silence:.0f} s"
+                )
+                raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from err
+            if (more := self._fruitless - FRUITLESS_RESTARTS) > 0:
+                delay = min(retry.LONGEST_DELAY, retry.FIRST_DELAY * 2**more)
+                if self._cancel.wait(min(delay, max(retry.FIRST_DELAY, self._no_progress - silence))):
+                    raise self._cancel.error() from err
             reader = self._open_at(0)
             try:
                 self._skip(reader)
@@ -110,22 +117,9 @@ class Resuming:
                 raise
             return reader
 
-    def _wait_for_restart(self, failure: errors.NoRanges) -> None:
-        """Wait before a restart from the beginning. Raises ``errors.TransferFailed`` when patience ends."""
-        silence = time.monotonic() - self._last_new
-        if self._fruitless > FRUITLESS_RESTARTS and silence > self._no_progress:
-            reason = (
-                f"{failure.fields['reason']}; {self._fruitless - 1} restarts from the beginning ended before "
-                f"this byte; no new data for {silence:.0f} s"
-            )
-            raise errors.TransferFailed(url=self._name, offset=self.position, reason=reason) from failure
-        if (more := self._fruitless - FRUITLESS_RESTARTS) > 0:
-            delay = min(retry.LONGEST_DELAY, retry.FIRST_DELAY * 2**more)
-            if self._cancel.wait(min(delay, max(retry.FIRST_DELAY, self._no_progress - silence))):
-                raise self._cancel.error() from failure
-
-    def _open_behind(self, last: bytes) -> readers.Reader:
+    def _open_behind(self) -> readers.Reader:
         """Open the stream at the position, and compare the bytes before it."""
+        last = self._last
         reader = self._open_at(self.position - len(last))
         try:
             again = bytearray(len(last))

@@ -30,20 +30,26 @@ class Slow(TimeoutError):
     def __init__(self, count: int, seconds: float, slowest: float) -> None:
         reason = f"only {count} bytes in {seconds:.0f} s, less than {slowest:g} per second"
         super().__init__(reason if count else f"no data for {seconds:.0f} s")
-        from cdi_worker import remedy
+        self.remedy = errors.Remedy([("accept less", "slowest") if count else ("wait longer", "patience")])
 
-        way = ("accept less", remedy.SLOWEST) if count else ("wait longer", remedy.PATIENCE)
-        self.remedy = remedy.Remedy([way])
+
+class Shared:
+    """When one of the connections to a source last made progress: ``at``, of ``time.monotonic``."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
 
 
 class Patience:
     """Decide after each failure whether to retry, and when.
 
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
-    retries. Less than ``slowest`` bytes per second, on average since the last progress, is not progress. The
-    time that the server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total.
-    ``retried`` is called with each failure before its wait, with ``failure.pause``. Not thread-safe: each
-    thread has its own.
+    retries. There is one retry in any case, because a silent connection may use up the limit. After a
+    malformed response it is the only one, unless there are new bytes. Less than
+    ``slowest`` bytes per second, on average since the last progress, is not progress. The time that the
+    server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total. ``retried``
+    is called with each failure before its wait, with ``failure.pause``. Not thread-safe: each thread has its
+    own, and the progress of those with the same ``shared`` counts for all.
     """
 
     def __init__(
@@ -54,17 +60,22 @@ class Patience:
         slowest: float = SLOWEST,
         longest: float = LONGEST_SILENCE,
         retried: Callable[[errors.Transient], object] = lambda _: None,
+        shared: Shared | None = None,
     ) -> None:
         self._limit = limit
         self._slowest = slowest
         self._longest = max(limit, longest)
         self._cancel = cancel
         self._retried = retried
+        self._shared = shared or Shared()
+        #: Where a response was malformed.
+        self._malformed: int | None = None
         self._begin(time.monotonic())
 
     def _begin(self, now: float) -> None:
-        self._since = self._unbroken = self._reported = now
+        self._since = self._unbroken = self._reported = self._shared.at = now
         self._bytes = 0
+        self._failures = 0
         self._allowed = self._limit
         self._delay = FIRST_DELAY
 
@@ -83,7 +94,7 @@ class Patience:
         self._reported = now
         if self._bytes >= self._slowest * (now - self._since):
             self._begin(now)
-        elif now - self._unbroken > self._limit:
+        elif now - max(self._unbroken, self._shared.at) > self._limit:
             lack = Slow(self._bytes, now - self._since, self._slowest)
             raise errors.TransferFailed(url=name, offset=offset, reason=str(lack), remedy=lack.remedy)
 
@@ -95,14 +106,26 @@ class Patience:
         self._reported += idle
 
     def wait(self, failure: errors.Transient, offset: int) -> None:
-        """Sleep before the next attempt. Raises ``errors.TransferFailed`` if that would exceed the limit."""
+        """Sleep before the next attempt. Raises ``errors.TransferFailed`` if that would exceed the limit.
+
+        ``offset``: where the missing bytes begin.
+        """
+        if isinstance(failure, errors.Malformed):
+            if offset == self._malformed:
+                raise errors.TransferFailed(
+                    url=failure.fields["url"], offset=offset, reason=failure.fields["reason"]
+                ) from failure
+            self._malformed = offset
+        self._failures += 1
         delay = self._delay * random.uniform(0.5, 1.0)  # noqa: S311  (jitter, not a secret)
-        self._delay = min(self._delay * 2, LONGEST_DELAY)
+        # A longer one than the limit would end the retries, also while other connections make progress.
+        self._delay = min(self._delay * 2, LONGEST_DELAY, max(FIRST_DELAY, self._limit / 4))
         asked = failure.retry_after or 0.0
         delay = max(delay, asked)
         self._allowed = min(self._allowed + asked, self._longest)
-        waited = time.monotonic() - self._since
-        if waited + delay > self._allowed:
+        since = max(self._since, self._shared.at)
+        waited = time.monotonic() - since
+        if (waited if self._failures > 1 else 0) + delay > self._allowed:
             lack = Slow(self._bytes, waited, self._slowest)
             reason = f"{failure.fields['reason']}; {lack}"
             if asked:
@@ -110,11 +133,11 @@ class Patience:
                     f", and the server asks to wait {asked:.0f} s (at most {self._longest:.0f} s in total)"
                 )
             # A server that sends nothing but errors is not helped by more time.
-            advice = {"remedy": lack.remedy} if self._bytes else {}
+            remedy = lack.remedy if self._bytes else None
             raise errors.TransferFailed(
-                url=failure.fields["url"], offset=offset, reason=reason, **advice
+                url=failure.fields["url"], offset=offset, reason=reason, remedy=remedy
             ) from failure
-        failure.pause = errors.Pause(time.monotonic() + delay, self._since, self._allowed)
+        failure.pause = errors.Pause(time.monotonic() + delay, since, self._allowed)
         self._retried(failure)
         log.debug("retry offset=%d delay=%.1f reason=%s", offset, delay, failure)
         if self._cancel.wait(delay):
@@ -137,7 +160,7 @@ def patiently(
             patience.wait(err, 0)
 
 
-class Meter:
+class SpeedMeter:
     """Measure a peer's speed during reads. It is given up after ``seconds`` without data or too slow.
 
     ``slowest``: bytes per second, on average since it last had that speed; 0: every byte is enough. The time

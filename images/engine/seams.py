@@ -14,6 +14,7 @@ seams are equal, such as zeros: only a checksum of the file does.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from cdi_worker.images.engine import cancelling, pace
 
 #: Bytes that requests have in common on each side of a seam.
 SECTOR: Final = 512
-#: Reading so many bytes takes no time.
+#: Reading so few bytes takes no time beyond the latency.
 _SHORT: Final = 2 * SECTOR
 #: Seams remembered until their other side is read, 1 KiB each. A crew of threads needs one for each.
 _MOST: Final = 1024
@@ -38,14 +39,14 @@ _FRUITLESS: Final = 6
 #: Where offsets of 32 bits wrap, and the bytes of a request across it.
 _BORDER: Final = 1 << 32
 _ACROSS: Final = 64 << 10
-#: Windows of ``telling`` whose uniqueness is checked: each costs a search through the data.
+#: Windows of ``distinctive_window`` whose uniqueness is checked: each costs a search through the data.
 _CANDIDATES: Final = 16
 
 
 class _Request:
     """A request for the bytes from ``start`` to ``end``, of which those before ``at`` were read.
 
-    ``got``: bytes that the answer had of these. ``last``: at most a sector before ``at``.
+    ``got``: bytes of the range that were received. ``last``: at most a sector before ``at``.
     """
 
     def __init__(self, start: int, end: int) -> None:
@@ -55,7 +56,7 @@ class _Request:
         self.last = b""
         self.is_answered = False
 
-    def passed(self, offset: int, data: memoryview) -> None:
+    def advance(self, offset: int, data: memoryview) -> None:
         before = self.last if offset == self.at else b""
         self.last = (before + bytes(data[-SECTOR:]))[-SECTOR:]
         self.at = offset + len(data)
@@ -72,7 +73,7 @@ class Seams:
 
     def __init__(
         self,
-        reader: readers.Continuing,
+        reader: readers.ContinuingReader,
         size: int,
         *,
         name: str,
@@ -81,8 +82,6 @@ class Seams:
         pace: pace.Pace,
     ) -> None:
         self.pace = pace
-        #: Whether all seams are compared. Not needed where all bytes have a checksum.
-        self.compares = True
         self._reader = reader
         self._size = size
         self._name = name
@@ -99,7 +98,7 @@ class Seams:
         self._thread = threading.local()
 
     def expect(self, offset: int, length: int, /) -> None:
-        """Set the range of this thread's next request; see ``formats.readers.Continuing``."""
+        """Set the range of this thread's next request; see ``formats.readers.ContinuingReader``."""
         self._thread.expected = offset, offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -111,17 +110,21 @@ class Seams:
             request = self._begin(offset, offset + len(into))
         is_first, before = request.at == request.start, request.last
         count = self._take(request, offset, into)
-        if not is_probed:
-            self._wait_for_probe()
+        is_open = is_probed or self._wait_for_probe()
         if is_first and offset == request.start:
             self._meet(offset, before, bytes(into[: min(count, SECTOR)]))
-        request.passed(offset, into[:count])
-        if count < len(into):
+        request.advance(offset, into[:count])
+        if count < len(into) or not is_open:
             self._meet(request.at, request.last, b"")
         elif request.at == request.end:
             self._thread.fruitless = 0
             self._has_served = True
-            self._meet(request.at, request.last, self._after(request.end))
+            # The sector after the request, or what arrives of it.
+            after = memoryview(bytearray(min(SECTOR, self._size - request.end)))
+            received = 0
+            with contextlib.suppress(errors.Transient):  # the range itself is complete
+                received = self._reader.read_range(request.end, after) if after else 0
+            self._meet(request.at, request.last, bytes(after[:received]))
         else:
             self._thread.request = request
         return count
@@ -145,15 +148,6 @@ class Seams:
         expected: tuple[int, int] = getattr(self._thread, "expected", (0, 0))
         return expected[1] if expected[0] <= offset and end <= expected[1] else end
 
-    def _after(self, offset: int) -> bytes:
-        """Return the sector after a request, or what arrives of it."""
-        after = memoryview(bytearray(min(SECTOR, self._size - offset)))
-        try:
-            count = self._reader.read_range(offset, after) if after else 0
-        except errors.Transient:
-            count = 0  # the range itself is complete
-        return bytes(after[:count])
-
     def _take(self, request: _Request, offset: int, into: memoryview) -> int:
         begun = time.monotonic()
         try:
@@ -163,7 +157,12 @@ class Seams:
         except errors.CutShort:
             self._ended(request)
             raise
-        self._measure(request, count, time.monotonic() - begun)
+        # The first read of a request waits for the answer.
+        if request.is_answered:
+            self.pace.received(count, time.monotonic() - begun)
+        elif count <= _SHORT:
+            self.pace.answered(time.monotonic() - begun)
+        request.is_answered = True
         if not self._known.agrees(offset, into[:count]):
             raise self.differing(offset)
         if offset >= request.start:
@@ -172,18 +171,10 @@ class Seams:
             self._ended(request)
         return count
 
-    def _measure(self, request: _Request, count: int, seconds: float) -> None:
-        """Count the time of a read. The first one of a request waits for the answer."""
-        if request.is_answered:
-            self.pace.received(count, seconds)
-        elif count <= _SHORT:
-            self.pace.answered(seconds)
-        request.is_answered = True
-
     def _ended(self, request: _Request) -> None:
         """Count an answer that ended early. Raises ``errors.NoRanges`` after several fruitless ones.
 
-        Not after those without any byte, if there were others: that is an outage, and may pass.
+        Empty answers do not count once a range has arrived: that is an outage, which may pass.
         """
         if not request.got and self._has_served:
             return
@@ -196,8 +187,6 @@ class Seams:
 
     def _meet(self, at: int, before: bytes, after: bytes) -> None:
         """Compare the bytes around a seam with those of an earlier request."""
-        if not self.compares:
-            return
         with self._lock:
             left, right = self._seams.get(at, (b"", b""))
             if not (before.endswith(left) or left.endswith(before)):
@@ -216,12 +205,12 @@ class Seams:
         return errors.WrongRanges(url=self._name, reason=reason)
 
     def _probe(self, offset: int, end: int) -> bool:
-        """Before the first range, read a part of the head again, from another byte than 0.
+        """Before the first range, read a part of the head again, at an offset other than 0.
 
-        If the first request is a long one that continues the head, it begins with that part. A short one may
-        be for a table, which is confirmed by another request: that needs ranges that were probed.
-        Offsets of 32 bits wrap at a border that a range may cross, but behind it all ranges are wrong alike.
-        Return False if another thread is doing it: the request need not wait for that, its bytes must.
+        A long first request that continues the head begins with that part. A short one may be for a table,
+        whose confirmation is a range, too, and proves nothing before the probe. Beyond 4 GiB, ranges of a
+        server that cuts offsets to 32 bits are all wrong alike: a range across the border is checked as well.
+        Return False if another thread is probing: the request need not wait for it, but its bytes must.
         """
         if self._probed:
             return True
@@ -230,7 +219,7 @@ class Seams:
         try:
             if not self._probed:
                 self._cross_border()
-                start, length = telling(self._head)
+                start, length = distinctive_window(self._head)
                 if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
                     self._thread.request = self._begin(offset, end, offset - start)
                 else:
@@ -240,12 +229,18 @@ class Seams:
             self._probing.release()
         return True
 
-    def _wait_for_probe(self) -> None:
+    def _wait_for_probe(self) -> bool:
+        """Wait for the probe of another thread.
+
+        Return False if that failed: this thread has probed then, which ended its open request.
+        """
         with self._probing:
-            if not self._probed:  # it failed in the other thread
-                self._cross_border()
-                self._compare(0, self._head)
-                self._probed = True
+            if self._probed:
+                return True
+            self._cross_border()
+            self._compare(0, self._head)
+            self._probed = True
+        return False
 
     def _cross_border(self) -> None:
         if self._size > _BORDER:
@@ -253,8 +248,8 @@ class Seams:
             self._compare(_BORDER - 1, across)
 
     def _compare(self, offset: int, data: bytes) -> None:
-        """Compare a telling part of ``data``, read at ``offset``, with another request."""
-        start, length = telling(data)
+        """Compare a distinctive part of ``data``, read at ``offset``, with another request."""
+        start, length = distinctive_window(data)
         if data[start : start + length] != self._read(offset + start, length):
             raise self.differing(offset + start)
 
@@ -270,7 +265,7 @@ class Seams:
 class Confirmations:
     """Parts of tables that are not confirmed yet. Thread-safe.
 
-    A table tells where data belongs. Data may be fetched meanwhile, but must not be delivered before.
+    A table maps data to the disk: the data may be fetched before the table is confirmed, but not delivered.
     """
 
     def __init__(self, scope: cancelling.Cancel) -> None:
@@ -285,7 +280,7 @@ class Confirmations:
             self._left += 1
 
     def work(self, confirm: Callable[[int, bytes], None]) -> None:
-        """Confirm what no other thread does; if ``confirm`` raises, nothing ever is confirmed."""
+        """Confirm the parts that no other thread has taken. After a failure, waiters wait for the scope."""
         while True:
             with self._changed:
                 if not self._parts:
@@ -300,29 +295,16 @@ class Confirmations:
         """Wait until all is confirmed. Raises the error of the scope if that is set."""
         if not self._left:
             return
-        with self._scope.on_set(self._wake), self._changed:
+        with self._scope.notifying(self._changed), self._changed:
             self._changed.wait_for(lambda: not self._left or self._scope.is_set())
         self._scope.check()
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
+def distinctive_window(data: bytes) -> tuple[int, int]:
+    """Return offset and length of a window whose content occurs nowhere else in ``data``, if possible.
 
-def part(data: bytes) -> tuple[int, int]:
-    """Return offset and length of the part of ``data`` by which another request confirms it.
-
-    If all bytes are equal that is all but the first, so that the request is not the same again.
-    """
-    start, length = telling(data)
-    return (start, length) if length else (1, len(data) - 1)
-
-
-def telling(data: bytes) -> tuple[int, int]:
-    """Return offset and length of a part that shows whether ``data`` was read from another place.
-
-    It begins at an odd byte, which ranges rounded to blocks do not, and is found nowhere else in ``data`` if
-    possible. The length is 0 if all bytes are equal.
+    Read again, it shows whether the data came from another offset. It begins at an odd byte, so that ranges
+    rounded to blocks differ. The length is 0 if all bytes are equal.
     """
     found, tried = (0, 0), 0
     for at in (*range((len(data) - SECTOR) // 2 * 2 - 1, 0, -SECTOR), 1):

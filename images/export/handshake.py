@@ -16,6 +16,7 @@ _REPLY_MAGIC = 0x0003E889045565A9
 
 _FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
 _HAS_FLAGS, _READ_ONLY, _CAN_MULTI_CONN = 1, 2, 1 << 8
+_FLAGS = _HAS_FLAGS | _READ_ONLY | _CAN_MULTI_CONN
 
 _EXPORT_NAME, _ABORT, _LIST, _INFO, _GO = 1, 2, 3, 6, 7
 _ACK, _SERVER, _REPLY_INFO = 1, 2, 3
@@ -85,18 +86,14 @@ def negotiate(connection: Connection, size: int, longest: int) -> None:
             raise Gone
         data = connection.receive(length)
         if option == _EXPORT_NAME:
-            _export_name(connection, data, size, zeroes=not flags & _NO_ZEROES)
+            # NBD_OPT_EXPORT_NAME has no error reply: for an unknown name the server must disconnect.
+            if data:
+                raise Gone
+            connection.send(struct.pack(">QH", size, _FLAGS), bytes(0 if flags & _NO_ZEROES else 124))
             return
         if _answer(connection, option, data, (size, longest)):
             return
     raise Gone
-
-
-def _export_name(connection: Connection, name: bytes, size: int, *, zeroes: bool) -> None:
-    # NBD_OPT_EXPORT_NAME has no error reply: for an unknown name the server must disconnect.
-    if name:
-        raise Gone
-    connection.send(struct.pack(">QH", size, _flags()), bytes(124 if zeroes else 0))
 
 
 def _answer(connection: Connection, option: int, data: bytes, export: tuple[int, int]) -> bool:
@@ -119,7 +116,7 @@ def _answer(connection: Connection, option: int, data: bytes, export: tuple[int,
         _reply(connection, option, _INVALID if name is None else _UNKNOWN)
         return False
     size, longest = export
-    _reply(connection, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _flags()))
+    _reply(connection, option, _REPLY_INFO, struct.pack(">HQH", _INFO_EXPORT, size, _FLAGS))
     # Minimum block size 1: formats have tables at any offset.
     _reply(connection, option, _REPLY_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, longest))
     _reply(connection, option, _ACK)
@@ -139,7 +136,3 @@ def _name(data: bytes) -> bytes | None:
 
 def _reply(connection: Connection, option: int, kind: int, data: bytes = b"") -> None:
     connection.send(_REPLY.pack(_REPLY_MAGIC, option, kind, len(data)), data)
-
-
-def _flags() -> int:
-    return _HAS_FLAGS | _READ_ONLY | _CAN_MULTI_CONN

@@ -18,13 +18,14 @@ from typing import NamedTuple
 from cdi_worker.images.engine import cancelling, crew
 
 #: Fills the whole buffer from the offset, or raises. Several threads call it.
-Read = Callable[[int, memoryview], None]
+ReadInto = Callable[[int, memoryview], None]
 
 _BLOCK = 256 << 10
 _LONGEST = 4 << 20
+_AHEAD = 16 << 20
 
 
-class Fetch:
+class CachedRange:
     """One read of the source, from ``start`` to ``end``: queued, running or finished."""
 
     def __init__(self, start: int, memory: _Memory, *, follows: bool) -> None:
@@ -39,11 +40,7 @@ class Fetch:
         #: Done when the bytes are here, or with the error of the read.
         self.future: futures.Future[None] = futures.Future()
 
-    @property
-    def has_failed(self) -> bool:
-        return self.future.done() and self.future.exception() is not None
-
-    def run(self, read: Read, scope: cancelling.Cancel) -> None:
+    def run(self, read: ReadInto, scope: cancelling.Cancel) -> None:
         try:
             scope.check()
             read(self.start, self.memory.view)
@@ -67,23 +64,23 @@ class Cache:
 
     def __init__(
         self,
-        read: Read,
+        read: ReadInto,
         size: int,
         scope: cancelling.Cancel,
         *,
         parallel: int = 8,
         capacity: int = 64 << 20,
-        ahead: int = 16 << 20,
     ) -> None:
         self._read = read
         self._size = size
-        self._ahead = ahead
         self._lock = threading.Lock()
-        self._by_block: dict[int, Fetch] = {}
-        self._recent: collections.OrderedDict[Fetch, None] = collections.OrderedDict()
-        self._arena = _Arena(capacity)
+        self._by_block: dict[int, CachedRange] = {}
+        self._recent: collections.OrderedDict[CachedRange, None] = collections.OrderedDict()
+        # Blocks that are reused: page faults of fresh memory cost more than a copy to used pages.
+        self._memory = memoryview(mmap.mmap(-1, capacity))
+        self._used = bytearray(capacity // _BLOCK)
         self._scope = scope
-        self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CachedRange | None] = queue.SimpleQueue()
         self._workers = [
             threading.Thread(target=self._work, name=f"readahead-{number}", daemon=True)
             for number in range(parallel)
@@ -91,14 +88,14 @@ class Cache:
         for worker in self._workers:
             worker.start()
 
-    def take(self, offset: int, length: int) -> list[Fetch]:
+    def take(self, offset: int, length: int) -> list[CachedRange]:
         """Return the fetches with these bytes, in order, starting missing ones. Call ``give`` after use."""
-        found: list[Fetch] = []
+        found: list[CachedRange] = []
         end = offset + length
         with self._lock:
             while offset < end:
                 fetch = self._by_block.get(offset // _BLOCK)
-                if fetch is None or fetch.has_failed:
+                if fetch is None or (fetch.future.done() and fetch.future.exception() is not None):
                     fetch = self._start(offset // _BLOCK, end)
                 fetch.users += 1
                 found.append(fetch)
@@ -109,7 +106,7 @@ class Cache:
                 self._read_ahead(last.end)
         return found
 
-    def give(self, fetches: Sequence[Fetch], offset: int, length: int) -> None:
+    def give(self, fetches: Sequence[CachedRange], offset: int, length: int) -> None:
         """Return the fetches of ``take``: the bytes are no longer used."""
         with self._lock:
             for fetch in fetches:
@@ -131,13 +128,13 @@ class Cache:
             fetch.run(self._read, self._scope)
 
     def _read_ahead(self, offset: int) -> None:
-        end = min(offset + self._ahead, self._size)
+        end = min(offset + _AHEAD, self._size)
         # A longer queue would delay the next request of the client.
         while offset < end and self._queue.qsize() < len(self._workers):
             fetch = self._by_block.get(offset // _BLOCK)
             offset = (fetch or self._start(offset // _BLOCK, offset)).end
 
-    def _start(self, block: int, wanted: int) -> Fetch:
+    def _start(self, block: int, wanted: int) -> CachedRange:
         """Fetch from ``block`` to ``wanted``, or twice the length of the fetch before it; no cached block."""
         before = self._by_block.get(block - 1)
         blocks = max(1, -(-wanted // _BLOCK) - block)
@@ -148,7 +145,7 @@ class Cache:
         while free < blocks and block + free not in self._by_block:
             free += 1
         start, end = block * _BLOCK, min((block + free) * _BLOCK, self._size)
-        fetch = Fetch(start, self._room(end - start), follows=before is not None)
+        fetch = CachedRange(start, self._room(end - start), follows=before is not None)
         for each in _blocks(fetch):
             self._by_block[each] = fetch
         self._recent[fetch] = None
@@ -160,7 +157,8 @@ class Cache:
 
     def _room(self, length: int) -> _Memory:
         """Return memory, evicting the least recently used fetches if necessary."""
-        while (memory := self._arena.take(length)) is None:
+        count = -(-length // _BLOCK)
+        while (first := self._used.find(bytes(count))) < 0:
             oldest = next((fetch for fetch in self._recent if fetch.future.done() and not fetch.users), None)
             if oldest is None:
                 return _Memory(memoryview(bytearray(length)), 0, 0)
@@ -169,36 +167,19 @@ class Cache:
                 if self._by_block.get(block) is oldest:
                     del self._by_block[block]
             del self._recent[oldest]
-            self._arena.give(oldest.memory)
-        return memory
+            freed = oldest.memory
+            self._used[freed.first : freed.first + freed.blocks] = bytes(freed.blocks)
+        self._used[first : first + count] = b"x" * count
+        return _Memory(self._memory[first * _BLOCK :][:length], first, count)
 
 
 class _Memory(NamedTuple):
-    """Memory, and its position in the arena: ``blocks`` blocks from ``first``; 0 blocks: not in the arena."""
+    """Memory, and its position in the cache: ``blocks`` blocks from ``first``; 0 blocks: not in the cache."""
 
     view: memoryview
     first: int
     blocks: int
 
 
-class _Arena:
-    """Memory in blocks that are reused: page faults of fresh memory cost more than a copy to used pages."""
-
-    def __init__(self, capacity: int) -> None:
-        self._memory = memoryview(mmap.mmap(-1, capacity))
-        self._used = bytearray(capacity // _BLOCK)
-
-    def take(self, length: int) -> _Memory | None:
-        count = -(-length // _BLOCK)
-        first = self._used.find(bytes(count))
-        if first < 0:
-            return None
-        self._used[first : first + count] = b"x" * count
-        return _Memory(self._memory[first * _BLOCK :][:length], first, count)
-
-    def give(self, memory: _Memory) -> None:
-        self._used[memory.first : memory.first + memory.blocks] = bytes(memory.blocks)
-
-
-def _blocks(fetch: Fetch) -> range:
+def _blocks(fetch: CachedRange) -> range:
     return range(fetch.start // _BLOCK, -(-fetch.end // _BLOCK))

@@ -12,7 +12,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from cdi_worker import errors
@@ -36,7 +35,7 @@ _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
 
 
-class Export:
+class NbdServer:
     """Serve ``size`` bytes, padded with zeros to whole sectors, on the unix socket ``socket``.
 
     ``parallel`` threads call ``read``; the end of the ``with`` block sets ``scope``, which must end its
@@ -45,20 +44,25 @@ class Export:
     """
 
     def __init__(
-        self,
-        read: readahead.Read,
-        size: int,
-        scope: cancelling.Cancel,
-        *,
-        parallel: int = 8,
+        self, read: readahead.ReadInto, size: int, scope: cancelling.Cancel, *, parallel: int = 8
     ) -> None:
         self._size = -(-size // _SECTOR) * _SECTOR
-        self._cache = readahead.Cache(_padded(read, size), self._size, scope, parallel=parallel)
-        self._budget = _Budget(_IN_FLIGHT)
+
+        def fill(offset: int, into: memoryview) -> None:
+            """Read, with zeros after ``size`` bytes."""
+            inside = max(0, min(len(into), size - offset))
+            if inside:
+                read(offset, into[:inside])
+            into[inside:] = bytes(len(into) - inside)
+
+        self._cache = readahead.Cache(fill, self._size, scope, parallel=parallel)
+        #: Bytes of replies that may be fetched or sent besides those that are.
+        self._free = _IN_FLIGHT
+        self._freed = threading.Condition()
         self._failure: BaseException | None = None
         self._closing = False
         self._lock = threading.Lock()
-        self._connections: dict[_Connection, threading.Thread] = {}
+        self._connections: dict[handshake.Connection, threading.Thread] = {}
         self._directory = workspace.Workspace()
         self.socket = f"{self._directory.name}/nbd"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -70,15 +74,7 @@ class Export:
         self._acceptor.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-        is_consequence = error is None or isinstance(error, (errors.ToolFailed, errors.ImageError))
-        if self._failure is not None and is_consequence:
-            raise self._failure from error
-
-    def _close(self) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._closing = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
@@ -90,6 +86,9 @@ class Export:
         self._cache.close()
         crew.join(list(connections.values()))
         self._directory.cleanup()
+        is_consequence = error is None or isinstance(error, (errors.ToolFailed, errors.ImageError))
+        if self._failure is not None and is_consequence:
+            raise self._failure from error
 
     def _accept(self) -> None:
         while True:
@@ -101,12 +100,12 @@ class Export:
                 if len(self._connections) >= _MOST_CONNECTIONS:
                     accepted.close()
                     continue
-                connection = _Connection(accepted)
+                connection = handshake.Connection(accepted)
                 thread = threading.Thread(target=self._serve, args=(connection,), name="nbd", daemon=True)
                 self._connections[connection] = thread
                 thread.start()
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: handshake.Connection) -> None:
         # A failure of one connection does not affect the others.
         with contextlib.suppress(handshake.Gone, OSError):
             handshake.negotiate(connection, self._size, LONGEST)
@@ -116,95 +115,54 @@ class Export:
         with self._lock:
             del self._connections[connection]
 
-    def _request(self, connection: _Connection) -> None:
+    def _request(self, connection: handshake.Connection) -> None:
         magic, flags, kind, cookie, offset, length = _REQUEST.unpack(connection.receive(_REQUEST.size))
         if magic != _REQUEST_MAGIC or kind == _DISCONNECT or (kind == _WRITE and length > LONGEST):
             raise handshake.Gone
         if kind == _WRITE:
             connection.receive(length)
         if kind in {_WRITE, _TRIM, _WRITE_ZEROES}:
-            connection.reply(cookie, errno.EPERM)
+            _reply(connection, cookie, errno.EPERM)
         elif kind != _READ or flags or not 0 < length <= LONGEST or offset + length > self._size:
-            connection.reply(cookie, errno.EINVAL)
+            _reply(connection, cookie, errno.EINVAL)
         else:
             self._read(connection, cookie, offset, length)
 
-    def _read(self, connection: _Connection, cookie: int, offset: int, length: int) -> None:
+    def _read(self, connection: handshake.Connection, cookie: int, offset: int, length: int) -> None:
         """Reply now if all bytes are cached, else from the thread that fetches the last of them."""
-        self._budget.take(length)
+        with self._freed:
+            self._freed.wait_for(lambda: self._free >= length)
+            self._free -= length
         fetches = self._cache.take(offset, length)
 
         def answer() -> None:
-            connection.reply(cookie, *self._gather(fetches, offset, offset + length))
+            try:
+                error, parts = 0, [fetch.part(offset, offset + length) for fetch in fetches]
+            except BaseException as err:  # noqa: BLE001  (raised again when the block ends)
+                if not self._closing:
+                    self._failure = self._failure or err
+                error, parts = errno.EIO, []
+            _reply(connection, cookie, error, parts)
             self._cache.give(fetches, offset, length)
-            self._budget.give(length)
+            with self._freed:
+                self._free += length
+                self._freed.notify_all()
 
         _when_all_done(fetches, answer)
 
-    def _gather(
-        self, fetches: Sequence[readahead.Fetch], start: int, end: int
-    ) -> tuple[int, Sequence[memoryview]]:
-        try:
-            return 0, [fetch.part(start, end) for fetch in fetches]
-        except BaseException as err:  # noqa: BLE001  (raised again when the block ends)
-            if not self._closing:
-                self._failure = self._failure or err
-            return errno.EIO, ()
+
+def _reply(
+    connection: handshake.Connection, cookie: int, error: int, data: Sequence[memoryview] = ()
+) -> None:
+    """Answer a request. A closed connection is ignored here, because ``receive`` reports it."""
+    with contextlib.suppress(OSError):
+        connection.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)
 
 
-class _Connection(handshake.Connection):
-    """A connection to a client in the transmission phase."""
-
-    def reply(self, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:
-        """Answer a request. A closed connection is ignored here, because ``receive`` reports it."""
-        with contextlib.suppress(OSError):
-            self.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)
-
-
-def _padded(read: readahead.Read, size: int) -> readahead.Read:
-    """Return a read function that returns zeros after ``size`` bytes."""
-
-    def fill(offset: int, into: memoryview) -> None:
-        inside = max(0, min(len(into), size - offset))
-        if inside:
-            read(offset, into[:inside])
-        into[inside:] = bytes(len(into) - inside)
-
-    return fill
-
-
-class _Budget:
-    """A limit on the bytes in use; ``take`` waits until enough are free."""
-
-    def __init__(self, total: int) -> None:
-        self._left = total
-        self._changed = threading.Condition()
-
-    def take(self, count: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._left >= count)
-            self._left -= count
-
-    def give(self, count: int) -> None:
-        with self._changed:
-            self._left += count
-            self._changed.notify_all()
-
-
-def _when_all_done(fetches: Sequence[readahead.Fetch], act: Callable[[], None]) -> None:
+def _when_all_done(fetches: Sequence[readahead.CachedRange], act: Callable[[], None]) -> None:
     """Call ``act`` once all fetches are done: now, or from the thread of the last one."""
-    missing = [fetch for fetch in fetches if not fetch.future.done()]
-    lock = threading.Lock()
-    left = len(missing) + 1
-
-    def count(_: object = None) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = left == 0
-        if last:
-            act()
-
-    for fetch in missing:
-        fetch.future.add_done_callback(count)
-    count()
+    missing = next((fetch for fetch in fetches if not fetch.future.done()), None)
+    if missing is None:
+        act()
+    else:
+        missing.future.add_done_callback(lambda _: _when_all_done(fetches, act))

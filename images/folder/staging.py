@@ -9,10 +9,9 @@ import os
 import pathlib
 import re
 import stat
-from types import TracebackType
 from typing import Final, Self
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.images import kernel
 from cdi_worker.images.targets import claim, file
 
@@ -34,7 +33,13 @@ def remove_left_over(directory: str | os.PathLike[str]) -> None:
         if path.is_symlink() or path.is_file():
             path.unlink()
         elif path.exists():
-            lazy.load("shutil:rmtree")(path)
+            _remove(path)
+
+
+def _remove(path: pathlib.Path, *, ignore_errors: bool = False) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def empty(volume: str | os.PathLike[str]) -> None:
@@ -47,26 +52,22 @@ def empty(volume: str | os.PathLike[str]) -> None:
     remove_left_over(volume)
     if not os.path.ismount(volume):
         return
-    mounts = _mounts()
-    for path in pathlib.Path(volume).resolve().iterdir():
-        if path.name in _KEPT or any(mount.is_relative_to(path) for mount in mounts):
-            continue
-        log.info("removing file of an earlier attempt path=%r", str(path))
-        if path.is_dir() and not path.is_symlink():
-            # Errors are ignored: files that stay reduce the available space, which is checked later.
-            lazy.load("shutil:rmtree")(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _mounts() -> list[pathlib.Path]:
-    """Return all mount points: the fifth field of proc_pid_mountinfo(5)."""
+    # All mount points: the fifth field of proc_pid_mountinfo(5).
     lines = pathlib.Path("/proc/self/mountinfo").read_bytes().splitlines()
     points = (
         re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) for line in lines
     )
-    return [pathlib.Path(os.fsdecode(point)) for point in points]
+    mounts = [pathlib.Path(os.fsdecode(point)) for point in points]
+    for path in pathlib.Path(volume).resolve().iterdir():
+        if path.name in _KEPT or any(mount.is_relative_to(path) for mount in mounts):
+            continue
+        log.info("removing file of an earlier attempt path=%r", str(path))
+        # Errors are ignored: files that stay reduce the available space, which is checked later.
+        if path.is_dir() and not path.is_symlink():
+            _remove(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class Staging:
@@ -88,49 +89,41 @@ class Staging:
             self.path.mkdir(mode=0o700)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # An error of the clean-up must not hide the first one.
-        with contextlib.suppress(*(() if kind is None else (errors.TargetError,))):
+        with contextlib.suppress(*(() if error is None else (errors.TargetError,))):
             self._claim.check()  # another run may use the staging folder now
             remove_left_over(self._directory)
 
     def commit(self) -> None:
-        """Move everything to the folder and sync. Existing directories are merged."""
+        """Move everything to the folder and sync. Existing directories are merged.
+
+        Raises ``errors.Refused`` for the names of the staging folder and of the lock file, and if what
+        becomes the disk of the volume is not a regular file.
+        """
         with (
             errors.on_target(self._directory, "move into place"),
-            kernel.opened(self._directory, os.O_DIRECTORY) as final,
+            kernel.open_fd(self._directory, os.O_DIRECTORY) as final,
         ):
-            self._check_names()
-            self._check_disk()
+            lock = self.path / _LOCK
+            with contextlib.suppress(OSError):
+                if claim.holder(claim.read(str(lock))) is not None:
+                    lock.unlink()  # of a killed run, on a volume that was cloned
+            for name in (_NAME, _LOCK):
+                if os.path.lexists(self.path / name):
+                    reason = f"it contains {name!r}, which cdi-worker uses itself; rename it in the archive"
+                    raise errors.Refused(format="tar", rule="name", reason=reason)
+            # The file system decides: a hard link may lead to a symlink, and letter case may not count.
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG((self.path / file.DISK).lstat().st_mode):
+                    reason = f"{file.DISK!r} is not a regular file, as the disk of a volume must be"
+                    raise errors.Refused(format="tar", rule="disk", reason=reason)
             if not self._replace:
                 _refuse_existing(self.path, self._directory)
             self._claim.check()
-            with kernel.opened(_NAME, _INNER, dir_fd=final) as staged:
+            with kernel.open_fd(_NAME, _INNER, dir_fd=final) as staged:
                 _merge(staged, final)
             kernel.sync_filesystem(final)
-
-    def _check_names(self) -> None:
-        """Raise ``errors.Refused`` for the names of the staging folder and of the lock file."""
-        lock = self.path / _LOCK
-        with contextlib.suppress(OSError):
-            if claim.holder(claim.read(str(lock))) is not None:
-                lock.unlink()  # of a killed run, on a volume that was cloned
-        for name in (_NAME, _LOCK):
-            if os.path.lexists(self.path / name):
-                reason = f"it contains {name!r}, which cdi-worker uses itself; rename it in the archive"
-                raise errors.Refused(format="tar", rule="name", reason=reason)
-
-    def _check_disk(self) -> None:
-        """Raise ``errors.Refused`` if what becomes the disk of the volume is not a regular file.
-
-        The file system decides: a hard link may lead to a symlink, and letter case may not count.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG((self.path / file.DISK).lstat().st_mode):
-                reason = f"{file.DISK!r} is not a regular file, as the disk of a volume must be"
-                raise errors.Refused(format="tar", rule="disk", reason=reason)
 
 
 def _refuse_existing(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -144,28 +137,25 @@ def _refuse_existing(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _merge(source: int, target: int) -> None:
+    """Move all files of a directory to another one: merge directories, replace other files."""
     for name in sorted(os.listdir(source)):
         try:
             os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+            continue
         except OSError as err:
             if err.errno not in _OCCUPIED:
                 raise
-            _make_room(name, source, target)
-
-
-def _make_room(name: str, source: int, target: int) -> None:
-    """Move ``name``, which exists in ``target``: merge directories, replace a file or link."""
-    if not _is_directory(name, target):
-        os.unlink(name, dir_fd=target)
-        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-    elif _is_directory(name, source):
-        with (
-            kernel.opened(name, _INNER, dir_fd=source) as inner,
-            kernel.opened(name, _INNER, dir_fd=target) as outer,
-        ):
-            _merge(inner, outer)
-    else:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if not _is_directory(name, target):
+            os.unlink(name, dir_fd=target)
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+        elif _is_directory(name, source):
+            with (
+                kernel.open_fd(name, _INNER, dir_fd=source) as inner,
+                kernel.open_fd(name, _INNER, dir_fd=target) as outer,
+            ):
+                _merge(inner, outer)
+        else:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
 
 
 def _is_directory(name: str, parent: int) -> bool:

@@ -14,7 +14,6 @@ import os
 import stat
 from collections.abc import Callable
 from concurrent import futures
-from types import TracebackType
 from typing import Final, Self
 
 from cdi_worker import errors
@@ -34,7 +33,10 @@ _SYNC: Final = 32 << 20
 
 
 def unpack(
-    archive: tar.Archive, directory: str | os.PathLike[str], *, advance: Callable[[int], object] | None = None
+    archive: tar.Archive,
+    directory: str | os.PathLike[str],
+    *,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Create every entry of ``archive`` below an existing directory, and sync.
 
@@ -45,7 +47,7 @@ def unpack(
     with errors.on_target(directory, "open"):
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        work = _Unpacking(root, os.fspath(directory), archive, advance or (lambda _: None))
+        work = _Unpacking(root, os.fspath(directory), archive, advance)
         with contextlib.closing(work), _Syncing(root, directory) as syncing:
             for entry in archive:
                 work.make(entry)
@@ -74,28 +76,25 @@ class _Unpacking:
         self._close_below(0)
 
     def make(self, entry: tar.Entry) -> None:
-        parent = self._directory_of(entry.path)
+        parent, name = self._directory_of(entry.path), entry.path[-1]
         try:
-            self._make(parent, entry.path[-1], entry)
+            if entry.kind == "file":
+                self._make_file(parent, name, entry)
+            elif entry.kind == "directory":
+                # The worker must be able to create and remove files in it.
+                os.fchmod(self._enter(entry.path), entry.mode | 0o700)
+            elif entry.kind == "symlink":
+                _remove(parent, name)
+                os.symlink(entry.link, name, dir_fd=parent)
+                os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+            elif entry.link == "/".join(entry.path):
+                _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
+            else:
+                _remove(parent, name)
+                self._make_hard_link(os.dup(parent), name, entry)
         except OSError as err:
             path = "/".join((self._directory, *entry.path))
             raise errors.target_error(path, err, "unpack") from err
-
-    def _make(self, parent: int, name: str, entry: tar.Entry) -> None:
-        if entry.kind == "file":
-            self._make_file(parent, name, entry)
-        elif entry.kind == "directory":
-            # The worker must be able to create and remove files in it.
-            os.fchmod(self._enter(entry.path), entry.mode | 0o700)
-        elif entry.kind == "symlink":
-            _remove(parent, name)
-            os.symlink(entry.link, name, dir_fd=parent)
-            os.utime(name, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
-        elif entry.link == "/".join(entry.path):
-            _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
-        else:
-            _remove(parent, name)
-            self._make_hard_link(os.dup(parent), name, entry)
 
     def _directory_of(self, path: tuple[str, ...]) -> int:
         """Open the directory of a path below the root without following symlinks; create missing ones."""
@@ -135,7 +134,12 @@ class _Unpacking:
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
         wanted = entry.mode | _WRITABLE
-        fd = _new_file(parent, name, wanted)
+        try:
+            fd = os.open(name, _NEW_FILE, wanted, dir_fd=parent)
+        except FileExistsError:
+            # Of an earlier entry.
+            _remove(parent, name)
+            fd = os.open(name, _NEW_FILE, wanted, dir_fd=parent)
         try:
             if (mode := self._modes.get(wanted)) is None:
                 mode = self._modes[wanted] = stat.S_IMODE(os.fstat(fd).st_mode)
@@ -149,7 +153,7 @@ class _Unpacking:
             os.close(fd)
 
     def _fill(self, fd: int, entry: tar.Entry) -> None:
-        window = writeback.Window(fd) if entry.size >= _LARGE else None
+        window = writeback.WritebackWindow(fd) if entry.size >= _LARGE else None
         written = pushed = 0
         for offset, length in entry.extents():
             at, end = offset, offset + length
@@ -183,9 +187,7 @@ class _Syncing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         with self._executor:
             if kind is None:
                 self._begin()
@@ -205,15 +207,6 @@ class _Syncing:
         if self._last is not None:
             with errors.on_target(self._directory, "sync"):
                 self._last.result()
-
-
-def _new_file(parent: int, name: str, mode: int) -> int:
-    """Create a file, and open it. One of this name is of an earlier entry, and is removed."""
-    try:
-        return os.open(name, _NEW_FILE, mode, dir_fd=parent)
-    except FileExistsError:
-        _remove(parent, name)
-        return os.open(name, _NEW_FILE, mode, dir_fd=parent)
 
 
 def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:

@@ -18,16 +18,14 @@ class Sink(Protocol):
         """Take a range that reads as zeros."""
 
 
-class Passing:
+class ForwardingSink:
     """Passes everything on: the base of sinks that change or watch what passes."""
 
     def __init__(self, to: Sink) -> None:
         self._to = to
 
     def write(self, offset: int, data: memoryview, /) -> None:
-        """See ``Sink``."""
         self._to.write(offset, data)
 
     def zero(self, offset: int, length: int, /) -> None:
-        """See ``Sink``."""
         self._to.zero(offset, length)

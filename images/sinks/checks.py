@@ -13,7 +13,7 @@ from cdi_worker.images.sinks import base
 SHORTEST_ZERO: Final = 64 << 10
 
 
-class Detecting(base.Passing):
+class ZeroDetectingSink(base.ForwardingSink):
     """Turn zeros in the data, in blocks of ``shortest`` bytes, into ranges to zero."""
 
     def __init__(self, to: base.Sink, shortest: int = SHORTEST_ZERO) -> None:
@@ -28,7 +28,7 @@ class Detecting(base.Passing):
                 self._to.write(offset + start, data[start:end])
 
 
-class Limited(base.Passing):
+class LimitedSink(base.ForwardingSink):
     """Refuse a disk of more than ``limit`` bytes, before the range beyond the limit is written.
 
     Raises ``errors.TooLarge``.
@@ -51,7 +51,7 @@ class Limited(base.Passing):
             raise errors.TooLarge(virtual_size=end, available=self._limit)
 
 
-class Thin(base.Passing):
+class ThinSink(base.ForwardingSink):
     """Refuse a thin disk with more than ``limit`` bytes of data, however large it is.
 
     Zeros must have been detected before. Raises ``errors.TooLarge``.
@@ -71,7 +71,7 @@ class Thin(base.Passing):
             raise errors.TooLarge(virtual_size=self._stored, available=self._limit)
 
 
-class Counting(base.Passing):
+class CountingSink(base.ForwardingSink):
     """Count what is delivered, in bytes of the disk, as data and as zeros."""
 
     def __init__(self, to: base.Sink) -> None:

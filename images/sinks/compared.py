@@ -55,7 +55,7 @@ class Changes:
     written: int = 0
 
 
-class Updating:
+class UpdatingSink:
     """Write what differs from a finished disk, and nothing else. Thread-safe."""
 
     def __init__(self, to: Target) -> None:
@@ -65,23 +65,16 @@ class Updating:
         self._lock = threading.Lock()
 
     def write(self, offset: int, data: memoryview, /) -> None:
-        """See ``base.Sink``."""
         self._to.reach(offset + len(data))
-        for start, end in self._counted(len(data), differing(self._to.storage, offset, data)):
+        for start, end in self._count(len(data), differing(self._to.storage, offset, data)):
             self._to.write(start, data[start - offset : end - offset])
 
     def zero(self, offset: int, length: int, /) -> None:
-        """See ``base.Sink``."""
         self._to.reach(offset + length)
-        for start, end in self._counted(length, list(self._to.storage.nonzero(offset, offset + length))):
+        for start, end in self._count(length, list(self._to.storage.nonzero(offset, offset + length))):
             self._to.zero(start, end - start)
 
-    def same(self, offset: int, length: int) -> None:
-        """Count a range that is known to be the same, and is not read."""
-        self._to.reach(offset + length)
-        self._counted(length, [])
-
-    def _counted(self, compared: int, runs: list[Range]) -> list[Range]:
+    def _count(self, compared: int, runs: list[Range]) -> list[Range]:
         written = list(spans.joined(runs, _GAP))
         with self._lock:
             self.changes.compared += compared
@@ -90,10 +83,10 @@ class Updating:
         return written
 
 
-class Continuing:
-    """Write what is missing in the journal, and what storage does not hold although it is noted there.
+class ContinuingSink:
+    """Write what the journal lacks, and what it lists but storage does not hold.
 
-    For a stream of a whole disk of which an earlier attempt has written a part. ``into``: the sink that
+    For a stream of a whole disk that resumes an earlier attempt. ``into``: the sink that
     writes to ``stored``. ``differed``: bytes in the journal that were written again. Thread-safe.
     """
 
@@ -104,8 +97,6 @@ class Continuing:
         self.differed = 0
 
     def write(self, offset: int, data: memoryview, /) -> None:
-        """See ``base.Sink``."""
-
         def wrong(start: int, end: int) -> list[Range]:
             return differing(self._stored, start, data[start - offset : end - offset])
 
@@ -113,7 +104,6 @@ class Continuing:
             self._into.write(start, data[start - offset : end - offset])
 
     def zero(self, offset: int, length: int, /) -> None:
-        """See ``base.Sink``."""
         for start, end in self._unfinished(offset, offset + length, self._stored.nonzero):
             self._into.zero(start, end - start)
 
@@ -129,8 +119,8 @@ class Continuing:
         return parts
 
 
-class Sampled:
-    """Compare with storage, instead of writing, what is noted in the journal.
+class SampleSink:
+    """Compare what the journal lists with storage, instead of writing it.
 
     Raises ``errors.SourceChanged`` and sets ``differs`` at the first difference.
     """
@@ -141,19 +131,14 @@ class Sampled:
         self.differs = False
 
     def write(self, offset: int, data: memoryview, /) -> None:
-        """See ``base.Sink``."""
         end = offset + len(data)
         for first, after in spans.gaps(self._noted.missing(offset, end), offset, end):
-            self._compare(first, data[first - offset : after - offset])
+            if self._stored.read(first, after - first) != data[first - offset : after - offset]:
+                self.differs = True
+                what = f"content at byte {first} of the disk"
+                raise errors.SourceChanged(url=self._stored.path, what=what, before="stored", now="different")
 
     def zero(self, offset: int, length: int, /) -> None:
-        """See ``base.Sink``."""
         zeros = directio.zeros()
         for start in range(offset, offset + length, len(zeros)):
             self.write(start, zeros[: offset + length - start])
-
-    def _compare(self, offset: int, data: memoryview) -> None:
-        if self._stored.read(offset, len(data)) != data:
-            self.differs = True
-            what = f"content at byte {offset} of the disk"
-            raise errors.SourceChanged(url=self._stored.path, what=what, before="stored", now="different")

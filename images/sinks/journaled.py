@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +16,7 @@ _TOGETHER: Final = 64
 _LONG: Final = 16 << 20
 
 
-class Journaled(base.Passing):
+class JournalSink(base.ForwardingSink):
     """Note the ranges that ``to`` has taken, with their digests. Thread-safe.
 
     ``flush`` writes them to stable storage, before the journal is saved.
@@ -24,7 +26,7 @@ class Journaled(base.Passing):
         super().__init__(to)
         self._flush = flush
         self._noted = noted
-        self._holes: list[journal.Range] = []
+        self._holes: collections.deque[journal.Range] = collections.deque()
 
     def write(self, offset: int, data: memoryview, /) -> None:
         tags = self._noted.digest(offset, data)
@@ -43,26 +45,24 @@ class Journaled(base.Passing):
         self._noted.moved(count)
         self._noted.checkpoint(self._flush)
 
-    def forget(self, start: int, end: int) -> None:
-        """Forget a part that is delivered again."""
-        self._note_holes()
-        self._noted.discard(start, end)
-
     def _note_holes(self) -> None:
-        # A hole that another thread adds now may be left out: it is zeroed again by the next attempt.
-        holes, self._holes = self._holes, []
+        # Other threads append meanwhile. ``popleft`` is atomic: each hole is noted by one thread.
+        holes = []
+        with contextlib.suppress(IndexError):
+            while True:
+                holes.append(self._holes.popleft())
         if holes:
             self._noted.zeroed(holes)
 
 
-class Receiving(Journaled):
-    """Note in memory the digests of all that arrives, to compare the finished disk with them. Thread-safe.
+class DigestSink(JournalSink):
+    """Keep the digests of all bytes in memory, to compare the finished disk with them. Thread-safe.
 
-    ``limit``: bytes that the disk has at most.
+    ``limit``: the largest size of the disk.
     """
 
     def __init__(self, to: base.Sink, limit: int) -> None:
-        self.noted = journal.Journal.of_what_arrives(limit)
+        self.noted = journal.Journal.in_memory(limit)
         super().__init__(to, self.noted, lambda: None)
 
     def end(self, size: int) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import collections
-import hashlib
-import heapq
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
-from typing import Final, TypeVar
+from typing import Final
 
 from cdi_worker import units
-from cdi_worker.formats import bmap, spans
+from cdi_worker.formats import spans
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.sinks import compared
@@ -23,38 +19,17 @@ from cdi_worker.scratch import ranges
 MOST: Final = 64 << 10
 #: A hole is compared in steps of so many bytes, between which it can be cancelled.
 _STEP: Final = 64 << 20
-#: Parts of a disk that are read and hashed at a time.
-_PARALLEL: Final = 3
 #: A sum modulo 2^127 - 1, of the bytes as one number: that of a disk is the same whatever pieces are summed,
 #: in any order, and zeros add nothing.
 _MODULUS: Final = (1 << 127) - 1
 
 
-Item = TypeVar("Item")
-
-
-def each(items: Iterable[Item], one: Callable[[Item], None], scope: cancelling.Cancel) -> None:
-    """Call ``one`` for each item, in several threads. Raises the first error, when all have ended."""
-    pending: collections.deque[futures.Future[None]] = collections.deque()
-    executor = futures.ThreadPoolExecutor(_PARALLEL, "verify")
-    try:
-        for item in items:
-            scope.check()
-            pending.append(executor.submit(one, item))
-            if len(pending) > 2 * _PARALLEL:
-                pending.popleft().result()
-        while pending:
-            pending.popleft().result()
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
 def parts(within: ranges.Ranges, found: Iterable[ranges.Range]) -> list[ranges.Range]:
-    """Return the parts of ranges that are ``within``; see ``disks.base.Missing``."""
+    """Return the parts of ranges that are ``within`` others; see ``disks.base.Missing``."""
     return [part for start, end in found for part in spans.gaps(within.missing(start, end), start, end)]
 
 
-class Comparing:
+class ComparingSink:
     """Compare ``within`` (None: everything) with a disk of ``size`` bytes. Thread-safe.
 
     ``finish`` compares what follows the end of the image. ``ranges``: those that differ, in whole blocks of
@@ -70,7 +45,7 @@ class Comparing:
         size: int,
         within: ranges.Ranges | None,
         scope: cancelling.Cancel,
-        tell: Callable[[int], object] = lambda _: None,
+        tell: Callable[[int], object],
     ) -> None:
         self.size = size
         self.ranges = ranges.Ranges()
@@ -93,16 +68,16 @@ class Comparing:
         return not self.differed and self.image_size <= self.size
 
     def write(self, offset: int, data: memoryview, /) -> None:
-        """See ``base.Sink``."""
         for start, end in self._parts(offset, offset + len(data)):
             self._data(start, data[start - offset : end - offset])
-            self._count(end - start)
+            with self._lock:
+                self.compared += end - start
 
     def zero(self, offset: int, length: int, /) -> None:
-        """See ``base.Sink``."""
         for start, end in self._parts(offset, offset + length):
             self._zeros(start, min(end, self.size))
-            self._count(end - start)
+            with self._lock:
+                self.compared += end - start
 
     def finish(self, size: int, *, is_device: bool) -> None:
         """Compare the rest of a file with zeros: the image ends at ``size``. That of a device is free."""
@@ -117,10 +92,6 @@ class Comparing:
 
     def _parts(self, start: int, end: int) -> list[ranges.Range]:
         return [(start, end)] if self._within is None else parts(self._within, [(start, end)])
-
-    def _count(self, count: int) -> None:
-        with self._lock:
-            self.compared += count
 
     def _read(self, start: int, length: int) -> bytes:
         with self._lock:
@@ -152,8 +123,18 @@ class Comparing:
     def _differs(self, start: int, end: int, data: memoryview | bytes, stored: bytes) -> None:
         """Note a range; ``data`` empty: the source has zeros. The disk may end within it."""
         with self._lock:
-            if not self._note(start, end, _first(data, stored)):
+            self.differed += end - start
+            length = max(len(data), len(stored))
+            one, other = (
+                int.from_bytes(bytes(each).ljust(length, b"\0"), "little") for each in (data, stored)
+            )
+            # The lowest bit in which they differ; the shorter one is padded with zeros.
+            bits = one ^ other
+            first = start + ((bits & -bits).bit_length() - 1) // 8 if bits else start
+            self.first = first if self.first is None else min(self.first, first)
+            if len(self.ranges) >= MOST:
                 return
+            self.ranges.add(start, end)
             if not data or directio.is_zero(memoryview(data)):
                 self.from_zero.add(start, end)
             if directio.is_zero(memoryview(stored)):
@@ -161,88 +142,9 @@ class Comparing:
             self.sums[0] += checksum(start, data)
             self.sums[1] += checksum(start, stored)
 
-    def _note(self, start: int, end: int, first: int) -> bool:
-        """Note a range whose byte ``first`` differs; return whether it is kept. Under the lock."""
-        self.differed += end - start
-        if self.first is None or start < self.first:
-            self.first = start + first
-        if len(self.ranges) >= MOST:
-            return False
-        self.ranges.add(start, end)
-        return True
 
-
-class ByMap(Comparing):
-    """Compare a disk with a block map: its ranges with their checksums, everything else with zeros.
-
-    What differs is read twice; raises ``errors.TargetError`` if it changes. ``first``: the start of a range.
-    """
-
-    def compare(self, blocks: bmap.Map, advance: Callable[[int], object]) -> None:
-        """Compare the disk. ``advance`` counts bytes of the map's disk.
-
-        A range of the map is compared whole if a part of it is ``within``.
-        """
-
-        def selected() -> Iterator[tuple[int, int, bytes]]:
-            holes = ((start, end, b"") for start, end in blocks.holes())
-            for part in heapq.merge(blocks.ranges, holes):
-                if self._parts(part[0], part[1]):
-                    yield part
-                else:
-                    advance(part[1] - part[0])
-
-        def one(part: tuple[int, int, bytes]) -> None:
-            start, end, digest = part
-            if digest:
-                self._hashed(start, end, digest, blocks.algorithm)
-            else:
-                self.zero(start, end - start)
-            advance(end - start)
-
-        each(selected(), one, self._scope)
-
-    def _hashed(self, start: int, end: int, digest: bytes, algorithm: str) -> None:
-        self._count(end - start)
-        if end > self.size:
-            # Not hashed: a map may state any size, and the disk does not have this range.
-            with self._lock:
-                self._note(start, end, 0)
-            return
-        found, is_zero = self._digest(start, end, algorithm)
-        if found == digest:
-            return
-        if self._digest(start, end, algorithm) != (found, is_zero):
-            raise storage.changed(self._stored.path)
-        with self._lock:
-            if self._note(start, end, 0) and is_zero:
-                self.to_zero.add(start, end)
-
-    def _digest(self, start: int, end: int, algorithm: str) -> tuple[bytes, bool]:
-        """Return the digest of a range of the disk, and whether it is all zeros. Holes are not read."""
-        digest, at, is_zero = hashlib.new(algorithm), start, True
-        for low, stored in self._nonzero(start, end):
-            self._hash_zeros(digest, low - at)
-            digest.update(stored)
-            at, is_zero = low + len(stored), False
-        self._hash_zeros(digest, end - at)
-        return digest.digest(), is_zero
-
-    def _hash_zeros(self, digest: hashlib._Hash, length: int) -> None:
-        zeros = directio.zeros()
-        for start in range(0, length, len(zeros)):
-            self._scope.check()
-            digest.update(zeros[: length - start])
-
-    def _zeros(self, start: int, end: int) -> None:
-        for first, stored in self._nonzero(start, end):
-            if self._read(first, len(stored)) != stored:
-                raise storage.changed(self._stored.path)
-            self._differs(first, first + len(stored), b"", stored)
-
-
-class Summing(Comparing):
-    """Sum up ``within``, what a comparison has found to differ, on both sides, instead of comparing."""
+class SummingSink(ComparingSink):
+    """Sum the bytes of both sides in ``within``, the ranges that a comparison found different."""
 
     def _data(self, start: int, data: memoryview) -> None:
         self._add(start, data, self._read(start, len(data)))
@@ -262,14 +164,6 @@ def checksum(start: int, data: memoryview | bytes) -> int:
     return (int.from_bytes(data, "little") % _MODULUS) << (8 * start % 127)
 
 
-def same(one: Comparing, other: Comparing, side: int) -> bool:
+def same(one: ComparingSink, other: ComparingSink, side: int) -> bool:
     """Return whether both have read the same bytes of the source (0) or of the disk (1)."""
     return (one.sums[side] - other.sums[side]) % _MODULUS == 0
-
-
-def _first(data: memoryview | bytes, stored: bytes) -> int:
-    """Return the index of the first byte that differs; an end is followed by zeros."""
-    length = max(len(data), len(stored))
-    one, other = (int.from_bytes(bytes(each).ljust(length, b"\0"), "little") for each in (data, stored))
-    found = one ^ other
-    return ((found & -found).bit_length() - 1) // 8 if found else 0

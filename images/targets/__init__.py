@@ -8,27 +8,21 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images import directio, kernel
-from cdi_worker.images.targets import base, block, claim, file
+from cdi_worker.images.targets import base, block, claim, export, file, file_format, finished, remote, stream
 from cdi_worker.scratch import journal
 
-if TYPE_CHECKING:
-    from cdi_worker.images.targets import layout, remote
-
 Claim = claim.Claim
-Options = base.Options
+TargetOptions = base.TargetOptions
 Terms = claim.Terms
 Target = base.Target
+SAME_DISK: Final = claim.SAME_DISK
+refuse_unfinished = file.refuse_unfinished
 #: The target that is standard output; a file with this name is ``./-``.
 STDOUT: Final = "-"
-#: How the addresses of NBD exports begin.
-EXPORTS: Final = ("nbd://", "nbds://", "nbd+unix://")
-
-# O_DIRECT is tried on a file without a name, so that nothing is left behind.
-_TRY_DIRECT: Final = os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
 
 
 class TargetFacts(NamedTuple):
@@ -54,25 +48,41 @@ def facts(
     ``held``: its claim, without which an NBD export cannot be inspected. Raises ``errors.TargetError``.
     """
     path = os.fspath(path)
-    if isinstance(held, claim.Marked | claim.Reading) and (is_export(path) or held.is_served):
+    if isinstance(held, claim.MarkedClaim | claim.ReadingClaim) and (is_export(path) or held.is_served):
         return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
     with errors.on_target(path, "inspect"):
         if path == STDOUT:
             return TargetFacts("stream")
         if _is_block(path):
-            return _block_facts(path)
+            with kernel.open_fd(path, os.O_NONBLOCK) as fd:
+                size = os.lseek(fd, 0, os.SEEK_END)
+            return TargetFacts("block", size, size, direct=True)
         if not directory.is_dir() or _holds_devices(directory):
             return TargetFacts("missing")
-        return _file_facts(path, directory, removed)
+        room = os.statvfs(directory)
+        changing = file.changing(path)
+        left_overs = [file.part(path), file.lock_file(path)] + ([path, changing] if removed else [])
+        try:
+            # On a file without a name, so that nothing is left behind.
+            os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+            is_direct = True
+        except OSError:
+            is_direct = False
+        return TargetFacts(
+            "file",
+            size=_size(path) or _size(changing),
+            available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
+            direct=is_direct,
+        )
 
 
 def is_export(path: str | os.PathLike[str]) -> bool:
     """Return whether a target is the address of an NBD export."""
-    return os.fspath(path).startswith(EXPORTS)
+    return os.fspath(path).startswith(("nbd://", "nbds://", "nbd+unix://"))
 
 
-def followed(path: str | os.PathLike[str]) -> str:
+def follow_link(path: str | os.PathLike[str]) -> str:
     """Return the file that a symbolic link points to, which need not exist; any other path unchanged.
 
     The incomplete disk, the lock and the rename then are in the directory of the file. Raises
@@ -85,15 +95,15 @@ def followed(path: str | os.PathLike[str]) -> str:
         return os.path.realpath(path) if pathlib.Path(path).is_symlink() and not _is_block(path) else path
 
 
-def used(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return a target and the names that a run with this target uses, and removes what is there.
+def names_used(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return a target and the paths beside it that a run with this target uses or removes.
 
-    They are beside the file that a symbolic link leads to, as in ``followed``.
+    They are beside the file that a symbolic link leads to, as in ``follow_link``.
     """
     path = os.fspath(path)
-    # One that cannot be looked at is reported when it is claimed.
+    # A target that cannot be inspected is reported when it is claimed.
     with contextlib.suppress(errors.TargetError):
-        path = followed(path)
+        path = follow_link(path)
     return path, file.part(path), file.journal(path), file.changing(path), file.lock_file(path)
 
 
@@ -106,25 +116,22 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
 
     def make() -> claim.Claim:
         if path == STDOUT:
-            return claim.Output()
+            return claim.OutputClaim()
         if is_export(path) and terms.connect is not None:
-            # Imported when used: few imports need it (start-up time).
-            from cdi_worker.images.targets import export
-
-            return export.Export(path, terms.connect, terms.state)
+            return export.ExportClaim(path, terms.connect)
         if _is_block(path):
-            return claim.Device(path)
-        return claim.LockFile(path, _lock_file(path), terms.permissions, terms.key)
+            return claim.DeviceClaim(path)
+        return claim.LockFileClaim(path, _lock_file(path), terms.permissions, terms.key)
 
     return _take(path, make, terms)
 
 
-def reading(path: str, device: remote.Device | None = None) -> claim.Reading:
-    """Return the claim of a run that only reads a finished disk (mode ``compare``): there is none.
+def claim_to_read(path: str, device: remote.Device | None = None) -> claim.ReadingClaim:
+    """Return a claim without a lock, for a run that only reads a finished disk (mode ``compare``).
 
     ``device``: an open NBD export, closed with it.
     """
-    held = claim.Reading(path, device)
+    held = claim.ReadingClaim(path, device)
     held.is_served = device is not None and not is_export(path)
     return held
 
@@ -133,7 +140,7 @@ def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) 
     """Claim a folder for an archive, as ``take`` does. The claim excludes a disk on the same volume."""
     folder = os.fspath(folder)
     path = f"{folder}/{file.DISK}"
-    return _take(folder, lambda: claim.LockFile(folder, _lock_file(path), terms.permissions), terms)
+    return _take(folder, lambda: claim.LockFileClaim(folder, _lock_file(path), terms.permissions), terms)
 
 
 def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
@@ -160,7 +167,7 @@ def _lock_file(path: str) -> str:
 
 def check_folder(path: str | os.PathLike[str]) -> None:
     """Raise ``errors.TargetError`` if ``take`` and ``open`` cannot create files beside ``path``."""
-    path = followed(path)
+    path = follow_link(path)
     folder = pathlib.Path(_lock_file(path)).parent
     with errors.on_target(path, "inspect"):
         is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
@@ -172,7 +179,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 def check_replaceable(held: claim.Claim, *, force: bool) -> None:
     """Raise ``errors.TargetExists`` if the claimed target holds a disk; with ``force`` it may be replaced."""
     with errors.on_target(held.path, "inspect"):
-        if isinstance(held, claim.Marked | claim.Output):
+        if isinstance(held, claim.MarkedClaim | claim.OutputClaim):
             return
         for path in (held.path, file.changing(held.path)):
             if not os.path.lexists(path):
@@ -185,7 +192,7 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
 
 def is_foreign(held: claim.Claim) -> bool:
     """Return whether a claimed target is a device without the left-over of an interrupted run."""
-    return isinstance(held, claim.Marked) and not is_left_over(held)
+    return isinstance(held, claim.MarkedClaim) and not is_left_over(held)
 
 
 def in_use(path: str) -> bool:
@@ -203,23 +210,17 @@ def in_use(path: str) -> bool:
 def is_left_over(held: claim.Claim) -> bool:
     """Return whether a claimed device holds the left-over of an interrupted run."""
     with errors.on_target(held.path, "read"):
-        return isinstance(held, claim.Marked) and held.is_left_over
+        return isinstance(held, claim.MarkedClaim) and claim.holder(held.first(claim.RECORD)) is not None
 
 
 def unfinished(held: claim.Claim) -> str:
     """Return the path of the unfinished disk that an interrupted run has left beside a file; empty: none."""
     part = file.part(held.path)
-    return part if isinstance(held, claim.LockFile) and os.path.lexists(part) else ""
-
-
-def is_half_changed(held: claim.Claim) -> bool:
-    """Return whether a claimed target holds what an interrupted run or update has left instead of a disk."""
-    is_changed = not os.path.lexists(held.path) and os.path.lexists(file.changing(held.path))
-    return is_left_over(held) or (isinstance(held, claim.LockFile) and is_changed)
+    return part if isinstance(held, claim.LockFileClaim) and os.path.lexists(part) else ""
 
 
 def open(  # noqa: A001 - read as targets.open
-    path: str | os.PathLike[str], size: int | None, options: Options = base.NEW
+    path: str | os.PathLike[str], size: int | None, options: TargetOptions = base.NEW
 ) -> Target:
     """Open a target for a disk of ``size`` bytes (None: not known before the end).
 
@@ -238,25 +239,18 @@ def open(  # noqa: A001 - read as targets.open
         return target
 
 
-def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
+def _open(held: claim.Claim, size: int | None, options: TargetOptions) -> Target:
     with errors.on_target(held.path, "open"):
-        if isinstance(held, claim.Device):
+        if isinstance(held, claim.DeviceClaim):
             return block.BlockTarget(held, size, options)
-        if isinstance(held, claim.Output):
-            # Imported when used: few imports need it (start-up time).
-            from cdi_worker.images.targets import stream
-
+        if isinstance(held, claim.OutputClaim):
             return stream.StreamTarget(held, size, options)
-        if isinstance(held, claim.Marked):
-            from cdi_worker.images.targets import export
-
+        if isinstance(held, claim.MarkedClaim):
             return export.ExportTarget(held, size, options)
-        if isinstance(held, claim.Reading):
-            # Imported when used, as above.
-            from cdi_worker.images.targets import finished
-
+        if isinstance(held, claim.ReadingClaim):
             return finished.Finished(held, options)
         if options.form is not None:
+            # 16 ms, with what starts qemu-img: few imports write qcow2.
             from cdi_worker.images.targets import qcow2
 
             return qcow2.Qcow2Target(held, size, options)
@@ -265,25 +259,19 @@ def _open(held: claim.Claim, size: int | None, options: Options) -> Target:
 
 
 def journal_slots(
-    path: str | os.PathLike[str],
-    size: int,
-    held: claim.Claim | None = None,
-    form: layout.Qcow2 | None = None,
+    path: str | os.PathLike[str], size: int, form: file_format.Qcow2Format | None = None
 ) -> journal.Slots | None:
-    """Return where the journal of a disk of this size is stored (704 KiB); None for a small disk.
+    """Return where the journal of a disk of this size is stored (704 KiB); None: it has none.
 
     It is stored on the target: after the last byte of an incomplete file, or in the withheld head of a block
-    device. So it is removed together with the data. That of an NBD export, by its claim ``held``, is in a
-    file on this machine, that of a qcow2 file (``form``) beside it; compressed clusters are written once, so
-    they have none.
+    device. So it is removed together with the data. That of a qcow2 file (``form``) is beside it. A small
+    disk, and one on an NBD export, has none.
     """
     path = os.fspath(path)
-    if size < block.HEAD:
+    if size < block.HEAD or is_export(path):
         return None
-    if held is not None and is_export(path):
-        return held.slots()
     if form is not None:
-        return None if form.compress else journal.Slots(file.journal(path), 0, 0, is_apart=True)
+        return journal.Slots(file.journal(path), 0, 0, is_apart=True)
     if _is_block(path):
         return journal.Slots(os.path.realpath(path), block.JOURNAL_OFFSET, block.HEAD)
     return journal.Slots(file.part(path), -(-size // directio.UNIT) * directio.UNIT, 0)
@@ -317,24 +305,6 @@ def _holds_devices(directory: pathlib.Path) -> bool:
     return os.path.realpath(directory) == "/dev"
 
 
-def _block_facts(path: str) -> TargetFacts:
-    with kernel.opened(path, os.O_NONBLOCK) as fd:
-        size = os.lseek(fd, 0, os.SEEK_END)
-    return TargetFacts("block", size, size, direct=True)
-
-
-def _file_facts(path: str, directory: pathlib.Path, removed: bool) -> TargetFacts:
-    room = os.statvfs(directory)
-    changing = file.changing(path)
-    left_overs = [file.part(path), file.lock_file(path)] + ([path, changing] if removed else [])
-    return TargetFacts(
-        "file",
-        size=_size(path) or _size(changing),
-        available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
-        direct=_takes_direct(directory),
-    )
-
-
 def _size(path: str) -> int:
     try:
         return os.lstat(path).st_size
@@ -349,11 +319,3 @@ def _occupied(path: str) -> int:
         return 0
     # Removing a file with another hard link frees no blocks.
     return status.st_blocks * 512 if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
-
-
-def _takes_direct(directory: pathlib.Path) -> bool:
-    try:
-        os.close(os.open(directory, _TRY_DIRECT, 0o600))
-    except OSError:
-        return False
-    return True

@@ -6,19 +6,16 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from cdi_worker import errors, units
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import claim, storage
-
-if TYPE_CHECKING:
-    from cdi_worker.images.targets import layout
+from cdi_worker.images.targets import claim, file_format, storage
 
 log = logging.getLogger(__name__)
 
 
-class Options(NamedTuple):
+class TargetOptions(NamedTuple):
     """How to open and write a target.
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
@@ -26,9 +23,10 @@ class Options(NamedTuple):
     ``delta`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
     change, before which it calls ``begun`` with the path; ``compare`` only reads a finished disk. ``cancel``
     ends a long zeroing with ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it
-    until it is closed. ``existing``: what happens to a disk at the path: ``replace`` it when the new one is
-    complete, ``remove`` it before the new one is written, or ``refuse`` to. ``permissions`` of a new file;
-    None: by the umask. ``form``: of the file; None: raw.
+    until it is closed. ``sectors``: read the first sector of each file of the source again, from storage.
+    ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
+    it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
+    ``form``: of the file; None: raw.
     """
 
     preallocate: bool = False
@@ -37,24 +35,23 @@ class Options(NamedTuple):
     begun: Callable[[str], None] = lambda _: None
     cancel: cancelling.Cancel = cancelling.NEVER
     claim: claim.Claim | None = None
+    sectors: Callable[[], list[bytes]] = list
     existing: Literal["replace", "remove", "refuse"] = "replace"
     permissions: int | None = None
-    form: layout.Qcow2 | None = None
+    form: file_format.Qcow2Format | None = None
 
 
-NEW: Final = Options()
+NEW: Final = TargetOptions()
 
 
 class Target:
     """A disk being written: each range once, in any order, from any thread, then ``commit``.
 
-    Ranges that are neither written nor zeroed have undefined content. Storage errors are raised as
-    ``errors.TargetError``, and again by every later call: a disk with a failed write is never committed.
-    Writing beyond ``size`` or the end of the device raises ``errors.TooLarge``. After ``errors.TargetLost``
-    another run writes to it, and this one changes nothing more, also when it is closed. As a context manager
-    it is closed at the end, which removes a disk that was not committed.
+    Ranges that are neither written nor zeroed have undefined content. Errors: ``storage.Storage``; writing
+    beyond ``size`` or the end of the device raises ``errors.TooLarge``. As a context manager it is closed
+    at the end, which removes a disk that was not committed, unless another run writes to it.
 
-    ``storage``: what holds its bytes, as they are or will be. What compares reads there.
+    ``storage``: its bytes. Sinks that compare read them there.
     """
 
     #: Whether the bytes of an earlier attempt are kept. Without them its journal must be ignored.
@@ -63,12 +60,10 @@ class Target:
     withheld: int = 0
     #: Whether the whole target is known to read as zeros.
     is_fresh: bool = False
-    #: Whether what is delivered is compared with what the storage shows, and only what differs is written.
-    is_overlay: bool = False
-    #: Whether the end of the ``with`` block leaves it open: somebody else publishes or closes it.
+    #: Whether the end of the ``with`` block leaves it open: a ``group.Group`` publishes and closes it.
     is_detached: bool = False
 
-    def __init__(self, stored: storage.Storage, size: int | None, options: Options) -> None:
+    def __init__(self, stored: storage.Storage, size: int | None, options: TargetOptions) -> None:
         self.path = stored.path
         #: The path for programs that write to the target themselves.
         self.written_path = stored.path
@@ -107,7 +102,7 @@ class Target:
         self.storage.zero(offset, offset + length)
 
     def reach(self, end: int) -> None:
-        """Note that the disk reaches to ``end``, also if it holds already what is there."""
+        """Extend the disk to ``end``, even if nothing is written."""
         if self._limit is not None and end > self._limit:
             raise errors.TooLarge(virtual_size=end, available=self._limit)
         if end > self._end:
@@ -115,16 +110,16 @@ class Target:
                 self._end = max(self._end, end)
 
     def zero_rest(self, start: int) -> None:
-        """Zero what a later stage of the disk may use, from ``start``, where the disk ends now."""
+        """Zero everything from ``start``, the end of the disk: a later stage of it may be longer."""
         if self.size is not None and self.size > start:
             self.zero(start, self.size - start)
 
     def extend(self, end: int, size: int) -> None:
-        """Zero a device from ``end``, that of the image, to ``size``; a file is extended by ``commit``."""
+        """Zero a device from the ``end`` of the image to ``size``; a file is extended by ``commit``."""
 
     def flush(self) -> None:
         """Write everything written and zeroed so far to stable storage, except the withheld bytes."""
-        with self.storage.guarded("sync"):
+        with self.storage.guard("sync"):
             self.storage.sync()
             self._check_claim()
 
@@ -138,17 +133,17 @@ class Target:
 
     def prepare(self, size: int = 0) -> None:
         """Do all of ``commit`` that can fail before the disk becomes usable."""
-        with self.storage.guarded("sync"):
+        with self.storage.guard("sync"):
             self.settle(size)
             end = units.whole_sectors(self._end)
             if self.has_begun:
-                # Behind the end of a short disk, what is withheld holds zeros.
+                # After the end of a short disk, the withheld bytes are zeros.
                 self.storage.zero(self._end, max(end, self.withheld))
             self._ready(max(size, end))
 
     def publish(self) -> None:
         """Make the disk usable, which is prepared."""
-        with self.storage.guarded("sync"):
+        with self.storage.guard("sync"):
             self._check_claim()
             if self.has_begun:
                 self._finish()
@@ -177,7 +172,7 @@ class Target:
     def _begin(self) -> None:
         """Make a finished disk unusable, before its first change."""
         if not self.has_begun:
-            with self._lock, self.storage.guarded("write"):
+            with self._lock, self.storage.guard("write"):
                 if not self.has_begun:
                     self._disable()
                     self._options.begun(self.written_path)
@@ -187,7 +182,7 @@ class Target:
     # -- implemented by the sub-classes
 
     def _disable(self) -> None:
-        """Make the finished disk unusable, which is still there if the change is interrupted."""
+        """Make the finished disk unusable, but keep it: the change may be interrupted."""
         raise NotImplementedError
 
     def _ready(self, size: int, /) -> None:

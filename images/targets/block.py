@@ -23,21 +23,23 @@ class BlockStorage(storage.Storage):
     On the device, they are zeros meanwhile, and the claim's record, which ``withhold`` writes.
     """
 
-    def __init__(self, held: claim.Marked, head: int, options: base.Options) -> None:
+    def __init__(self, held: claim.MarkedClaim, head: int, options: base.TargetOptions) -> None:
         fd, self._sector = self._open(held)
         super().__init__(held, fd, options.cancel, direct=options.direct)
         self.head = bytearray(head)
         self._device = held
+        self._sectors = options.sectors
         self._is_preallocated = options.preallocate
         self.zero_by(self._rungs(), self._sector)
 
-    def _open(self, held: claim.Marked) -> tuple[int, int]:
+    def _open(self, held: claim.MarkedClaim) -> tuple[int, int]:
         """Return a descriptor of the device, and the bytes of its logical sector."""
-        assert isinstance(held, claim.Device)  # noqa: S101  (an export has a storage of its own)
+        assert isinstance(held, claim.DeviceClaim)  # noqa: S101  (an export has a storage of its own)
         return os.dup(held.fd), kernel.sector_size(held.fd)
 
     def _rungs(self) -> Sequence[zeroing.Rung]:
-        return zeroing.WRITTEN if self._is_preallocated else zeroing.SPARSE
+        # Without rungs, every byte is written.
+        return () if self._is_preallocated else zeroing.SPARSE
 
     def write(self, offset: int, data: memoryview) -> None:
         inside = self._inside(offset, len(data))
@@ -64,13 +66,13 @@ class BlockStorage(storage.Storage):
         return max(0, min(length, len(self.head) - offset))
 
     def zero_rest(self, start: int) -> None:
-        """Zero everything from ``start``: what is behind the head of the device, at the earliest.
+        """Zero the device from ``start``, or from the end of its head if that is later.
 
         Storage that cannot zero without a transfer is read, and only what is not zero is written.
         """
         rungs = () if self._is_preallocated else (kernel.punch_hole,)
         ladder = zeroing.Ladder(self.fd, rungs, self._sector, self._put_zeros)
-        with self.guarded("zero"):
+        with self.guard("zero"):
             for part in self.steps(max(start, len(self.head)), self._device.size):
                 ladder.zero(*part)
 
@@ -88,26 +90,40 @@ class BlockStorage(storage.Storage):
     def require_unchanged(self) -> None:
         """Require the head that was loaded. Raises ``errors.TargetLost``.
 
-        Another run, which no lock kept out, may have begun or even finished since then, if this one stood
-        still: what was found equal may no longer be there.
+        While this process was stopped, another machine may have imported to the device: bytes that were equal
+        may have changed.
         """
         self.drop_cache()
         if self._pread(len(self.head), 0) != self.head:
             raise self._device.lose(_OVERWRITTEN)
 
     def withhold(self, end: int = HEAD) -> None:
-        """Zero the head up to ``end`` on the device, and put the claim's record into its first sector."""
+        """Zero the head up to ``end`` on the device, and put the claim's record into its first sector.
+
+        Raises ``errors.RequestError`` if the source has the record then, and puts back what was there.
+        """
         head = bytearray(min(end, len(self.head)))
         self._device.expect(b"")
         if head:
-            self._disable(len(head))
+            old = self._disable(len(head))
             head[: claim.RECORD] = self._device.record
             self._put(0, memoryview(head))
             self.fsync()
+            # Once: when the target is abandoned, the source may be closed.
+            sectors, self._sectors = self._sectors, list
+            if self._device.record in sectors():
+                # They are one disk under two names, of which sysfs does not know.
+                self._put(0, memoryview(old))
+                self.fsync()
+                self._device.lose("it is the disk of the source")
+                raise errors.RequestError(claim.SAME_DISK)
             self._device.expect(self._device.record)
 
-    def _disable(self, end: int) -> None:
-        """Zero the sector that makes an old disk usable: a power cut may tear the write of all others."""
+    def _disable(self, end: int) -> bytes:
+        """Zero the sector that makes the old disk usable, first: a power cut may tear the write of the head.
+
+        Return the old head; empty if it cannot be read.
+        """
         # What is read must be what a power cut leaves. The page cache may show that sector as zeroed by a run
         # that was killed, or whose sync failed; the first sector with data would then be another one.
         self.fsync()
@@ -116,12 +132,13 @@ class BlockStorage(storage.Storage):
             old = self._pread(end, 0)
         except OSError:
             self._disable_unreadable(end)
-            return
+            return b""
         if claim.holder(old[: claim.RECORD]) is None:
             self._erase(_first_data(old, self._sector))
+        return old
 
     def _disable_unreadable(self, end: int) -> None:
-        """Zero page by page what cannot be read, which may be that sector, up to the first one with data."""
+        """Zero unreadable pages, which may hold that sector, up to the first readable sector with data."""
         for start in range(0, end, directio.UNIT):
             page = slice(start, min(end, start + directio.UNIT))
             try:
@@ -140,9 +157,9 @@ class BlockStorage(storage.Storage):
             self.fsync()
 
     def _no_data(self, part: slice) -> bytes:
-        """Return what is in a part of the head instead of data: at the start of the device, the record.
+        """Return what replaces a part of the head: zeros, and the record at the start of the device.
 
-        Without it, a delta would take what is left for its disk.
+        Without the record, a delta would accept the rest as its disk.
         """
         return (b"" if part.start else self._device.record).ljust(part.stop - part.start, b"\0")
 
@@ -177,7 +194,7 @@ class BlockTarget(base.Target):
     #: Opens the storage.
     opens: ClassVar[type[BlockStorage]] = BlockStorage
 
-    def __init__(self, held: claim.Marked, size: int | None, options: base.Options) -> None:
+    def __init__(self, held: claim.MarkedClaim, size: int | None, options: base.TargetOptions) -> None:
         device_size = held.size
         if size is not None and size > device_size:
             raise errors.TooLarge(virtual_size=size, available=device_size)
@@ -194,7 +211,7 @@ class BlockTarget(base.Target):
                 stored.withhold(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
             else:
                 stored.load()
-        except (OSError, errors.TargetError):
+        except (OSError, errors.Error):
             self.close()
             raise
 
@@ -208,7 +225,7 @@ class BlockTarget(base.Target):
             self.zero(end, size - end)
 
     def settle(self, size: int = 0) -> None:
-        # Behind the end of a short disk, the rest of the head is zeroed, as for a new one.
+        # After the end of a short disk, the rest of the head is zeroed, as for a new one.
         end = max(units.whole_sectors(self._end), self.withheld)
         if not self.has_begun and any(self.storage.nonzero(self._end, end)):
             self._begin()
@@ -222,7 +239,7 @@ class BlockTarget(base.Target):
         super()._check_claim()
         with self._lock:  # another thread may begin
             if not self.has_begun:
-                # What others write may leave the first sector as it is, such as zeros.
+                # Another run may have written elsewhere, or the same first sector, such as zeros.
                 self.storage.require_unchanged()
 
     def _ready(self, _size: int) -> None:
@@ -235,7 +252,7 @@ class BlockTarget(base.Target):
     def _abandon(self) -> None:
         if self.has_begun and (self._is_stored or not self._kept):
             self._check_claim()
-            # Without a record, a delta would take the zeros for a disk, and the next run for somebody's.
+            # Without a record, a delta would accept the zeros as a disk, and the next run as a foreign one.
             self.storage.withhold()
 
 

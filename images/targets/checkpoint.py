@@ -23,7 +23,7 @@ NAME: Final = "user.cdi-worker.checkpoint"
 #: Begins a name of a checkpoint that belongs to one version of its files, which can be replaced.
 VERSION: Final = "version sha256:"
 _NONE: Final = frozenset({errno.ENODATA, errno.ENOENT, *kernel.REFUSALS})
-#: No attributes (an NBD export is no file), or none of this length.
+#: No attributes (an NBD export is not a file), or none of this length.
 _UNABLE: Final = frozenset({errno.E2BIG, errno.ERANGE, *_NONE})
 #: Bytes of an attribute that every file system with attributes stores, if it has space (ext4: a block).
 _SHORT: Final = 512
@@ -89,7 +89,7 @@ class Checkpoint:
         return bool(self.at & (previous | current))
 
     def is_of_others(self, current: frozenset[str]) -> bool:
-        """Return whether the last delta, to a checkpoint with a name of ``current``, was of other files.
+        """Return whether the last delta led to the same checkpoint, but from other files.
 
         A checkpoint without a version is compared by its names.
         """

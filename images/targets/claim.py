@@ -19,32 +19,28 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from cdi_worker import errors, lazy
-from cdi_worker.formats import smalljson
+from cdi_worker import errors
+from cdi_worker.formats import detect, smalljson
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
-from cdi_worker.scratch import journal
-
-if TYPE_CHECKING:
-    from cdi_worker.images.targets import remote
+from cdi_worker.images.targets import remote
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the record while data is written: so long a run may write after another has
-#: taken the target over.
+#: Seconds between two checks of the record while data is written: a run may write for so long after another
+#: has taken the target over.
 INTERVAL: Final = 5.0
-#: Seconds for which a target is waited for in any case. That of a killed run is busy until the program that
-#: it was starting executes its own code, and so closes the descriptors: up to 50 ms on two busy cores.
+#: Shortest wait for a busy target, in seconds. That of a killed run is busy until a program that it was
+#: starting has called execve(2), which closes the descriptors: up to 50 ms on two busy cores.
 _REMNANT: Final = 1.0
+SAME_DISK: Final = "source and target are the same disk"
 #: The name of standard output in messages.
 STDOUT: Final = "standard output"
-#: Only a failure needs it (start-up time).
-NOT_OURS: Final = "cdi_worker.remedy:NOT_OURS"
 #: Bytes of a record: a sector, so that it cannot be torn.
 RECORD: Final = 512
-_KIND: Final = b"cdi-worker claim "
+_KIND: Final = detect.CLAIM
 _MAGIC: Final = _KIND + b"1\n"
 # A byte that is never read: the locks of SMB are mandatory, and would hide the record.
 _LOCKED: Final = 4096
@@ -53,9 +49,8 @@ _LOCKED: Final = 4096
 class Terms(NamedTuple):
     """How to take a claim. ``wait``: seconds to wait for another run, at least one, until ``cancel`` is set.
 
-    ``permissions`` of a lock file, as in ``base.Options``. ``key``: names the command, without blanks, which
-    may replace the disks that it has left when it was killed (``Claim.note``). ``connect``: to NBD exports.
-    ``state``: the folder for the journal of an export; empty: none.
+    ``permissions`` of a lock file, as in ``base.Options``. ``key``: an id of the command, without blanks: it
+    may replace the disks that a killed run of it has left (``Claim.note``). ``connect``: to NBD exports.
     """
 
     wait: float = 0.0
@@ -63,7 +58,6 @@ class Terms(NamedTuple):
     permissions: int | None = None
     key: str = ""
     connect: remote.Connect | None = None
-    state: str = ""
 
 
 NOW: Final = Terms()
@@ -168,14 +162,10 @@ class Claim:
     def settle(self) -> None:
         """Forget what ``note`` has stored: all disks are usable."""
 
-    def slots(self) -> journal.Slots | None:
-        """Return where the journal of an NBD export is stored; None: nowhere."""
-        return None
-
     # -- implemented by the sub-classes
 
     def close(self) -> None:
-        """Give the target back. Idempotent."""
+        """Release the target. Idempotent."""
         raise NotImplementedError
 
     def _taken(self) -> str | None:
@@ -183,7 +173,7 @@ class Claim:
         raise NotImplementedError
 
 
-class LockFile(Claim):
+class LockFileClaim(Claim):
     """A claim by a locked file, ``name``, whose content is the holder's record.
 
     The lock file is removed by its holder only, so that a locked file that still has its name is the lock.
@@ -200,7 +190,7 @@ class LockFile(Claim):
             if mode is not None:
                 with contextlib.suppress(PermissionError):  # another user's left-over, or no modes
                     os.fchmod(self._fd, mode)
-            # Of a killed run of several disks: kept until these are replaced or changed.
+            # Entries of a killed run of several disks are kept until these disks are replaced or changed.
             self._prepared = self._still_there(_prepared(read(name)))
             self._write()
         except OSError:
@@ -217,7 +207,7 @@ class LockFile(Claim):
             self._write()
         folder = pathlib.Path(self._name).parent
         for path, flags, sync in ((self._name, 0, os.fsync), (folder, os.O_DIRECTORY, kernel.sync_directory)):
-            with kernel.opened(path, flags) as fd:
+            with kernel.open_fd(path, flags) as fd:
                 sync(fd)
 
     def settle(self) -> None:
@@ -231,7 +221,7 @@ class LockFile(Claim):
         record = self._holder._replace(prepared=self._prepared).record()
         # NFS sends what was written when the file is closed, and looks for changes when it is opened (nfs(5),
         # close-to-open cache consistency): every access opens it.
-        with kernel.opened(self._name, os.O_WRONLY | os.O_NOFOLLOW) as fd:
+        with kernel.open_fd(self._name, os.O_WRONLY | os.O_NOFOLLOW) as fd:
             try:
                 # In place: a kill must not lose what an earlier run has prepared.
                 self._record = record[: os.pwrite(fd, record, 0)]
@@ -248,9 +238,7 @@ class LockFile(Claim):
             found = read(self._name)
         except (FileNotFoundError, NotADirectoryError):
             return f"another run has removed {self._name}"
-        if found == self._record:
-            return None
-        return f"another run writes to it ({holder(found) or 'unknown'})"
+        return None if found == self._record else _writes(found)
 
     def close(self) -> None:
         if self._fd < 0:
@@ -298,7 +286,7 @@ def _lock(path: str, name: str) -> int:
             if locked is None:
                 log.info("file system without locks path=%r", name)
             if locked is False:
-                raise errors.TargetBusy(path=path, reason=_busy(read(name)))
+                raise errors.TargetBusy(path=path, reason=_busy(holder(read(name))))
             if _is_named(fd, name):
                 return fd
         except FileNotFoundError:
@@ -307,6 +295,10 @@ def _lock(path: str, name: str) -> int:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _writes(record: bytes) -> str:
+    return f"another run writes to it ({holder(record) or 'unknown'})"
 
 
 def _is_lock_file(fd: int) -> bool:
@@ -320,8 +312,7 @@ def _is_lock_file(fd: int) -> bool:
     return found.startswith(_KIND) or _KIND.startswith(found) or not any(found)
 
 
-def _busy(record: bytes) -> str:
-    found = holder(record)
+def _busy(found: Holder | None) -> str:
     who = f" ({found})" if found else ""
     return f"another run writes to it{who}; wait for it with --wait SECONDS, or end it"
 
@@ -332,11 +323,11 @@ def _is_named(fd: int, name: str) -> bool:
 
 def read(name: str) -> bytes:
     """Return what may be a record at the start of a file or device."""
-    with kernel.opened(name, os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+    with kernel.open_fd(name, os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         return os.pread(fd, RECORD, 0)
 
 
-class Marked(Claim):
+class MarkedClaim(Claim):
     """A claim whose record is in the first sector of a device of ``size`` bytes.
 
     It is there while the head is withheld, where any other use of the device overwrites it. Until a refresh
@@ -348,23 +339,16 @@ class Marked(Claim):
         self.record = _new_holder().record()
         self._expected = b""
 
-    @property
-    def is_left_over(self) -> bool:
-        """Whether the device holds the record of an earlier run that did not finish."""
-        return holder(self.first(RECORD)) is not None
-
     def expect(self, first: bytes) -> None:
-        """Expect these first bytes on the device from now on; none: any."""
-        with self._lock:  # no check is between its look and its comparison
+        """Expect these first bytes on the device from now on; empty: any bytes."""
+        with self._lock:  # no check is between its read and its comparison
             self._expected = first
 
     def _taken(self) -> str | None:
         if not self._expected:
             return None
         found = self.first(len(self._expected))
-        if found == self._expected:
-            return None
-        return f"another run writes to it ({holder(found) or 'unknown'})"
+        return None if found == self._expected else _writes(found)
 
     # -- implemented by the sub-classes
 
@@ -378,7 +362,7 @@ class Marked(Claim):
         raise NotImplementedError
 
 
-class Device(Marked):
+class DeviceClaim(MarkedClaim):
     """A claim on a block device by opening it exclusively as ``fd``, which fails if it is mounted.
 
     O_EXCL knows only this machine; the record is for the others.
@@ -386,14 +370,39 @@ class Device(Marked):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.fd = _open_device(path)
+        try:
+            # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
+            self.fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+        except PermissionError as err:
+            # Unless configured, a container runtime gives a pod's device to root, whoever the pod runs as.
+            remedy = errors.Remedy(
+                [
+                    ("run as root, or as a member of its group", "root"),
+                    ("give it to the pod's user", "device"),
+                ]
+            )
+            raise errors.TargetError(path=path, reason=f"open: {errors.words(err)}", remedy=remedy) from err
+        except OSError as err:
+            if err.errno != errno.EBUSY:
+                raise
+            found = holder(read(path))
+            reason = "it is mounted, or another program uses it; unmount it"
+            raise errors.TargetBusy(path=path, reason=_busy(found) if found else reason) from err
+        if not stat.S_ISBLK(os.fstat(self.fd).st_mode):
+            self.close()
+            raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
+        if kernel.is_read_only(self.fd):
+            # Linux opens it for writing, and refuses each write.
+            self.close()
+            reason = "is read-only; name another device, or make it writable: blockdev --setrw"
+            raise errors.TargetError(path=path, reason=reason)
 
     @property
     def size(self) -> int:
         return os.lseek(self.fd, 0, os.SEEK_END)
 
     def first(self, length: int, /) -> bytes:
-        return read_past_cache(self.fd, length)
+        return directio.read_past_cache(self.fd, length)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -401,7 +410,7 @@ class Device(Marked):
             os.close(fd)
 
 
-class Reading(Claim):
+class ReadingClaim(Claim):
     """No claim: a disk that is only read. ``device``: the open NBD export that it is on, or that shows it."""
 
     def __init__(self, path: str, device: remote.Device | None = None) -> None:
@@ -422,57 +431,12 @@ class Reading(Claim):
         return None
 
 
-class Output(Reading):
+class OutputClaim(ReadingClaim):
     """The claim on standard output, which no other run takes over. ``begun``: bytes were written to it."""
 
     def __init__(self) -> None:
         super().__init__(STDOUT)
         self.begun = False
-
-
-def _open_device(path: str) -> int:
-    try:
-        # Without O_CREAT, O_EXCL opens a block device exclusively (open(2)).
-        fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
-    except PermissionError as err:
-        reason = f"open: {errors.words(err)}"
-        raise errors.TargetError(path=path, reason=reason, remedy=lazy.load(NOT_OURS)) from err
-    except OSError as err:
-        if err.errno != errno.EBUSY:
-            raise
-        found = holder(read(path))
-        reason = _busy(found.record()) if found else "it is mounted, or another program uses it; unmount it"
-        raise errors.TargetBusy(path=path, reason=reason) from err
-    if not stat.S_ISBLK(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
-    if kernel.is_read_only(fd):
-        # Linux opens it for writing, and refuses each write.
-        os.close(fd)
-        reason = "is read-only; name another device, or make it writable: blockdev --setrw"
-        raise errors.TargetError(path=path, reason=reason)
-    return fd
-
-
-def read_past_cache(fd: int, length: int) -> bytes:
-    """Return the first bytes of an open device from the device: another machine may have written them."""
-    os.posix_fadvise(fd, 0, directio.UNIT, os.POSIX_FADV_DONTNEED)
-    other = _reopen(fd)
-    buffer = directio.Buffer(directio.UNIT).view
-    try:
-        os.preadv(other, [buffer], 0)
-    finally:
-        os.close(other)
-    return bytes(buffer[:length])
-
-
-def _reopen(fd: int) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT)
-    except OSError:
-        # Its pages were dropped, as far as nobody changes them.
-        return os.open(f"/proc/self/fd/{fd}", flags)
 
 
 def wait_for(make: Callable[[], Claim], terms: Terms) -> Claim:

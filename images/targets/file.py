@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pathlib
 import stat
 from typing import ClassVar, Final
 
 from cdi_worker import errors, units
-from cdi_worker.images import kernel
+from cdi_worker.formats import detect
+from cdi_worker.images import directio, kernel
 from cdi_worker.images.targets import base, claim, storage, zeroing
+from cdi_worker.scratch import journal as journals
+from cdi_worker.scratch import space
+
+log = logging.getLogger(__name__)
 
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -44,6 +50,22 @@ def is_reserved(path: str) -> bool:
     return path.endswith((part(""), changing(""), lock_file("")))
 
 
+def refuse_unfinished(path: str, fd: int) -> None:
+    """Raise ``errors.Unsupported`` for the incomplete disk of an import, open as ``fd``. Raises OSError."""
+    detect.refuse_unfinished(directio.read_past_cache(fd, len(detect.CLAIM)))
+    if not path.endswith((part(""), changing(""))):
+        return
+    path = os.path.realpath(path)
+    is_ours = path.endswith(changing(""))
+    if path.endswith(part("")):
+        # Browsers name downloads so, too. Ours is locked, or was by a run that was killed, or has a journal.
+        with contextlib.suppress(OSError):
+            is_ours = claim.holder(claim.read(lock_file(path.removesuffix(part(""))))) is not None
+        is_ours = is_ours or journals.is_at_end_of(path)
+    if is_ours:
+        detect.refuse_stranger("unfinished")
+
+
 class FileTarget(base.Target):
     """A file that gets its name when it is complete. A new one consists of holes or is preallocated.
 
@@ -53,7 +75,7 @@ class FileTarget(base.Target):
     #: Opens the storage.
     opens: ClassVar[type[storage.Storage]] = storage.Storage
 
-    def __init__(self, held: claim.Claim, size: int | None, options: base.Options) -> None:
+    def __init__(self, held: claim.Claim, size: int | None, options: base.TargetOptions) -> None:
         with contextlib.ExitStack() as undo:
             self._directory = os.open(pathlib.Path(held.path).parent, os.O_DIRECTORY | os.O_CLOEXEC)
             undo.callback(os.close, self._directory)
@@ -73,7 +95,7 @@ class FileTarget(base.Target):
             raise
 
     @staticmethod
-    def _open(path: str, options: base.Options, /) -> tuple[int, str, bool]:
+    def _open(path: str, options: base.TargetOptions, /) -> tuple[int, str, bool]:
         """Return a descriptor, the name of its file, and whether it has the bytes of an earlier run."""
         name = part(path)
         fd = _open_left_over(name) if options.mode == "resume" else None
@@ -81,8 +103,14 @@ class FileTarget(base.Target):
             return fd, name, True
         removed = (path, changing(path)) if options.existing == "remove" else ()
         for left_over in (*removed, name, journal(path)):
-            remove(left_over)
-        fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, options.permissions or 0o666)
+            try:
+                remove(left_over)
+            except PermissionError as err:
+                # In a folder with the sticky bit, such as /tmp.
+                reason = "belongs to another user, who may be importing too; choose another name or folder"
+                raise errors.TargetError(path=left_over, reason=reason) from err
+        # Never writable for everybody, whatever the umask is: it would not be continued.
+        fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, options.permissions or 0o664)
         if options.permissions is not None:
             with contextlib.suppress(PermissionError):  # file systems without modes
                 os.fchmod(fd, options.permissions)  # open(2) has applied the umask
@@ -91,7 +119,7 @@ class FileTarget(base.Target):
     def _prepare(self) -> None:
         """Give the file its size, and its storage if it is preallocated."""
         # A left-over may be longer than the disk: the journal is stored after the last byte.
-        if self.size and _length(self.storage.fd) < self.size:
+        if self.size and os.fstat(self.storage.fd).st_size < self.size:
             os.ftruncate(self.storage.fd, self.size)
         if self.resumed:
             rungs = zeroing.ALLOCATED if self._options.preallocate else zeroing.SPARSE
@@ -100,7 +128,8 @@ class FileTarget(base.Target):
             if self.size and self._allocate(self.size):
                 self._zero_by_device(self.size)
             else:
-                self.storage.zero_by(zeroing.NEW, units.SECTOR)
+                # New storage reads as zeros.
+                self.storage.zero_by((kernel.allocate,), units.SECTOR)
 
     def _allocate(self, size: int) -> bool:
         try:
@@ -144,14 +173,14 @@ class FileTarget(base.Target):
 
     def _finish(self) -> None:
         self._check_existing()
-        _rename(self.written_path, self.path)
+        pathlib.Path(self.written_path).replace(self.path)
         if not os.path.samestat(os.lstat(self.path), self._inode):
             raise self.storage.claim.lose("another run has replaced it while it was renamed")
         try:
             remove(changing(self.path))  # replaced by the new disk
             kernel.sync_directory(self._directory)
         except OSError:
-            _rename(self.path, self.written_path)
+            pathlib.Path(self.path).replace(self.written_path)
             raise
 
     def _check_claim(self) -> None:
@@ -173,62 +202,71 @@ class ChangedFile(FileTarget):
     """A finished disk that is changed in place, under another name: from the start, or its first change."""
 
     @staticmethod
-    def _open(path: str, _options: base.Options, /) -> tuple[int, str, bool]:
+    def _open(path: str, _options: base.TargetOptions, /) -> tuple[int, str, bool]:
         name = path if os.path.lexists(path) else changing(path)
-        fd = _open_left_over(name)
-        if fd is None:
+        if not stat.S_ISREG(os.lstat(name).st_mode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if os.fstat(fd).st_nlink > 1:
-            os.close(fd)
-            # It stays usable by its other name while it is neither the old nor the new disk.
-            reason = "has several hard links, and would change under all; copy it, and change the copy"
-            raise errors.TargetError(path=path, reason=reason)
+        with contextlib.ExitStack() as undo:
+            fd = os.open(name, _FLAGS)
+            undo.callback(os.close, fd)
+            found = os.fstat(fd)
+            folder = pathlib.Path(path).parent
+            if name != path and folder.stat().st_mode & stat.S_IWOTH and not space.is_ours(found, folder):
+                # Any user may have created it. It would become the disk, and still belong to that user.
+                reason = f"belongs to user {found.st_uid}; if it is the disk of an update of yours, chown it"
+                raise errors.TargetError(path=name, reason=reason)
+            if found.st_nlink > 1:
+                # It stays usable by its other name while it is neither the old nor the new disk.
+                reason = "has several hard links, and would change under all; copy it, and change the copy"
+                raise errors.TargetError(path=path, reason=reason)
+            undo.pop_all()
         return fd, name, True
 
     def _prepare(self) -> None:
         if self.has_begun:
             self._disable()
-            self.size = self._limit = self._end = _length(self.storage.fd)
+            self.size = self._limit = self._end = os.fstat(self.storage.fd).st_size
         rungs = zeroing.ALLOCATED if self._options.preallocate else zeroing.SPARSE
         self.storage.zero_by(rungs, units.SECTOR)
 
     def settle(self, size: int = 0) -> None:
         if not self.has_begun:
             size = max(size, units.whole_sectors(self._end))
-            is_same = _length(self.storage.fd) == size and not any(self.storage.nonzero(self._end, size))
-            if not is_same or self.written_path != self.path or self._options.preallocate:
+            is_resized = os.fstat(self.storage.fd).st_size != size
+            is_changed = is_resized or any(self.storage.nonzero(self._end, size))
+            if is_changed or self.written_path != self.path or self._options.preallocate:
                 self._begin()
 
     def _disable(self) -> None:
         """Rename the disk, and remove the left-over of another attempt."""
         if self.written_path == self.path:
-            _rename(self.path, changing(self.path))
+            pathlib.Path(self.path).replace(changing(self.path))
             self.written_path = changing(self.path)
         remove(part(self.path))
         # The old name must be gone before the first change, also after a power cut.
         kernel.sync_directory(self._directory)
 
     def _abandon(self) -> None:
-        """Leave the disk where it is: it is whole, or has a name that says that it is not."""
+        """Leave the disk: it is complete, or its name shows that it is not."""
 
 
 def _open_left_over(name: str) -> int | None:
+    """Open the left-over of an earlier run of this user; None if there is none, or it is another user's."""
     try:
-        if not stat.S_ISREG(os.lstat(name).st_mode):
+        found = os.lstat(name)
+        is_single = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        if not (is_single and space.is_ours(found, pathlib.Path(name).parent)):
+            log.warning("not continued: others may write to it path=%r owner=%d", name, found.st_uid)
             return None
-        return os.open(name, _FLAGS)
+        fd = os.open(name, _FLAGS)
     except FileNotFoundError:
         return None
-
-
-def _rename(path: str, name: str) -> None:
-    pathlib.Path(path).replace(name)
+    if os.path.samestat(os.fstat(fd), found):
+        return fd
+    os.close(fd)
+    return None
 
 
 def remove(path: str) -> None:
     """Remove a file if it exists."""
     pathlib.Path(path).unlink(missing_ok=True)
-
-
-def _length(fd: int) -> int:
-    return os.fstat(fd).st_size

@@ -10,9 +10,10 @@ import threading
 from typing import Final
 
 from cdi_worker import errors, units
+from cdi_worker.formats import detect
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import base, claim, storage
+from cdi_worker.images.targets import base, claim, file, storage
 
 #: A FIFO without a writer would be waited for.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -21,16 +22,17 @@ _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 class Finished(base.Target):
     """A file, block device or NBD export, opened without write access. Nothing can be written to it.
 
-    What is compared is on storage: pages are dropped from the cache, and the cache is passed by.
+    Reads return what is on storage: cached pages are dropped, and O_DIRECT bypasses the cache.
     """
 
-    def __init__(self, held: claim.Reading, options: base.Options) -> None:
+    def __init__(self, held: claim.ReadingClaim, options: base.TargetOptions) -> None:
         #: Whether it is a device, whose end is not that of the disk.
         self.is_device = True
         if held.device is not None:
             self.is_device = not held.is_served
-            shown = storage.Remote(held, -1, options.cancel)
+            shown = storage.RemoteStorage(held, -1, options.cancel)
             shown.device = held.device
+            detect.refuse_unfinished(shown.device.read(0, directio.UNIT))
             super().__init__(shown, held.size, options)
             return
         fd = os.open(held.path, _FLAGS)
@@ -39,6 +41,7 @@ class Finished(base.Target):
         if not (self.is_device or stat.S_ISREG(found.st_mode)):
             os.close(fd)
             raise errors.TargetError(path=held.path, reason="is neither a file nor a block device")
+        file.refuse_unfinished(held.path, fd)
         super().__init__(_Local(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
         self.storage.drop_cache()
 
@@ -47,23 +50,16 @@ class Finished(base.Target):
 
 
 class _Local(storage.Storage):
-    """A file or device that is read past the page cache, if it can be: read-ahead took twice the time."""
+    """A file or device, read with O_DIRECT if possible: the kernel's read-ahead took twice the time."""
 
     def __init__(self, held: claim.Claim, fd: int, cancel: cancelling.Cancel) -> None:
         super().__init__(held, fd, cancel)
         self._own = threading.local()
-        self._past = -1
         with contextlib.suppress(OSError):
-            self._past = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        if self._past >= 0:
-            os.close(self._past)
-            self._past = -1
-        super().close()
+            self._direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
 
     def _pread(self, length: int, offset: int) -> bytes:
-        if self._past < 0:
+        if (direct := self._direct_fd) is None:
             return super()._pread(length, offset)
         start = offset // directio.UNIT * directio.UNIT
         wanted = -(-(offset + length - start) // directio.UNIT) * directio.UNIT
@@ -71,7 +67,7 @@ class _Local(storage.Storage):
         if buffer is None or buffer.size < wanted:
             buffer = self._own.buffer = directio.Buffer(max(wanted, units.MIB))
         try:
-            count = os.preadv(self._past, [buffer.view[:wanted]], start)
+            count = os.preadv(direct, [buffer.view[:wanted]], start)
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise

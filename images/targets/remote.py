@@ -1,4 +1,4 @@
-"""An open NBD export, as targets need it: they know no network, and are given what connects."""
+"""The interface of an open NBD export. Targets use no network: the caller provides the connection."""
 
 from __future__ import annotations
 

@@ -8,19 +8,16 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import claim, writeback, zeroing
-
-if TYPE_CHECKING:
-    from cdi_worker.images.targets import remote
+from cdi_worker.images.targets import claim, remote, writeback, zeroing
 
 log = logging.getLogger(__name__)
 
-# Bytes of one write, so that dirty pages stay bounded before ``writeback.Window`` is called.
+# Bytes of one write, so that dirty pages stay bounded before ``writeback.WritebackWindow`` is called.
 _PIECE: Final = 4 << 20
 # Bytes zeroed in one call, which cannot be cancelled: a device without an offload writes them all. The step
 # is doubled after a call that took less than _QUICK seconds: steps of 16 MiB took 2 s for an empty TiB.
@@ -44,24 +41,24 @@ class Storage:
     is_remote = False
 
     def __init__(
-        self,
-        held: claim.Claim,
-        fd: int,
-        cancel: cancelling.Cancel = cancelling.NEVER,
-        *,
-        direct: bool = False,
+        self, held: claim.Claim, fd: int, cancel: cancelling.Cancel, *, direct: bool = False
     ) -> None:
         self.claim = held
         self.path = held.path
         self.fd = fd
         self._cancel = cancel
-        self._direct_fd = _open_direct(self.path, fd) if direct else None
-        self._window = writeback.Window(fd)
+        self._direct_fd: int | None = None
+        if direct:
+            try:
+                self._direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError as err:
+                log.debug("O_DIRECT not supported path=%r error=%r", self.path, err.strerror)
+        self._window = writeback.WritebackWindow(fd)
         self._ladder: zeroing.Ladder | None = None
         self._failure: errors.TargetError | None = None
 
     @contextlib.contextmanager
-    def guarded(self, doing: str) -> Iterator[None]:
+    def guard(self, doing: str) -> Iterator[None]:
         """Check the claim, then translate the errors of the block, and remember the first."""
         if self._failure is not None:
             raise self._failure
@@ -77,23 +74,23 @@ class Storage:
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write ``data``, which may be reused on return."""
-        with self.guarded("write"):
+        with self.guard("write"):
             self._put(offset, data)
 
     def zero_by(self, rungs: Sequence[zeroing.Rung], sector: int) -> None:
-        """Zero by these ways, from the start: without them, all that is not written reads as zeros."""
+        """Zero with these calls from now on. Without any, ``zero`` does nothing: new storage is zero."""
         self._ladder = zeroing.Ladder(self.fd, rungs, sector, self._put)
 
     def zero(self, start: int, end: int) -> None:
         """Make a range read as zeros, at the latest on the next ``sync``."""
-        with self.guarded("zero"):
+        with self.guard("zero"):
             if self._ladder is not None:
                 for part in self.steps(start, end):
                     self._ladder.add(*part)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes from ``offset``, fewer at the end."""
-        with self.guarded("read back"):
+        with self.guard("read back"):
             # A read that meets a bad sector returns what is before it.
             stored = self._pread(length, offset)
             while len(stored) < length and (more := self._pread(length - len(stored), offset + len(stored))):
@@ -115,7 +112,7 @@ class Storage:
             start = hole
 
     def nonzero(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a range, in whole pages, that hold other bytes than zeros."""
+        """Yield the parts of a range, in whole pages, that are not all zeros."""
         for first, after in self.allocated(start, end):
             for at in range(first, after, _LOOK):
                 piece = memoryview(self.read(at, min(_LOOK, after - at)))
@@ -125,7 +122,7 @@ class Storage:
 
     def sync(self) -> None:
         """Write everything written and zeroed so far to stable storage."""
-        with self.guarded("sync"):
+        with self.guard("sync"):
             if self._ladder is not None:
                 self._ladder.drain()
             self.fsync()
@@ -168,23 +165,20 @@ class Storage:
         return os.pread(self.fd, length, offset)
 
     def _put(self, offset: int, data: memoryview) -> None:
-        if self._direct_fd is None:
+        if (fd := self._direct_fd) is None:
             self._write_cached(offset, data)
             return
         first = min(len(data), -offset % directio.UNIT)
         last = max(first, len(data) - (offset + len(data)) % directio.UNIT)
         self._write_cached(offset, data[:first])
-        self._write_direct(self._direct_fd, offset + first, data[first:last])
-        self._write_cached(offset + last, data[last:])
-
-    def _write_direct(self, fd: int, offset: int, data: memoryview) -> None:
         try:
-            write_all(fd, offset, data)
+            write_all(fd, offset + first, data[first:last])
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise
             # Unaligned memory, or a device that needs an alignment of more than 4096 bytes.
-            self._write_cached(offset, data)
+            self._write_cached(offset + first, data[first:last])
+        self._write_cached(offset + last, data[last:])
 
     def _write_cached(self, offset: int, data: memoryview) -> None:
         for start in range(0, len(data), _PIECE):
@@ -193,14 +187,19 @@ class Storage:
             self._window.wrote(offset + start, offset + start + len(piece))
 
 
-class Remote(Storage):
+class RemoteStorage(Storage):
     """The bytes behind an NBD server: ``device``, to which it is connected. ``fd`` does not name them."""
 
     is_remote = True
     device: remote.Device
+    _is_preallocated = False
+
+    def clear(self, _fd: int, offset: int, length: int) -> None:
+        """Zero a range; see ``zeroing.Rung``."""
+        self.device.zero(offset, length, allocate=self._is_preallocated)
 
     def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        with self.guarded("list its extents"):
+        with self.guard("list its extents"):
             yield from self.device.allocated(start, end)
 
     def fsync(self) -> None:
@@ -214,14 +213,6 @@ class Remote(Storage):
 
     def _put(self, offset: int, data: memoryview) -> None:
         self.device.write(offset, data)
-
-
-def _open_direct(path: str, fd: int) -> int | None:
-    try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError as err:
-        log.debug("O_DIRECT not supported path=%r error=%r", path, err.strerror)
-        return None
 
 
 def write_all(fd: int, offset: int, data: memoryview) -> None:

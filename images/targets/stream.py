@@ -20,23 +20,23 @@ _ZEROS: Final = memoryview(bytes(_HELD))
 class Pipe(storage.Storage):
     """Standard output. Bytes must be written in order, each once; nothing can be taken back."""
 
-    def __init__(self, held: claim.Output, cancel: cancelling.Cancel) -> None:
+    def __init__(self, held: claim.OutputClaim, cancel: cancelling.Cancel) -> None:
         super().__init__(held, os.dup(_STDOUT), cancel)
         self._output = held
         self._waiting: list[bytes | memoryview] = []
         self._length = 0
 
     def write(self, offset: int, data: memoryview) -> None:
-        with self.guarded("write"):
+        with self.guard("write"):
             self._push(offset, bytes(data))
 
     def zero(self, start: int, end: int) -> None:
-        with self.guarded("write"):
+        with self.guard("write"):
             for offset in range(start, end, _HELD):
                 self._push(offset, _ZEROS[: end - offset])
 
     def sync(self) -> None:
-        """Do nothing: it is not known what is behind a pipe."""
+        """Do nothing: a pipe cannot be synced."""
 
     def _push(self, offset: int, data: bytes | memoryview) -> None:
         if offset != self._length:
@@ -50,8 +50,18 @@ class Pipe(storage.Storage):
         """Write what was held back."""
         parts, self._waiting = self._waiting, []
         self._output.begun = True
+
+        def write_all() -> None:
+            try:
+                for part in parts:
+                    left = memoryview(part)
+                    while left:
+                        left = left[os.write(self.fd, left) :]
+            except BrokenPipeError as err:
+                raise errors.OutputClosed(path=claim.STDOUT) from err
+
         # A write to a full pipe cannot be ended: its reader may sleep for hours.
-        cancelling.apart(lambda: _write_all(self.fd, parts), self._cancel)
+        cancelling.run_apart(write_all, self._cancel)
 
 
 class StreamTarget(base.Target):
@@ -59,7 +69,7 @@ class StreamTarget(base.Target):
 
     storage: Pipe
 
-    def __init__(self, held: claim.Output, size: int | None, options: base.Options) -> None:
+    def __init__(self, held: claim.OutputClaim, size: int | None, options: base.TargetOptions) -> None:
         if sys.stdout is None:
             raise errors.TargetError(path=claim.STDOUT, reason="is closed")
         if os.isatty(_STDOUT):
@@ -78,13 +88,3 @@ class StreamTarget(base.Target):
 
     def _abandon(self) -> None:
         """Do nothing: what is held back is lost."""
-
-
-def _write_all(fd: int, parts: list[bytes | memoryview]) -> None:
-    try:
-        for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[os.write(fd, left) :]
-    except BrokenPipeError as err:
-        raise errors.OutputClosed(path=claim.STDOUT) from err

@@ -19,12 +19,8 @@ Rung = Callable[[int, int, int], None]
 
 #: Free the storage; a device that cannot unmap writes zeros.
 SPARSE: Final[tuple[Rung, ...]] = (kernel.punch_hole, kernel.zero_range, kernel.zero_out)
-#: Allocate storage in a new file, where it reads as zeros.
-NEW: Final[tuple[Rung, ...]] = (kernel.allocate,)
 #: Keep the storage of a preallocated file.
 ALLOCATED: Final[tuple[Rung, ...]] = (kernel.zero_range,)
-#: Write every byte, for a preallocated block device.
-WRITTEN: Final[tuple[Rung, ...]] = ()
 
 
 class Ladder:
@@ -73,15 +69,12 @@ class Ladder:
             except OSError as err:
                 if err.errno not in kernel.REFUSALS:
                     raise
-                self._refused(rung, err)
+                if rung in self._rungs:
+                    self._rungs = tuple(other for other in self._rungs if other is not rung)
+                    log.debug("zeroing call not supported call=%r error=%r", rung.__name__, err.strerror)
             else:
                 return
         self._write_zeros(offset, offset + length)
-
-    def _refused(self, rung: Rung, err: OSError) -> None:
-        if rung in self._rungs:
-            self._rungs = tuple(other for other in self._rungs if other is not rung)
-            log.debug("zeroing call not supported call=%r error=%r", rung.__name__, err.strerror)
 
     def _write_zeros(self, start: int, end: int) -> None:
         zeros = directio.zeros()

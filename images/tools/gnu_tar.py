@@ -23,7 +23,7 @@ def names(directory: str | os.PathLike[str], without: Set[str] = frozenset()) ->
         raise errors.Unreachable(url=os.fspath(directory), reason=errors.words(err)) from err
 
 
-class Reader:
+class TarReader:
     """Read an archive of the ``names`` in ``directory``; ``sparse``: store holes as a sparse map.
 
     Names are relative to the directory, without a leading ``./``. Raises ``errors.ToolFailed``.

@@ -15,7 +15,7 @@ from cdi_worker.images.tools import process
 # A checksum file takes milliseconds. A hostile key or signature may take longer.
 _PATIENCE = 30.0
 _ADDRESS_SPACE = 512 << 20
-#: Of the status lines, in bytes: a signature has some hundred. A small hostile file may hold millions.
+#: Longest status output, in bytes: a signature has some hundred. A small hostile file may hold millions.
 _LONGEST = 64 << 10
 
 
@@ -25,7 +25,7 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
     Raises ``errors.Untrusted``, which calls the signature ``name``.
     """
     status = bytearray()
-    with _readable(keyring) as keys, _readable(proof) as made, _readable(message) as text:
+    with _memory_file(keyring) as keys, _memory_file(proof) as made, _memory_file(message) as text:
         files = [f"/proc/self/fd/{each}" for each in (keys, made, text)]
         # The status on standard output: the log on standard error repeats names of keys as they are.
         argv = ("gpgv", "--status-fd=1", "--keyring", *files[:1], "--", *files[1:])
@@ -49,7 +49,7 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
 
 
 @contextlib.contextmanager
-def _readable(data: bytes) -> Iterator[int]:
+def _memory_file(data: bytes) -> Iterator[int]:
     """Yield a descriptor of a file in memory with ``data``."""
     with open(os.memfd_create("gpgv"), "wb") as file:
         file.write(data)

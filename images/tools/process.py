@@ -103,32 +103,29 @@ class Process:
         self._line = bytearray()
         self._io: object = None
         self._directory = workspace.Workspace()
+        # preexec_fn is not safe in a program with threads: util-linux sets the limits and the signal instead.
+        limits = (f"--as={command.address_space}", "--core=0")
+        wrapper = ("prlimit", *limits, "--", "setpriv", "--pdeathsig", "KILL", "--")
+        here = self._directory.name
+        libraries = {"LD_LIBRARY_PATH": command.library_path} if command.library_path else {}
         try:
-            self._popen = self._start(stdin, stdout)
+            self._popen = subprocess.Popen(  # noqa: S603  (no shell; arguments are ours)
+                wrapper + command.argv,
+                bufsize=0,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=PIPE,
+                cwd=here,
+                env={**_ENVIRONMENT, "HOME": here, "TMPDIR": here, **libraries},
+                pass_fds=command.pass_fds,
+                # Ctrl-C sends SIGINT to the whole foreground process group; only the worker should handle it.
+                start_new_session=True,
+            )
         except BaseException:
             self._directory.cleanup()
             raise
         assert self._popen.stderr is not None  # noqa: S101  (PIPE was asked for)
         self._stderr: int | None = self._popen.stderr.fileno()
-
-    def _start(self, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
-        # preexec_fn is not safe in a program with threads: util-linux sets the limits and the signal instead.
-        limits = (f"--as={self._command.address_space}", "--core=0")
-        wrapper = ("prlimit", *limits, "--", "setpriv", "--pdeathsig", "KILL", "--")
-        here = self._directory.name
-        libraries = {"LD_LIBRARY_PATH": self._command.library_path} if self._command.library_path else {}
-        return subprocess.Popen(  # noqa: S603  (no shell; arguments are ours)
-            wrapper + self._command.argv,
-            bufsize=0,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=PIPE,
-            cwd=here,
-            env={**_ENVIRONMENT, "HOME": here, "TMPDIR": here, **libraries},
-            pass_fds=self._command.pass_fds,
-            # Ctrl-C sends SIGINT to the whole foreground process group, but only the worker should handle it.
-            start_new_session=True,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -175,8 +172,18 @@ class Process:
             assert each is not None  # noqa: S101  (a pipe was asked for)
             poll.register(each, select.POLLIN)
         found = {each for each, _event in poll.poll(None if seconds is None else seconds * 1000)}
-        if self._stderr in found:
-            self._take_stderr()
+        if self._stderr is not None and self._stderr in found:
+            received = os.read(self._stderr, _CHUNK)
+            if not received:
+                self._stderr = None
+            self._tail = (self._tail + received)[-_TAIL:]
+            *lines, self._line = (self._line + received).split(b"\n")
+            if not received and self._line:
+                lines.append(self._line)
+            # Only the end of a long line is kept, which bounds memory.
+            self._line = self._line[-_TAIL:]
+            for line in lines:
+                self._on_line(line[-_TAIL:].decode("utf-8", "replace"))
         return fd in found
 
     @property
@@ -194,7 +201,7 @@ class Process:
         """
         watch = watch or Watch(self._command.tool)
         fd: int | None = self.stdout
-        with cancelling.woken(cancel) as wake:
+        with cancelling.wake_on(cancel) as wake:
             while fd is not None or not self.ended:
                 wake.check()
                 watch.check()
@@ -214,18 +221,15 @@ class Process:
             raise self.failure()
 
     def failure(self) -> errors.ToolFailed:
-        """Return the error of a failed program, with the end of its standard error."""
+        """Return the error of a failed program, with the last three lines of its standard error."""
         status = self._popen.wait()
-        reason = self.stderr_tail() or "no message on standard error"
+        lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
+        received = "; ".join([line for line in lines if line][-3:])
+        reason = "".join(letter if letter.isprintable() else " " for letter in received)
+        reason = reason or "no message on standard error"
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}; {reason}"
         return errors.ToolFailed(tool=self._command.tool, exit_status=status, reason=reason)
-
-    def stderr_tail(self) -> str:
-        """Return the last three lines of standard error as one printable line."""
-        lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
-        received = "; ".join([line for line in lines if line][-3:])
-        return "".join(letter if letter.isprintable() else " " for letter in received)
 
     def stop(self) -> None:
         """End the program, close its pipes and remove its directory. Idempotent."""
@@ -235,20 +239,6 @@ class Process:
             if pipe is not None:
                 pipe.close()
         self._directory.cleanup()
-
-    def _take_stderr(self) -> None:
-        assert self._stderr is not None  # noqa: S101  (a pipe was asked for)
-        received = os.read(self._stderr, _CHUNK)
-        if not received:
-            self._stderr = None
-        self._tail = (self._tail + received)[-_TAIL:]
-        *lines, self._line = (self._line + received).split(b"\n")
-        if not received and self._line:
-            lines.append(self._line)
-        # Only the end of a long line is kept, which bounds memory.
-        self._line = self._line[-_TAIL:]
-        for line in lines:
-            self._on_line(line[-_TAIL:].decode("utf-8", "replace"))
 
     def _feed_by_io(self, watch: Watch) -> None:
         # qemu-img prints whole percents, which are minutes apart for a large disk on a slow target.

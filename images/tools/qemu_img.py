@@ -36,19 +36,20 @@ _ADDRESS_SPACE = 2 << 30
 _JSON = "json:"
 _PERCENT = re.compile(rb"\(([0-9.]+)/100%\)")
 
-_FAILURES = {
-    "No space left on device": errno.ENOSPC,
-    "Disk quota exceeded": errno.EDQUOT,
-}
+_FAILURES = {"No space left on device": errno.ENOSPC, "Disk quota exceeded": errno.EDQUOT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
-    """Progress and cancellation: ``advance`` gets bytes of the disk, ``cancel`` and ``watch`` end the run."""
+    """Progress and cancellation: ``advance`` gets bytes of the disk, ``cancel`` and ``watch`` end the run.
+
+    ``source``: the name in messages of the image that is read, in place of a socket or a file in scratch.
+    """
 
     advance: Callable[[int], None] = lambda _count: None
     cancel: cancelling.Cancel = cancelling.NEVER
     watch: process.Watch | None = None
+    source: str = ""
 
 
 def local(path: str | os.PathLike[str], kind: str, *, geometry: bool = False) -> Node:
@@ -87,7 +88,12 @@ def virtual_size(source: Node, follow: Follow = Follow()) -> int:
     except errors.ToolFailed as err:
         if "could not open" not in str(err):
             raise
-        raise errors.Unsupported(reason=f"{source['driver']}: {err.fields['reason']}") from err
+        reason = str(err.fields["reason"])
+        if "contains a log that needs to be replayed" in reason:
+            # Of a VHDX. QEMU's own message ends with a command for what it has opened.
+            cure = "replay it in the file and import that: qemu-img check -r all FILE"
+            reason = f"{follow.source or name(source)}: has a log that must be replayed; {cure}"
+        raise errors.Unsupported(reason=f"{source['driver']}: {reason}") from err
     return int(smalljson.parse(output)["virtual-size"])
 
 
@@ -103,13 +109,6 @@ class Writing:
     fresh: bool = False
     direct: bool = False
     sparse: bool = True
-
-    def flags(self) -> Iterable[str]:
-        yield f"-t{'none' if self.direct else 'writeback'}"
-        if self.fresh:
-            yield "--target-is-zero"
-        if not self.sparse:
-            yield "-S0"
 
 
 def convert(
@@ -133,31 +132,26 @@ def convert(
             {**into, "offset": writing.start},
         )
     # 16 parallel reads, written out of order; each takes 2 MiB of qemu's memory.
-    flags = ["-p", "-n", "-m16", "-W", "-Oraw", *writing.flags()]
+    flags = ["-p", "-n", "-m16", "-W", "-Oraw", f"-t{'none' if writing.direct else 'writeback'}"]
+    if writing.fresh:
+        flags.append("--target-is-zero")
+    if not writing.sparse:
+        flags.append("-S0")
     try:
         _run(["convert", *flags, text(source), text(into)], _Percent(size, follow.advance).take, follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
 
 
-def writing(fd: int, *, direct: bool, compress: bool) -> Node:
-    """Return the node of a qcow2 file, open as ``fd``, for a server; with its own backing file."""
+def writing(fd: int, *, direct: bool) -> Node:
+    """Return the node of a qcow2 file, open as ``fd``, for a server that writes to it."""
     file: Node = {"driver": "file", "filename": f"/proc/self/fd/{fd}", "cache": {"direct": direct}}
-    node: Node = {"driver": "qcow2", "discard": "unmap", "file": file}
-    return {"driver": "compress", "file": node} if compress else node
+    return {**_image("qcow2", file, geometry=False), "discard": "unmap"}
 
 
-def create(
-    path: str, fd: int, options: Iterable[str], size: int, backing: tuple[str, str] | None = None
-) -> None:
-    """Write an empty qcow2 file of virtual ``size`` to the open file ``fd``; ``path`` is for messages.
-
-    ``backing``: path and format of its backing file.
-    """
-    given = [f"-o{option}" for option in options]
-    if backing is not None:
-        given += ["-b", backing[0], "-F", backing[1]]
-    _change(path, fd, ["create", "-q", "-fqcow2", *given], str(size))
+def create(path: str, fd: int, options: Iterable[str], size: int) -> None:
+    """Write an empty qcow2 file of virtual ``size`` to the open file ``fd``; ``path`` is for messages."""
+    _change(path, fd, ["create", "-q", "-fqcow2", *(f"-o{option}" for option in options)], str(size))
 
 
 def grow(path: str, fd: int, size: int, *, preallocation: str = "off") -> None:
@@ -207,7 +201,7 @@ def commit(
     """
     node = {**local(overlay, "qcow2"), "backing": local(target, "raw")}
     try:
-        flags = ["-p", "-d", *Writing(direct=direct).flags()]
+        flags = ["-p", "-d", f"-t{'none' if direct else 'writeback'}"]
         _run(["commit", *flags, text(node)], _Percent(size, follow.advance).take, follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
@@ -224,9 +218,13 @@ def _run(
         reason = (
             str(err.fields["reason"]).replace("qemu-img: ", "").replace("Could not open", "could not open")
         )
+        source = follow.source
         for argument in arguments:
             if argument.startswith(_JSON):
-                reason = reason.replace(f"'{argument}'", name(smalljson.parse(argument.removeprefix(_JSON))))
+                node = smalljson.parse(argument.removeprefix(_JSON))
+                reason = reason.replace(f"'{argument}'", source or name(node))
+                reason = reason.replace(_opened(node), source or _opened(node))
+                source = ""  # the next one is the target
         raise errors.ToolFailed(**{**err.fields, "reason": reason}) from err
 
 
@@ -237,9 +235,22 @@ def text(node: Node) -> str:
 
 def name(node: Node) -> str:
     """Return the file name of a node, for messages: qemu prints the whole node."""
+    return str(_file(node).get("filename", "the image"))
+
+
+def _opened(node: Node) -> str:
+    """Return the file or export that an image is in as qemu's drivers print it."""
+    file = _file(node)
+    if isinstance(server := file.get("server"), dict):
+        return f"nbd+unix://?socket={server['path']}"
+    return str(file["filename"])
+
+
+def _file(node: Node) -> Node:
+    """Return the node of the file or export that an image is in."""
     while isinstance(inner := node.get("file"), dict):
         node = inner
-    return str(node.get("filename", "the image"))
+    return node
 
 
 def _target_error(target: object, err: errors.ToolFailed) -> errors.Error:

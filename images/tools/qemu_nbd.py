@@ -15,10 +15,12 @@ from cdi_worker.images.tools import process, qemu_img, workspace
 _ADDRESS_SPACE: Final = 3 << 30
 #: Seconds between two looks whether it listens.
 _LOOK: Final = 0.01
+#: Seconds for it to open the disk, in which it reads tables but no data.
+_OPEN: Final = 180.0
 
 
 @contextlib.contextmanager
-def serving(
+def serve(
     node: qemu_img.Node,
     *,
     writable: bool = False,
@@ -27,7 +29,7 @@ def serving(
 ) -> Iterator[str]:
     """Serve a disk until the end of the block, also to several connections; yield its NBD address.
 
-    Raises ``errors.ToolFailed`` if qemu-nbd cannot open it.
+    Raises ``errors.ToolFailed`` if qemu-nbd cannot open it, ``errors.NoProgress`` if it hangs.
     """
     with workspace.Workspace() as folder:
         socket = f"{folder}/nbd"
@@ -38,22 +40,13 @@ def serving(
         argv = ("qemu-nbd", *given, qemu_img.text(node))
         command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE, pass_fds)
         with process.Process(command) as running:
+            opening = process.Watch("qemu-nbd", _OPEN)
             while not pathlib.Path(folder, "pid").exists():
                 cancel.check()
+                opening.check()
                 running.ready(None, _LOOK)
                 if running.ended:
-                    raise _failure(running, node)
+                    fields = running.failure().fields
+                    reason = str(fields["reason"]).replace(f"'{qemu_img.text(node)}'", qemu_img.name(node))
+                    raise errors.ToolFailed(**{**fields, "reason": reason})
             yield f"nbd+unix:///?socket={socket}"
-
-
-def finished(path: str) -> contextlib.AbstractContextManager[str]:
-    """Serve a finished qcow2 file, with its backing file, to read it."""
-    return serving(
-        {"driver": "qcow2", "file": {"driver": "file", "filename": str(pathlib.Path(path).absolute())}}
-    )
-
-
-def _failure(running: process.Process, node: qemu_img.Node) -> errors.ToolFailed:
-    failure = running.failure()
-    reason = str(failure.fields["reason"]).replace(f"'{qemu_img.text(node)}'", qemu_img.name(node))
-    return errors.ToolFailed(**{**failure.fields, "reason": reason})

@@ -14,6 +14,8 @@ import tempfile
 import weakref
 from typing import Final
 
+from cdi_worker import errors
+
 log = logging.getLogger(__name__)
 
 #: Longest directory for temporary files, in bytes: a unix socket in it has a path of at most 107 (unix(7)).
@@ -33,13 +35,23 @@ class Workspace:
 
     It is locked (flock(2)) as long as its process lives: a new one removes the directories that are not.
     It is in ``/dev/shm`` if there is no other directory, or if the path of a socket in it would be too long.
+    Raises ``errors.Error`` if the directory cannot be made.
     """
 
     def __init__(self) -> None:
-        parent = _parent()
+        try:
+            parent = tempfile.gettempdir()
+        except FileNotFoundError:
+            parent = _MEMORY
+        if len(os.fsencode(parent)) > LONGEST_PATH:
+            parent = _MEMORY
         _sweep(parent)
         while True:
-            self._directory = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent)
+            try:
+                self._directory = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent)
+            except OSError as err:
+                reason = f"{parent}: no temporary directory can be made: {errors.words(err)}"
+                raise errors.Error(reason=f"{reason}; free space there, or set TMPDIR") from err
             self.name = self._directory.name
             fd = _lock_new(self.name)
             if fd is not None:
@@ -60,14 +72,6 @@ class Workspace:
             self._directory.cleanup()
         finally:
             self._unlock()
-
-
-def _parent() -> str:
-    try:
-        found = tempfile.gettempdir()
-    except FileNotFoundError:
-        return _MEMORY
-    return _MEMORY if len(os.fsencode(found)) > LONGEST_PATH else found
 
 
 def _lock_new(path: str) -> int | None:

@@ -23,7 +23,7 @@ _PIPE = 1 << 20
 _FRUITLESS = 64 << 20
 
 
-class Reader:
+class XzReader:
     """Decompress ``source`` with ``xz --threads``.
 
     ``memory`` in bytes limits the memory of the threads (if it is too small, one thread is used) and the
@@ -69,9 +69,23 @@ class Reader:
                 break
             count += more
             self._fruitful = self._fed
-        if not count:
-            self._finish()
-        return count
+        if count:
+            return count
+        self._feeder.join()
+        self._finished = True
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._process.finish()
+        except errors.ToolFailed as err:
+            message = str(err.fields["reason"])
+            if "Unexpected end of input" in message:
+                reason = "the data ends before the end of the stream"
+                raise errors.Truncated(format="xz", reason=reason) from err
+            if "Memory usage limit" in message:
+                raise decompress.too_large_window("xz") from err
+            raise errors.Corrupt(format="xz", reason=message) from err
+        return 0
 
     def close(self) -> None:
         """End the tool, wait for a read of the source in progress, then close the source."""
@@ -81,16 +95,6 @@ class Reader:
         self._feeder.join()
         self._process.stop()
         self._source.close()
-
-    def _finish(self) -> None:
-        self._feeder.join()
-        self._finished = True
-        if self._failure is not None:
-            raise self._failure
-        try:
-            self._process.finish()
-        except errors.ToolFailed as err:
-            raise _translated(str(err.fields["reason"])) from err
 
     def _feed(self) -> None:
         buffer = memoryview(bytearray(_CHUNK))
@@ -104,17 +108,9 @@ class Reader:
                     reason = f"more than {self._most >> 20} MiB in a row are empty"
                     raise errors.Refused(format="xz", rule="no content", reason=reason)
         except BrokenPipeError:
-            # xz has exited: ``_finish`` reports its exit status.
+            # xz has exited: ``readinto`` reports its exit status.
             pass
         except BaseException as err:  # noqa: BLE001  (raised again where the bytes are read)
             self._failure = err
         finally:
             self._process.close_stdin()
-
-
-def _translated(message: str) -> errors.Error:
-    if "Unexpected end of input" in message:
-        return errors.Truncated(format="xz", reason="the data ends before the end of the stream")
-    if "Memory usage limit" in message:
-        return decompress.too_large_window("xz")
-    return errors.Corrupt(format="xz", reason=message)

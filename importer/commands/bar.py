@@ -7,8 +7,7 @@ import os
 import time
 from typing import TextIO
 
-from cdi_worker.importer import progress
-from cdi_worker.importer.commands import words
+from cdi_worker.importer import commands, progress
 
 #: Seconds between two drawings, and cells of the widest bar and of the narrowest that is worth its place.
 INTERVAL = 0.2
@@ -26,11 +25,15 @@ class Bar(progress.Lines):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream, interval=INTERVAL)
-        self._full, self._empty = _cells(stream.encoding)
+        self._full, self._empty = "█", "░"
+        try:
+            "█░".encode(stream.encoding or "ascii")
+        except (UnicodeEncodeError, LookupError):
+            self._full, self._empty = "#", "."
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        words.erase = ""
+        commands.erase = ""
         self._write(ERASE)
 
     def changed(self, *, new_phase: bool) -> None:
@@ -46,9 +49,12 @@ class Bar(progress.Lines):
             columns = os.get_terminal_size(terminal).columns or 80
         except OSError:
             return
-        if not _is_in_background(terminal):
-            words.erase = ERASE
-            self._write(f"{ERASE}{self.line(columns)}")
+        with contextlib.suppress(OSError):
+            # In the background, the line belongs to a shell. Another session's terminal has no shell of ours.
+            if os.tcgetpgrp(terminal) != os.getpgrp():
+                return
+        commands.erase = ERASE
+        self._write(f"{ERASE}{self.line(columns)}")
 
     def _write(self, text: str) -> None:
         with self._printing, contextlib.suppress(OSError, ValueError):
@@ -77,20 +83,3 @@ class Bar(progress.Lines):
         place = int(time.monotonic() / INTERVAL) % (2 * way)
         place = min(place, 2 * way - place)
         return self._empty * place + self._full * 3 + self._empty * (way - place)
-
-
-def _is_in_background(terminal: int) -> bool:
-    """Return whether the line belongs to a shell."""
-    try:
-        return os.tcgetpgrp(terminal) != os.getpgrp()
-    except OSError:
-        # Not the terminal of this session: it has no shell.
-        return False
-
-
-def _cells(encoding: str | None) -> tuple[str, str]:
-    try:
-        "█░".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return "#", "."
-    return "█", "░"

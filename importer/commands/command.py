@@ -1,152 +1,64 @@
-"""Commands: their options are also read from the environment and a file, and declared by sources.
+"""Commands: their options are also read from the environment, and declared by sources.
 
-Options that sources declare (``sources.fields``) are added before a command line is parsed, if it has one of
-them, or when help is printed: start-up time is part of every import, and most command lines have none.
+A command line is parsed with the options of the source that it names, if these are all that it has, and
+otherwise with those of all sources: start-up time is part of every import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cdi_worker import errors
+from cdi_worker import errors, sources
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import config_file, parameters
+from cdi_worker.importer.commands import parameters
+from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
-    from click import shell_completion
-
-    from cdi_worker.sources import fields, kind
+    from cdi_worker.sources import kind
 
 
+#: A section of the help: its title, an example, and the options with their texts.
+Section: TypeAlias = tuple[str, str, list[tuple[str, str]]]
 OPTIONS_OF = "Options of "
-#: Topics of help: the options of a pod's role, and only the commands.
-POD = "pod"
-BARE = "bare"
 _TOPIC = f"{__name__}.topic"
 
 
 def choose(context: click.Context, *topic: str) -> None:
-    """Choose what help shows: the options of a kind of source, or a topic of the top-level command.
-
-    Raises ``click.UsageError``.
-    """
+    """Choose what help shows: nothing, or one of the command's topics. Raises ``click.UsageError``."""
     name = topic[0] if topic else ""
     command = context.command
-    if isinstance(command, PodGroup):
-        known = ["", POD, BARE]
-    else:
-        known = ["", *command.kinds()] if isinstance(command, SourceCommand) else [""]
-    if len(topic) > 1 or name not in known:
-        hint = errors.supported(name, known[1:]) if known[1:] else "it has no kinds of source"
+    known = [*command.topics(context)] if isinstance(command, Command) else []
+    if len(topic) > 1 or name not in {"", *known}:
+        hint = errors.supported(name, known) if known else "it has no kinds of source"
         raise click.UsageError(f"no help on {' '.join(topic)!r}; {hint}", context)
     # Contexts of sub-commands share ``meta`` with their parents.
     context.meta[_TOPIC] = command, name
 
 
-def _chosen(context: click.Context) -> str:
+def chosen(context: click.Context) -> str:
+    """Return the topic that was chosen for the command; empty: none."""
     command, name = context.meta.get(_TOPIC, (None, ""))
     return name if command is context.command else ""
 
 
-# -- options of every command ------------------------------------------------------------------
-
-
-def _set_config(context: click.Context, _option: click.Parameter, path: str | None) -> None:
+def _set(context: click.Context, option: click.Parameter, value: int | None) -> None:
+    """Set what a general option says in the object of all commands."""
     obj = context.find_object(parameters.Context)
-    if obj is None:
+    if obj is None or not value or context.resilient_parsing:
         return
-    if path or obj.config is None:
-        try:
-            obj.config, obj.unreadable = config_file.read(path or "", obj.env), None
-        except errors.RequestError as err:
-            # A shell that asks for completions must get nothing else. A pod's role reports it.
-            obj.config, obj.unreadable = config_file.Config(), err
-    if obj.unreadable and not (context.resilient_parsing or isinstance(context.command, PodGroup)):
-        raise obj.unreadable
-    command = context.command
-    if not isinstance(command, Command):
-        return
-    added = command.extend({f"--{key}" for key in obj.config.values(command.name or "")})
-    context.default_map, unknown = command.configured(obj.config)
-    for each in added:
-        # None of them is on the command line, which is parsed.
-        each.handle_parse_result(context, {}, [])
-    root = context.find_root().command
-    if isinstance(root, PodGroup) and command is not root and not context.resilient_parsing:
-        names = {"", *root.list_commands(context)}
-        # The keys of other commands are checked when these run: loading all commands takes time.
-        if unknown or not {*obj.config.sections} <= names:
-            root.check_keys(obj.config)
-        if faults := tuple(root.variable_faults(obj.env, command)):
-            raise errors.RequestError(*faults)
-
-
-def _set_verbosity(context: click.Context, _option: click.Parameter, level: int | None) -> None:
-    obj = context.find_object(parameters.Context)
-    if obj is not None and level is not None and not context.resilient_parsing:
-        obj.log(level)
-
-
-def _set_quiet(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    obj = context.find_object(parameters.Context)
-    if obj is not None and wanted and not context.resilient_parsing:
-        obj.quiet = True
-        obj.log()
-
-
-def _set_json(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    obj = context.find_object(parameters.Context)
-    if obj is not None and wanted:
+    if option.name == "as_json":
         obj.as_json = True
-
-
-def _common() -> list[parameters.Option]:
-    return [
-        parameters.Option(
-            ["--verbosity", "--v", "-v"],
-            type=int,
-            metavar="[LEVEL]",
-            expose_value=False,
-            callback=_set_verbosity,
-            help="Log level: 1 info, 4 debug; -v alone is 1.",
-        ),
-        parameters.Option(
-            ["--quiet", "-q"],
-            is_flag=True,
-            expose_value=False,
-            callback=_set_quiet,
-            help="Print errors only: no progress, no summary, no warnings.",
-        ),
-        parameters.Option(
-            ["--config"],
-            metavar="FILE",
-            is_eager=True,
-            expose_value=False,
-            callback=_set_config,
-            help="Configuration file (TOML) [default: cdi-worker/config.toml in ~/.config or /etc/xdg].",
-        ),
-    ]
-
-
-def _json() -> parameters.Option:
-    return parameters.Option(
-        ["--json", "as_json"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_json,
-        help="Print the result, or the error, as JSON on standard output.",
-    )
+        return
+    obj.quiet = obj.quiet or option.name == "quiet"
+    obj.log(value if option.name == "verbosity" else 0)
 
 
 class Command(click.Command):
-    """A command whose options can be set in the environment and in a file. ``example``: for its help."""
-
-    #: The sources whose options it has: none, or by the groups of ``cdi_worker.sources``.
-    searches: ClassVar[tuple[str, ...]] = ()
+    """A command whose options can also be set in the environment. ``example``: for its help."""
 
     def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
         own = {
@@ -157,59 +69,51 @@ class Command(click.Command):
         settings["context_settings"] = {**own, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
         self.example = example
-        self.params += [*_common(), *([] if isinstance(self, click.Group) else [_json()])]
-
-    def configured(self, found: config_file.Config) -> tuple[dict[str, Any], set[str]]:
-        """Return the values of a configuration file by parameter, and the keys without one."""
-        values = found.values(self.name or "")
-        made = {}
-        for each in self.options:
-            if not each.here and each.key in values:
-                value = values.pop(each.key)
-                made[each.name or ""] = (value,) if each.multiple and isinstance(value, str) else value
-        return made, {*values}
+        option = functools.partial(parameters.Option, expose_value=False, callback=_set)
+        text = "Log level: 1 info, 4 debug; -v alone is 1."
+        self.params.append(option(["--verbosity", "--v", "-v"], type=int, metavar="[LEVEL]", help=text))
+        text = "Print errors only: no progress, no summary, no warnings."
+        self.params.append(option(["--quiet", "-q"], is_flag=True, help=text))
+        if not isinstance(self, click.Group):
+            text = "Print the result, or the error, as JSON on standard output."
+            self.params.append(option(["--json", "as_json"], is_flag=True, is_eager=True, help=text))
 
     @property
     def options(self) -> list[parameters.Option]:
-        """The options, with those of sources that were added so far."""
-        return [param for param in self.params if isinstance(param, parameters.Option)]
+        """The options, with those of all sources."""
+        return [each for each in self.get_params(click.Context(self)) if isinstance(each, parameters.Option)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if {"-h", "--help"} & {*args[:1]} and len(args) == 2:
             # ``import --help s3``
             choose(ctx, args[1])
             args = args[:1]
-        self.extend({*self._named(args), *map(parameters.named, contract.own(contract.environment()))}, args)
-        return super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError:
+            # A misspelt or empty variable explains what is missing or malformed.
+            self._check_variables(ctx)
+            raise
+        self._check_variables(ctx)
+        return rest
 
-    def _named(self, args: Iterable[str]) -> Iterator[str]:
-        """Yield the options in ``args`` that this command does not have (a group: before its command)."""
-        known = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
-        rest = iter(args)
-        for each in rest:
-            name, equals, _ = each.partition("=")
-            if each == "--" or (isinstance(self, click.Group) and not each.startswith("-")):
-                return
-            if name in known and not (equals or known[name].is_flag):
-                next(rest, None)
-            elif name not in known and name.startswith("--"):
-                yield name
+    def _check_variables(self, ctx: click.Context) -> None:
+        """Raise ``errors.RequestError`` for faults of our own variables. A pod's role reports its own."""
+        obj, root = ctx.find_object(parameters.Context), ctx.find_root().command
+        if obj is None or self is root or not isinstance(root, Command) or ctx.resilient_parsing:
+            return
+        if faults := tuple(root.variable_faults(obj.env, ctx)):
+            raise errors.RequestError(*faults)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
-        """Return completions, also of the options of sources."""
-        self.complete()
-        return super().shell_complete(ctx, incomplete)
+    def variable_faults(self, _env: Mapping[str, str], _ctx: click.Context) -> Iterator[str]:
+        """Yield the faults of our own variables, if this is the top-level command."""
+        return iter(())
 
-    def extend(self, _names: Collection[str], _args: Iterable[str] = ()) -> list[parameters.Option]:
-        """Add options of sources until ``names`` are there, first of the kind in ``args``; return them."""
-        return []
-
-    def complete(self) -> None:
-        """Add the options of all sources."""
-        self.extend({""})
+    def topics(self, _ctx: click.Context) -> Mapping[str, str]:
+        """Return what ``choose`` may choose, with examples."""
+        return {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.complete()
         for title, example, records in self.shown(ctx):
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -224,22 +128,18 @@ class Command(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
         super().format_epilog(ctx, formatter)
 
-    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    def shown(self, ctx: click.Context) -> list[Section]:
         """Return the sections that the help of a terminal shows."""
         return self.sections(ctx)
 
-    def sections(self, ctx: click.Context, of: str = "") -> list[tuple[str, str, list[tuple[str, str]]]]:
-        """Return the sections of the help: title, example, and the options with their texts.
-
-        ``of``: a kind of source; of other kinds, there is nothing.
-        """
+    def sections(self, ctx: click.Context, of: str = "") -> list[Section]:
+        """Return the sections of the help; ``of``: without the options of other kinds of source."""
         found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
-        order = sorted(self.get_params(ctx), key=_place)
-        for param in order:
+        for param in sorted(self.get_params(ctx), key=_place):
             if not isinstance(param, click.Option) or not (record := param.get_help_record(ctx)):
                 continue
             title, example = getattr(param, "group", parameters.GENERAL), ""
-            if isinstance(param, parameters.SourceOption) and param.kinds:
+            if isinstance(param, parameters.SourceOption):
                 if of and of not in param.kinds:
                     continue
                 title = f"{OPTIONS_OF}{of or ', '.join(param.kinds)}"
@@ -257,194 +157,96 @@ def _place(param: click.Parameter) -> int:
 
 
 class SourceCommand(Command):
-    """A command about a source: it has the options of all sources."""
+    """A command about a source, with the options that sources declare for it (``sources.fields``)."""
 
-    searches: ClassVar[tuple[str, ...]] = ("own", "third_party")
-    #: Whether the options of a source are shown with its example.
-    has_examples: ClassVar[bool] = True
-    #: Whether the options of all sources were added.
-    is_complete = False
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        if isinstance(self, click.Group):
+            return
 
-    def kinds(self) -> dict[str, str]:
+        def complete(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
+            return [each.name for each in sources.own() if each.name.startswith(incomplete)]
+
+        option = parameters.Option(
+            ["--source", "kind"],
+            "Source",
+            shell_complete=complete,
+            help="Kind of source (http, s3, vddk, …) [default: from the URL].",
+        )
+        self.params.insert(0, option)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        kinds = self.kinds_in(ctx, args)
+        if kinds is not None:
+            ctx.meta[_key(ctx)] = kinds
+            wanted = {each.partition("=")[0] for each in self.own_arguments(ctx, args)}
+            wanted = {each for each in wanted if each.startswith("--")} - {"--"}
+            wanted |= {parameters.named(variable) for variable in contract.own(contract.environment())}
+            options = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
+            if not wanted <= options:
+                del ctx.meta[_key(ctx)]
+        return super().parse_args(ctx, args)
+
+    def own_arguments(self, _ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments that are not those of a sub-command."""
+        return args
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with those of the sources that the command line names, or of all."""
+        own = self.own_params(ctx)
+        known = {name for param in own for name in param.opts}
+        found: dict[str, parameters.SourceOption] = {}
+        for each in self.all_kinds() if has_all_options(ctx) else ctx.meta[_key(ctx)]:
+            for option, default in self.offers(each):
+                if option.option not in known:
+                    made = found.setdefault(option.option, parameters.SourceOption(option, default))
+                    made.kinds[each.name] = each.example if self.name in fields.READ else ""
+        return [*own, *found.values()]
+
+    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters without those of sources."""
+        return super().get_params(ctx)
+
+    def all_kinds(self) -> Iterator[kind.Kind]:
+        """Yield the kinds of source that the command can have options of."""
+        return sources.every()
+
+    def kinds_in(self, ctx: click.Context, args: list[str]) -> tuple[kind.Kind, ...] | None:
+        """Return the kinds of source that arguments name, by a URL or by name; None: all, as in help."""
+        if ctx.resilient_parsing or {"-h", "--help"} & {*args}:
+            return None
+        words = {word for each in args for word in (each.partition(":")[0], each.rpartition("=")[2])}
+        return tuple(each for each in sources.own() if words & {each.name, *each.schemes})
+
+    def offers(self, kind: kind.Kind) -> Iterator[tuple[fields.Field, Any]]:
+        """Yield the fields of a kind of source that this command has an option for, and their defaults."""
+        for field, default in kind.table.values():
+            if field.option and self.name in field.verbs and (kind.digests or self.name != "digest"):
+                yield field, default
+
+    def topics(self, ctx: click.Context) -> Mapping[str, str]:
         """Return the kinds of source that the command has options for, with an example of their use."""
-        self.complete()
-        options = (each for each in self.params if isinstance(each, parameters.SourceOption))
+        options = (each for each in self.get_params(ctx) if isinstance(each, parameters.SourceOption))
         return {kind: example for option in options for kind, example in option.kinds.items()}
 
-    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
-        kind = _chosen(ctx)
+    def shown(self, ctx: click.Context) -> list[Section]:
+        kind = chosen(ctx)
         found = self.sections(ctx, of=kind)
         own = [each for each in found if not each[0].startswith(OPTIONS_OF)]
-        if not (kind or self.has_examples):
+        if kind:
+            return [each for each in found if each not in own]
+        if self.name not in fields.READ:
             return found
-        if not kind:
-            rows = [(name, example) for name, example in self.kinds().items() if example]
-            title = f"Kinds of source, each with options of its own (cdi-worker help {self.name} KIND)"
-            return [*own, (title, "", rows)]
-        return [each for each in found if each not in own]
-
-    def offers(self, _kind: kind.Kind) -> bool:
-        """Return whether this command has the options of a source."""
-        return True
-
-    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
-        """Return the option of a field, None if this command has none for it."""
-        if not field.option:
-            return None
-        if field.flag:
-            return parameters.SourceOption(field.option, is_flag=True, help=field.help)
-        if field.lines:
-            lines = parameters.TypedLines("text", field.parse)
-            return parameters.SourceOption(field.option, type=lines, multiple=True, help=field.help)
-        form = (
-            parameters.FILE
-            if field.file
-            else field.parse
-            if field.parse is str
-            else parameters.Typed("text", field.parse)
-        )
-        shown = default if isinstance(default, str) and default else None
-        return parameters.SourceOption(field.option, type=form, default=shown, help=field.help)
-
-    def extend(self, names: Collection[str], args: Iterable[str] = ()) -> list[parameters.Option]:
-        searches = self._searches(args)
-        added: list[parameters.Option] = []
-        while not self.is_complete and {*names} - {name for param in self.params for name in param.opts}:
-            kinds = next(searches, None)
-            self.is_complete = kinds is None
-            added += self._add(kinds or ())
-        return added
-
-    def _searches(self, args: Iterable[str]) -> Iterator[Iterable[kind.Kind]]:
-        """Yield the kinds of source that ``args`` name, by a URL or by name; all of ours; third parties'."""
-        from cdi_worker import sources
-
-        if not {"-h", "--help"} & {*args}:
-            # Help has the kinds in the order of all.
-            words = {word for each in args for word in (each.partition(":")[0], each.rpartition("=")[2])}
-            yield (each for each in sources.own() if words & {each.name, *each.schemes})
-        yield from (getattr(sources, search)() for search in self.searches)
-
-    def _add(self, kinds: Iterable[kind.Kind]) -> Iterator[parameters.Option]:
-        """Add the options of ``kinds``, and yield those that the command did not have."""
-        known = {name: param for param in self.params for name in param.opts}
-        for each in filter(self.offers, kinds):
-            for field, default in each.table.values():
-                option = known.get(field.option) or self.offer(field, default)
-                if isinstance(option, parameters.SourceOption):
-                    if field.option not in known:
-                        known[field.option] = option
-                        self.params.append(option)
-                        yield option
-                    option.kinds.setdefault(each.name, each.example if self.has_examples else "")
+        rows = [(name, example) for name, example in self.topics(ctx).items() if example]
+        title = f"Kinds of source, each with options of its own (cdi-worker help {self.name} KIND)"
+        return [*own, (title, "", rows)]
 
 
-class DigestCommand(SourceCommand):
-    """A command about the digest of a source."""
-
-    has_examples = False
-    #: The digest of a container image is that of the index, for all architectures; a digest has no stages.
-    excluded: ClassVar[frozenset[str]] = frozenset(
-        {"--architecture", "--previous-checkpoint", "--current-checkpoint", "--final-checkpoint"}
-    )
-
-    def offers(self, kind: kind.Kind) -> bool:
-        return bool(kind.digests)
-
-    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
-        return None if field.option in self.excluded else super().offer(field, default)
+def _key(ctx: click.Context) -> str:
+    # Contexts of sub-commands share ``meta`` with their parents.
+    return f"{__name__} {ctx.info_name}"
 
 
-class MountCommand(SourceCommand):
-    """A command with options for the mounts of sources; their defaults are the paths in a pod."""
-
-    has_examples = False
-
-    def offers(self, kind: kind.Kind) -> bool:
-        """Return whether a DataVolume can name this kind of source."""
-        return any(field.key for field, _ in kind.table.values())
-
-    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
-        if not field.mount or field.key:
-            return None
-        return parameters.SourceOption(field.option, default=field.mount, help=field.help)
-
-
-class PodGroup(SourceCommand, click.Group):
-    """The top-level command, which runs a pod's role; it has options for the mounts of sources."""
-
-    # Searching for plug-ins takes longer than everything else in this help.
-    searches = ("own",)
-    has_examples = False
-
-    def offer(self, field: fields.Field, default: Any) -> parameters.SourceOption | None:
-        if not field.mount:
-            return None
-        form = "FILE" if field.file else None
-        return parameters.SourceOption(field.option, default=field.mount, metavar=form, help=field.help)
-
-    def check_keys(self, found: config_file.Config) -> None:
-        """Raise ``errors.RequestError`` if the configuration file has keys that no command has."""
-        known: dict[str, set[str]] = {"": {each.key for each in self.options if not each.here}}
-        context = click.Context(self)
-        for name in self.list_commands(context):
-            command = self.get_command(context, name)
-            if isinstance(command, Command):
-                command.complete()
-                known[name] = {each.key for each in command.options if not each.here}
-        known[""] |= {key for keys in known.values() for key in keys}
-        faults = []
-        for section, values in found.sections.items():
-            if section not in known:
-                hint = errors.did_you_mean(section, known)
-                faults.append(f"[{section}] is not a command{'; ' if hint else ''}{hint}")
-                continue
-            keys = {key.replace("_", "-") for key in values}
-            faults += [_stranger(key, section, known[section]) for key in sorted(keys - known[section])]
-        if faults:
-            raise errors.RequestError(*(f"{found.path}: {fault}" for fault in faults))
-
-    def variable_faults(self, env: Mapping[str, str], of: Command) -> Iterator[str]:
-        """Yield the faults of our own variables, as ``contract.own_faults``.
-
-        ``of``: the command that runs, which may be given the variables of others; this group: a pod's role.
-        """
-        known = {each.variable for each in of.options if not each.here}
-        if all(name in known and env[name].strip() for name in contract.own(env)):
-            return
-        # Misspelt variables, and those that only sources read.
-        from cdi_worker import sources
-        from cdi_worker.importer.roles import importer
-
-        commands: list[Command] = [self]
-        if of is not self:
-            context = click.Context(self)
-            found = (self.get_command(context, name) for name in self.list_commands(context))
-            commands += [each for each in found if isinstance(each, Command)]
-        options = []
-        for each in commands:
-            each.complete()
-            options += [option for option in each.options if not option.here]
-        known = {option.variable for option in options}
-        known |= {each.name for each in importer.VARIABLES if each.name.startswith(contract.PREFIX)}
-        for search in (sources.own, sources.third_party):
-            fields = (field for kind in search() for field, _ in kind.table.values())
-            known |= {name for field in fields for name in (field.env, *field.more) if name}
-        here = {option.variable: option.key for option in of.options if option.here}
-        for name in [name for name in contract.own(env) if name in here]:
-            yield f"{name}: this is an option only; unset it, and give --{here[name]}"
-        rest = {name: value for name, value in env.items() if name not in here}
-        yield from contract.own_faults(rest, known, {each.variable for each in options if each.empty})
-
-    def shown(self, ctx: click.Context) -> list[tuple[str, str, list[tuple[str, str]]]]:
-        general = [each for each in self.sections(ctx) if each[0] == parameters.GENERAL]
-        return {BARE: [], POD: self.sections(ctx)}.get(_chosen(ctx), general)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.format_commands(ctx, formatter)
-        super().format_options(ctx, formatter)
-
-
-def _stranger(key: str, section: str, known: set[str]) -> str:
-    hint = errors.did_you_mean(key, known)
-    return f"{key!r} is not an option{f' of {section}' if section else ''}{'; ' if hint else ''}{hint}"
+def has_all_options(ctx: click.Context) -> bool:
+    """Return whether the command has all options that it can have, not only those of the named sources."""
+    return _key(ctx) not in ctx.meta

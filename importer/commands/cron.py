@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import requests
+import urllib3
 
 from cdi_worker import errors, masking, sources
 from cdi_worker.formats import smalljson
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import contract, report, request
 from cdi_worker.importer.commands import parameters
 from cdi_worker.importer.roles import importer
-from cdi_worker.sources import base, kind
+from cdi_worker.sources import certificates, fields, watched
+from cdi_worker.sources.web import connections
+from cdi_worker.sources.web import session as sessions
 
 log = logging.getLogger(__name__)
 
-#: The settings of a remedy (``remedy``) where CDI starts the poller, which is for registries only.
+#: The settings of a remedy where CDI starts the poller, which is for registries only.
 OF_REGISTRY: Final = {
     "ca_files": "spec.template.spec.source.registry.certConfigMap",
     "insecure": "insecureRegistries in the configuration of CDI",
@@ -53,12 +57,18 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 @click.pass_obj
 def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | None, **cron: str) -> int:
     """Write a source's digest to its DataImportCron."""
-    from cdi_worker.sources import watched
-
     env = contract.environment()
     watching = Cron(env=env, **cron)
-    source = of(url)
-    where = location(env, url, certificates)
+    source = sources.find_scheme(url.partition("://")[0] if "://" in url else "")
+    given = {
+        **env,
+        "IMPORTER_SOURCE": source.name,
+        "IMPORTER_ENDPOINT": url,
+        "IMPORTER_CERT_DIR": certificates,
+        "IMPORTER_PROXY_CERT_DIR": "/proxycerts/",
+    }
+    # The Secrets and proxies of an importer in this environment.
+    where = importer.read(given, contract.Paths()).location
     try:
         found = retry.patiently(
             lambda: watched.digest(source, where, sums or "", obj.cancel),
@@ -67,7 +77,7 @@ def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | No
         )
     except errors.Error as err:
         names = OF_REGISTRY if source.name == "registry" else NAMES
-        text = err.worded(lambda remedy: remedy.words(names))
+        text = err.message(names)
         log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
         log.debug("trace", exc_info=True)
         return err.status
@@ -80,7 +90,14 @@ def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | No
 @click.option("--termination-log", default=contract.Paths().termination_log)
 def measure(path: str, termination_log: str) -> int:
     """Write the size of a disk to the termination log."""
-    size = size_of(path)
+
+    def open_at_once(path: str, flags: int) -> int:
+        """Open a path without waiting for the writer of a pipe."""
+        return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
+    with errors.on_target(path, "look at"), open(path, "rb", buffering=0, opener=open_at_once) as disk:
+        size = disk.seek(0, os.SEEK_END)
     click.echo(size)
     return report.write(report.Report(str(size), 0, unsaid=1), termination_log)
 
@@ -118,7 +135,7 @@ class Cron:
                 raise self._odd()
             annotations = self._mapping(metadata, "annotations")
             current = self._mapping(found, "status").get("currentImportDigest")
-            if digest in {_text(current), _text(annotations.get(DESIRED))}:
+            if digest in (current, annotations.get(DESIRED)):
                 return False
             metadata["annotations"] = {**annotations, DESIRED: digest}
             # CDI's role allows update, not patch. The resource version detects changes by others.
@@ -142,22 +159,20 @@ class Cron:
 
     def _call(self, method: str, body: object = None) -> Any:
         """Return the API server's answer, None for a conflict (409). Raises ``Unreachable``."""
-        import requests
-        import urllib3
-
-        from cdi_worker.sources.web import session as sessions
-
         try:
-            token = (self._account / "token").read_text(encoding="utf-8").strip()
+            path = self._account / "token"
+            token = fields.named(fields.token, path.read_text(encoding="utf-8"), str(path))
             masking.hold(self, token)
+            tls = certificates.context()
+            certificates.trust(tls, str(self._account / "ca.crt"))
             with requests.Session() as session:
                 session.trust_env = False
+                session.mount("https://", connections.Adapter(lambda: tls, 1, cancelling.NEVER))
                 answer = session.request(
                     method,
                     self.url,
                     json=body,
                     headers={"Authorization": f"Bearer {token}"},
-                    verify=str(self._account / "ca.crt"),
                     timeout=TIMEOUT,
                     allow_redirects=False,
                     stream=True,
@@ -175,11 +190,6 @@ class Cron:
             raise self._odd() from err
 
 
-def of(url: str) -> kind.Kind:
-    """Return the kind of source for the scheme of ``url``."""
-    return sources.find_scheme(url.partition("://")[0] if "://" in url else "")
-
-
 def named(digest: str) -> str:
     """Return a digest in the form from which CDI's controller makes the name of a DataVolume.
 
@@ -189,33 +199,3 @@ def named(digest: str) -> str:
     if re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         return digest
     return f"sha256:{hashlib.sha256(digest.encode()).hexdigest()}"
-
-
-def size_of(path: str) -> int:
-    """Return the size of a disk, a file or a device, in bytes. Raises ``errors.TargetError``.
-
-    Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
-    """
-    with errors.on_target(path, "look at"), open(path, "rb", buffering=0, opener=_open_at_once) as disk:
-        return disk.seek(0, os.SEEK_END)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a path without waiting for the writer of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def location(env: Mapping[str, str], url: str, certificates: str) -> base.Location:
-    """Return the location of a source, with the Secrets and proxies of an importer in this environment."""
-    given = {
-        **env,
-        "IMPORTER_SOURCE": of(url).name,
-        "IMPORTER_ENDPOINT": url,
-        "IMPORTER_CERT_DIR": certificates,
-        "IMPORTER_PROXY_CERT_DIR": "/proxycerts/",
-    }
-    return importer.read(given, contract.Paths()).location
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

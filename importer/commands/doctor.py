@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from typing import NamedTuple
 
 import click
 
-from cdi_worker.importer.commands import command, output, parameters
+from cdi_worker import errors, version
+from cdi_worker.images.tools import process
+from cdi_worker.importer import contract
+from cdi_worker.importer.commands import command, options, output, parameters
+from cdi_worker.sources import certificates
 
 #: Programs, the Debian packages with them, and what needs them.
 PROGRAMS = (
@@ -30,13 +35,12 @@ EXTRAS = {
     "vddk": "vSphere",
     "upload": "the upload server, and clones",
     "metrics": "/metrics of a pod",
-    "trust": "signatures with a certificate of Fulcio",
     "kubernetes": "manifest and run",
 }
 
 
 class Finding(NamedTuple):
-    """One ability: ``need``, a program or package, ``what`` needs it, and the command that adds it."""
+    """One ability: ``need``, a program, package or file, ``what`` needs it, and the command that adds it."""
 
     need: str
     what: str
@@ -46,9 +50,6 @@ class Finding(NamedTuple):
 
 def findings() -> Iterator[Finding]:
     """Yield what may be missing on a machine."""
-    from cdi_worker import version
-    from cdi_worker.images.tools import process
-
     for program, package, what in PROGRAMS:
         works = shutil.which(program, path=process.SEARCH_PATH) is not None
         yield Finding(program, what, works, f"apt-get install {package}")
@@ -56,41 +57,48 @@ def findings() -> Iterator[Finding]:
     yield Finding(
         "libnbd for Python", "nbd://, qcow2 files as targets, and vddk", works, version.install_libnbd()
     )
+    # As the distribution declares them.
+    declared = (metadata.requires("cdi-worker") or []) if _is_installed("cdi-worker") else []
     for extra, what in EXTRAS.items():
-        missing = [name for name in _packages(extra) if not _is_installed(name)]
-        yield Finding(f"[{extra}]", what, not missing, version.install(extra))
+        mark = re.compile(rf"""extra == ['"]{extra}['"]""")
+        packages = [re.split(r"[^\w.-]", each)[0] for each in declared if mark.search(each)]
+        yield Finding(f"[{extra}]", what, all(map(_is_installed, packages)), version.install(extra))
 
 
-def _packages(extra: str) -> list[str]:
-    """Return the packages of an extra, as the distribution declares them."""
-    from importlib import metadata
-
-    try:
-        declared = metadata.requires("cdi-worker") or []
-    except metadata.PackageNotFoundError:
-        return []
-    mark = re.compile(rf"""extra == ['"]{extra}['"]""")
-    return [re.split(r"[^\w.-]", each)[0] for each in declared if mark.search(each)]
+def trusted(files: Iterable[str]) -> Iterator[Finding]:
+    """Yield the certificates that TLS trusts: the number of the system's, and each one of ``files``."""
+    system = certificates.system_files()
+    texts = (path.read_bytes() for path in system)
+    name = str(system[0] if len(system) == 1 else system[0].parent) if system else "CAs of the system"
+    count = len(certificates.bundle(b"\n".join(texts), name).certificates) if system else 0
+    install = "apt-get install ca-certificates"
+    yield Finding(name, f"https with certificates of {count} public CAs", count > 0, install)
+    for path in files:
+        try:
+            found = certificates.bundle(certificates.content(path), path)
+        except errors.RequestError as err:
+            yield Finding(path, "certificates to trust", False, str(err))
+            continue
+        for each in found.certificates:
+            what = f"trust in {each.subject} until {certificates.day(each.until)}"
+            yield Finding(path, what, not each.has_expired, "get the new certificate of this CA")
+        for number in found.damaged:
+            yield Finding(path, f"certificate {number} of the file", False, "it is damaged; get it again")
 
 
 def _is_installed(name: str) -> bool:
-    from importlib import metadata
-
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return any(metadata.distributions(name=name))
 
 
-@click.command(cls=command.Command, short_help="Show what works on this machine.")
+@click.command(cls=command.Command, params=options.of("doctor"))
 @click.pass_obj
-def doctor(obj: parameters.Context, /) -> int:
+def doctor(obj: parameters.Context, /, ca_file: tuple[str, ...], ca_dir: str | None) -> int:
     """Show which programs and packages are installed, what needs them, and the commands that add the others.
 
-    Disk images from files, http(s) and container registries hardly need them, and nothing needs KVM.
+    Disk images from files, http(s) and container registries hardly need them, and nothing needs KVM. It also
+    shows which certificates are trusted.
     """
-    found = list(findings())
+    found = [*findings(), *trusted(ca_file + contract.certificate_files(ca_dir or ""))]
     if obj.as_json:
         output.as_json([each._asdict() for each in found])
         return 0

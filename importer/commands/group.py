@@ -2,61 +2,153 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_worker import errors, lazy
+from cdi_worker import collector, errors, sources
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import command, parameters, signatures
+from cdi_worker.importer.commands import command, parameters
 from cdi_worker.importer.roles import run
+from cdi_worker.sources import fields
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from cdi_worker.sources import kind
 
 POD = contract.Paths()
+#: A topic of help besides ``fields.POD``, the options of a pod's role: only the commands.
+BARE = "bare"
+#: The section of the help with what only pods need.
+ROLE = "Options of a pod's role (without a command)"
+#: The options for a pod's mounts, by field of ``contract.Paths``, with their texts.
+PLACES = {
+    "data": ("--data-dir", "DIRECTORY", "File-system volume of the pod."),
+    "block": ("--block-device", "DEVICE", "Block volume of the pod."),
+    "scratch": ("--scratch-dir", "DIRECTORY", "Scratch volume of the pod."),
+    "termination_log": ("--termination-log", "FILE", "File for the termination message."),
+    "extra_headers": ("--extra-headers-dir", "DIRECTORY", "Folder of secret HTTP headers."),
+}
 EPILOG = """cdi-worker help COMMAND shows its options, help pod those of a pod's role. Nearly all can be
-set by CDI_WORKER_NAME or in a configuration file."""
+set by CDI_WORKER_NAME."""
 #: Helper programs that CDI's controllers start from the image by name.
 PROGRAMS = frozenset(
     {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
 )
-#: Imported when used: a pod's role needs none of them (start-up time).
-COMMANDS: lazy.Table[str, click.Command] = lazy.Table(
-    {
-        "import": "cdi_worker.importer.commands.disk:import_",
-        "verify": "cdi_worker.importer.commands.disk:verify",
-        "map": "cdi_worker.importer.commands.disk:map_",
-        "inspect": "cdi_worker.importer.commands.disk:inspect",
-        "digest": "cdi_worker.importer.commands.disk:digest",
-        "blank": "cdi_worker.importer.commands.disk:blank",
-        "upload": "cdi_worker.importer.commands.disk:upload",
-        "doctor": "cdi_worker.importer.commands.doctor:doctor",
-        "manifest": "cdi_worker.importer.kubernetes.commands:manifest",
-        "run": "cdi_worker.importer.kubernetes.commands:run",
-        "help": "cdi_worker.importer.commands.about:help_",
-        "version": "cdi_worker.importer.commands.about:version",
-        "cdi-source-update-poller": "cdi_worker.importer.commands.cron:poll",
-        "cdi-image-size-detection": "cdi_worker.importer.commands.cron:measure",
-        "openstack-populator": "cdi_worker.importer.commands.populators:openstack",
-        "ovirt-populator": "cdi_worker.importer.commands.populators:engine",
-    }
-)
-
-#: Those that help lists.
-VISIBLE = tuple(name for name in COMMANDS if name not in {*PROGRAMS, "help", "version"})
+#: The commands that help lists, with their texts.
+VISIBLE = {
+    "import": "Write the disk at a URL or path to a file or device.",
+    "verify": "Compare a disk with the disk at a URL or path.",
+    "inspect": "Show format, sizes and route of a disk.",
+    "digest": "Print a digest that changes with the disk.",
+    "blank": "Create an empty disk.",
+    "upload": "Send an image to an upload server.",
+    "doctor": "Show what works on this machine.",
+    "manifest": "Print DataVolumes as Kubernetes objects.",
+}
+COMMANDS = (*VISIBLE, "help", "version", *sorted(PROGRAMS))
 
 
-class _Group(command.PodGroup):
-    """The sub-commands, each imported when it is used."""
+@click.command("help", cls=click.Command, hidden=True)
+@click.argument("topic", nargs=-1, metavar="[COMMAND [KIND]]")
+@click.pass_context
+def help_(ctx: click.Context, /, topic: tuple[str, ...]) -> None:
+    """Show the help of a command, or its options for one kind of source: cdi-worker help import s3."""
+    name, *rest = topic or ("",)
+    parent = ctx.parent or ctx
+    if name in {"", fields.POD}:
+        whole = click.Context(parent.command, info_name=parent.info_name)
+        command.choose(whole, name)
+        click.echo(whole.get_help())
+        return
+    if name not in COMMANDS:
+        raise click.UsageError(f"No such command '{name}'; {errors.supported(name, VISIBLE)}")
+    asked = click.Context(command_of(name), info_name=name, parent=parent)
+    command.choose(asked, *rest)
+    click.echo(asked.get_help())
+
+
+@click.command(cls=click.Command, hidden=True)
+def version() -> None:
+    """Show the version."""
+    from cdi_worker.version import VERSION
+
+    click.echo(f"cdi-worker, version {VERSION}")
+
+
+def command_of(name: str) -> click.Command:  # noqa: PLR0911  (one for each module)
+    """Import the module of a command, and return the command: a pod's role needs none of them."""
+    if name in {"help", "version"}:
+        return help_ if name == "help" else version
+    if name in PROGRAMS:
+        return _program_of(name)
+    if name == "manifest":
+        from cdi_worker.importer.commands import manifest
+
+        return manifest.manifest
+    if name == "import":
+        from cdi_worker.importer.commands import import_
+
+        return import_.import_
+    if name == "verify":
+        from cdi_worker.importer.commands import verify
+
+        return verify.verify
+    if name == "inspect":
+        from cdi_worker.importer.commands import inspect
+
+        return inspect.inspect
+    if name == "digest":
+        from cdi_worker.importer.commands import digest
+
+        return digest.digest
+    if name == "blank":
+        from cdi_worker.importer.commands import blank
+
+        return blank.blank
+    if name == "upload":
+        from cdi_worker.importer.commands import upload
+
+        return upload.upload
+    from cdi_worker.importer.commands import doctor
+
+    return doctor.doctor
+
+
+def _program_of(name: str) -> click.Command:
+    if name.endswith("-populator"):
+        from cdi_worker.importer.commands import populators
+
+        return populators.openstack if name == "openstack-populator" else populators.engine
+    from cdi_worker.importer.commands import cron
+
+    return cron.poll if name == "cdi-source-update-poller" else cron.measure
+
+
+class _Group(command.SourceCommand, click.Group):
+    """The sub-commands, each imported when it is used; without one, a pod's role.
+
+    The role has the options that a request declares for pods, and those for the mounts of sources. Few pods
+    are given any of them: their declarations are loaded when one is (start-up time).
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        with lazy.start():
-            return COMMANDS.get(cmd_name)
+        if cmd_name not in COMMANDS:
+            return None
+        with collector.pause():
+            found = command_of(cmd_name)
+        found.short_help = VISIBLE.get(cmd_name)
+        return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, without importing them, and the options."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VISIBLE.items()))
+        super().format_options(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -68,48 +160,96 @@ class _Group(command.PodGroup):
                 ctx.fail(f"No such command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
 
+    def own_arguments(self, _ctx: click.Context, args: list[str]) -> list[str]:
+        return [*itertools.takewhile(lambda each: each not in COMMANDS, args)]
+
+    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not command.has_all_options(ctx):
+            return super().own_params(ctx)
+        from cdi_worker.importer.commands import options
+
+        return [*super().own_params(ctx), *options.of(fields.POD, group=ROLE)]
+
+    def all_kinds(self) -> Iterator[kind.Kind]:
+        # Searching for plug-ins takes longer than everything else in this help.
+        return sources.own()
+
+    def kinds_in(self, _ctx: click.Context, _args: list[str]) -> tuple[kind.Kind, ...]:
+        return ()
+
+    def offers(self, kind: kind.Kind) -> Iterator[tuple[fields.Field, Any]]:
+        for field, _ in kind.table.values():
+            if field.mount:
+                # Its file need not exist.
+                yield field._replace(file=False, form="FILE" if field.file else ""), field.mount
+
+    def variable_faults(self, env: Mapping[str, str], ctx: click.Context) -> Iterator[str]:
+        """Yield the faults of our own variables, as ``contract.own_faults``, and of files that others name.
+
+        ``ctx``: of the command that runs, which may be given the variables of others; of this group: a pod's
+        role.
+        """
+        yield from contract.file_faults(env)
+        running = [each for each in ctx.command.get_params(ctx) if isinstance(each, parameters.Option)]
+        known = {each.variable for each in running if not each.here}
+        if all(name in known and env[name].strip() for name in contract.own(env)):
+            return
+        # Misspelt variables, and those that only sources read.
+        from cdi_worker.importer import request
+
+        commands = [self, *(map(command_of, COMMANDS) if ctx.command is not self else ())]
+        options = [
+            each
+            for each_command in commands
+            if isinstance(each_command, command.Command)
+            for each in each_command.options
+            if not each.here
+        ]
+        known = {each.variable for each in options}
+        known |= {field.env for _, field, _ in fields.declared(request.Request)}
+        of_sources = (field for kind in super().all_kinds() for field, _ in kind.table.values())
+        known |= {name for field in of_sources for name in (field.env, *field.more) if name}
+        here = {each.variable: each.key for each in running if each.here}
+        for name in [name for name in contract.own(env) if name in here]:
+            yield f"{name}: this is an option only; unset it, and give --{here[name]}"
+        rest = {name: value for name, value in env.items() if name not in here}
+        yield from contract.own_faults(rest, known, {each.variable for each in options if each.empty})
+
+    def topics(self, _ctx: click.Context) -> Mapping[str, str]:
+        return {fields.POD: "", BARE: ""}
+
+    def shown(self, ctx: click.Context) -> list[command.Section]:
+        if command.chosen(ctx) == BARE:
+            return []
+        found = self.sections(ctx)
+        return (
+            found
+            if command.chosen(ctx) == fields.POD
+            else [each for each in found if each[0] == parameters.GENERAL]
+        )
+
 
 def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    from cdi_worker.version import VERSION
-
-    click.echo(f"cdi-worker, version {VERSION}")
-    context.exit()
-
-
-#: The section of the help with what only pods need.
-ROLE = "Options of a pod's role (without a command)"
+    if wanted and not context.resilient_parsing:
+        context.invoke(version)
+        context.exit()
 
 
 def _faults(ctx: click.Context) -> tuple[str, ...]:
-    """Return the faults of the variables and the file that set options of a pod's role."""
-    obj = ctx.find_object(parameters.Context)
-    if obj is None or obj.config is None or not isinstance(ctx.command, command.PodGroup):
-        return ()
-    found = [*(obj.unreadable.faults if obj.unreadable else ()), *obj.faults]
-    found += ctx.command.variable_faults(obj.env, ctx.command)
-    if obj.config.path:
-        try:
-            ctx.command.check_keys(obj.config)
-        except errors.RequestError as err:
-            found += err.faults
-    return tuple(found)
+    """Return the faults of the variables that set options of a pod's role."""
+    return (*ctx.obj.faults, *cli.variable_faults(ctx.obj.env, ctx))
 
 
-def _places() -> Iterator[parameters.Decorator]:
-    """Yield the options for the paths of a pod."""
-    for name, default, form, text in (
-        ("--data-dir", POD.data, "DIRECTORY", "File-system volume of the pod."),
-        ("--block-device", POD.block, "DEVICE", "Block volume of the pod."),
-        ("--scratch-dir", POD.scratch, "DIRECTORY", "Scratch volume of the pod."),
-        ("--termination-log", POD.termination_log, "FILE", "File for the termination message."),
-        ("--extra-headers-dir", POD.extra_headers, "DIRECTORY", "Folder of secret HTTP headers."),
-    ):
-        yield parameters.option(ROLE, name, default=default, metavar=form, help=text)
-
-
-@click.group(cls=_Group, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...", epilog=EPILOG)
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    epilog=EPILOG,
+    params=[
+        parameters.Option([option, name], ROLE, default=getattr(POD, name), metavar=form, help=text)
+        for name, (option, form, text) in PLACES.items()
+    ],
+)
 @parameters.option(
     parameters.GENERAL,
     "--version",
@@ -122,7 +262,6 @@ def _places() -> Iterator[parameters.Decorator]:
 )
 @click.option("--alsologtostderr", "--logtostderr", is_flag=True, hidden=True)
 @click.option("--stderrthreshold", hidden=True)
-@parameters.added(*_places())
 @parameters.option(
     ROLE,
     "--metrics-port",
@@ -146,85 +285,37 @@ def _places() -> Iterator[parameters.Decorator]:
     metavar="NUMBER",
     help="How often a pod's role repeats a failed import before it exits, for Jobs.",
 )
-@parameters.connections(ROLE, "Maximum number of parallel connections of the importer.")
-@parameters.stall(ROLE, "data from the source")
-@parameters.speed(ROLE)
-@parameters.option(
-    ROLE, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT), as CACHE_MODE=TRYNONE."
-)
-@parameters.option(
-    ROLE,
-    "--read-back",
-    is_flag=True,
-    help="Read an imported disk back from storage, compare it with what was received, and log its SHA-256.",
-)
-@parameters.option(
-    ROLE,
-    "--update",
-    is_flag=True,
-    help="Change a disk on the volume in place: compare all of it, and write only what differs.",
-)
-@parameters.option(
-    ROLE,
-    "--verify",
-    is_flag=True,
-    help="Compare the disk on the volume with the source, instead of importing it.",
-)
-@parameters.option(
-    ROLE,
-    "--layer",
-    "layers",
-    type=parameters.TypedLines("text", str),
-    multiple=True,
-    metavar="URL",
-    help="qcow2 file with what changed since IMPORTER_ENDPOINT, or since the layer before; repeated.",
-)
-@parameters.option(
-    ROLE,
-    "--report",
-    default="",
-    metavar="FILE",
-    help="File for what an auditor keeps of an import: an in-toto statement; - is standard output.",
-)
-@parameters.added(*signatures.options(ROLE, POD.signature_policy))
 @click.pass_context
 def cli(
-    ctx: click.Context,
-    /,
-    metrics_port: int,
-    *,
-    strict_exit_status: bool,
-    retries: int,
-    **given: Any,
+    ctx: click.Context, /, metrics_port: int, *, strict_exit_status: bool, retries: int, **given: Any
 ) -> int | None:
     """Write a virtual machine's disk, from any source, to a file or device.
 
     Without a command, run the role of a pod that the environment selects.
     """
-    signatures.take_pod(ctx, given)
-    ctx.obj.settings = settings = parameters.settings(given, POD.settings)
+    if command.has_all_options(ctx):
+        from cdi_worker.importer.commands import options
+
+        options.refuse_in_front(ctx)
+        ctx.obj.settings = {**POD.settings, **options.settings(fields.POD, given)}
+        ctx.obj.access = options.limits(fields.POD, given)
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
-        if ctx.obj.config is not None and ctx.obj.config.skipped:
-            log.warning("%s: permission denied; read without it", ctx.obj.config.skipped)
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
             raise errors.RequestError(*faults)
         return None
     ctx.obj.log(1)
     where = contract.Paths(
-        data=given["data_dir"],
-        block=given["block_device"],
-        scratch=given["scratch_dir"],
-        termination_log=given["termination_log"],
-        extra_headers=given["extra_headers_dir"],
+        **{name: given[name] for name in PLACES},
         metrics_port=metrics_port,
-        mounts=parameters.given(ctx),
-        settings=settings,
+        mounts=parameters.of_sources(given),
+        settings=ctx.obj.settings,
+        access=ctx.obj.access,
     )
     env = contract.environment()
     role = contract.role(env)
     if role is None:
-        command.choose(ctx, command.BARE)
+        command.choose(ctx, BARE)
         click.echo(ctx.get_help())
         return 2
     faults = _faults(ctx)

@@ -1,87 +1,54 @@
-"""Options of the sub-commands, and the import request made from them."""
+"""The options of the sub-commands, and the import request made from them.
+
+What a request or an access declares (``sources.fields``) is an option of each command that it names.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
+from click import core
 
 from cdi_worker import errors, sources, units
 from cdi_worker.images import targets
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import output, parameters, signatures
-from cdi_worker.sources import base, fields
+from cdi_worker.importer.commands import output, parameters
+from cdi_worker.sources import base, fields, smallfile
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 SIZE = parameters.Typed("size", units.parse_quantity)
-FRACTION = parameters.Typed("fraction", contract.parse_overhead)
-HEADER = parameters.TypedLines("header", contract.parse_header)
-LAYER = parameters.TypedLines("text", str)
 #: Whether it can be written is found out when it is opened (exit status 6).
 TARGET = click.Path(readable=False)
-FOLDER = click.Path(exists=True, file_okay=False)
+#: The sections of the help, in their order.
+SECTIONS = (
+    request.SOURCE,
+    base.ACCESS,
+    base.TRANSFER,
+    request.SIGNATURE,
+    request.DISK,
+    request.WRITING,
+    request.OUTPUT,
+)
 
-#: The sections of the help.
-SOURCE, ACCESS, TRANSFER = "Source", "Credentials and TLS", "Transfer"
-DISK, WRITING, OUTPUT = "Disk", "Writing", "Output"
+
+def of(verb: str, group: str = "") -> list[click.Parameter]:
+    """Return the options that a request and an access declare for a command; ``group``: as one section."""
+    found = [
+        (field, default)
+        for owner in (request.Request, base.Access)
+        for _, field, default in fields.declared(owner)
+        if field.option and verb in field.verbs
+    ]
+    found.sort(key=lambda each: SECTIONS.index(each[0].section))
+    return [parameters.declared(field, default, group) for field, default in found]
 
 
-speed_option = parameters.speed(TRANSFER)
-direct_option = parameters.option(WRITING, "--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
-force_option = parameters.option(
-    WRITING,
-    "--force",
-    is_flag=True,
-    help="Replace an existing file, or what a device holds, with the complete disk.",
-)
-update_option = parameters.option(
-    WRITING,
-    "--update",
-    is_flag=True,
-    help="Change an existing disk in place: compare all of it, and write only what differs.",
-)
-have_option = parameters.option(
-    WRITING,
-    "--have",
-    default="",
-    metavar="URL",
-    help="Map of the disk that --update changes: what it says is not read. URL or path.",
-)
-wait_option = parameters.option(
-    WRITING,
-    "--wait",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Wait so long for another run that writes to TARGET.",
-)
-format_option = parameters.option(
-    WRITING,
-    "--format",
-    "-O",
-    metavar="FORMAT",
-    help="Format of the file: raw, or qcow2[,cluster_size=…,compression_type=…,preallocation=…].",
-)
-backing_option = parameters.option(
-    WRITING,
-    "--backing",
-    type=click.Path(exists=True, dir_okay=False),
-    help="The qcow2 file is an overlay of this file, with what differs from it.",
-)
-state_option = parameters.option(
-    WRITING, "--state", type=FOLDER, help="Folder for the journal of a TARGET behind NBD."
-)
-scratch_option = parameters.option(
-    WRITING, "--scratch", type=FOLDER, help="Folder for images that cannot be streamed."
-)
-connections_option = parameters.connections(TRANSFER, "Maximum number of parallel connections.")
-insecure_option = parameters.option(
-    ACCESS, "--insecure", is_flag=True, help="Do not verify TLS certificates."
-)
-progress_option = parameters.option(
-    OUTPUT,
+progress = parameters.option(
+    request.OUTPUT,
     "--progress",
     "style",
     type=parameters.Choice(output.STYLES),
@@ -90,274 +57,49 @@ progress_option = parameters.option(
 )
 
 
-def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the kinds of sources that a shell offers."""
-    return [each.name for each in sources.own() if each.name.startswith(incomplete)]
+def settings(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the options of a command set, by field of a request. Raises ``errors.RequestError``."""
+    if given.get("force") and given.get("update"):
+        raise errors.RequestError("--force replaces an existing disk, --update changes it; give one of them")
+    return fields.values(request.Request, lambda field: _value(verb, field, given))
 
 
-_LOGIN: tuple[parameters.Decorator, ...] = (
-    parameters.option(ACCESS, "--user", default="", help="User or access key."),
-    parameters.option(
-        ACCESS,
-        "--password-file",
-        type=parameters.FILE,
-        help="File with the password or secret key [default: IMPORTER_SECRET_KEY].",
-    ),
-)
-_TRUST: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        ACCESS,
-        "--ca-file",
-        "ca_files",
-        type=parameters.FILE,
-        multiple=True,
-        help="PEM file with more CA certificates to trust; may be repeated.",
-    ),
-    parameters.option(
-        ACCESS,
-        "--ca-dir",
-        metavar="DIRECTORY",
-        help="Folder of PEM files with CA certificates to trust.",
-    ),
-    insecure_option,
-)
-_KIND: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        SOURCE,
-        "--source",
-        "kind",
-        shell_complete=_kinds,
-        help="Kind of source (http, s3, vddk, …) [default: from the URL].",
-    ),
-)
-_SECRETS: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        ACCESS,
-        "--session-token-file",
-        type=parameters.FILE,
-        help="File with the token of temporary S3 keys [default: IMPORTER_SESSION_TOKEN].",
-    ),
-    parameters.option(
-        ACCESS,
-        "--header",
-        "headers",
-        type=HEADER,
-        multiple=True,
-        help="HTTP header 'Name: value'; may be repeated.",
-    ),
-    parameters.option(
-        ACCESS, "--header-dir", metavar="DIRECTORY", help="Folder of secret HTTP headers, one per file."
-    ),
-)
-_SOURCE: tuple[parameters.Decorator, ...] = (
-    *_KIND,
-    parameters.option(
-        SOURCE,
-        "--content-type",
-        type=parameters.Choice(request.CONTENT_TYPES),
-        default="kubevirt",
-        help="kubevirt: a disk; archive: a tar archive, which is unpacked into a folder.",
-    ),
-    parameters.option(
-        SOURCE,
-        "--layer",
-        "layers",
-        type=LAYER,
-        multiple=True,
-        metavar="URL",
-        help="qcow2 file with what changed since SOURCE, or since the layer before; repeated, oldest first.",
-    ),
-    parameters.option(
-        SOURCE,
-        "--checksum",
-        help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
-    ),
-    parameters.option(
-        SOURCE,
-        "--disk",
-        default="",
-        help="Disk of an OVA (file name, id or number) or OCI archive (name, title) [default: the only one].",
-    ),
-    *_LOGIN,
-    *_SECRETS,
-    *_TRUST,
-    connections_option,
-    parameters.stall(TRANSFER, "data"),
-    speed_option,
-    *signatures.options(signatures.SIGNATURE),
-)
-_OVERHEAD: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        DISK,
-        "--overhead",
-        type=FRACTION,
-        help="Fraction of the file system to leave free, such as 0.06.",
-    ),
-)
-_WRITING: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        WRITING,
-        "--preallocate",
-        "preallocation",
-        is_flag=True,
-        help="Allocate storage for every byte of the disk.",
-    ),
-    direct_option,
-    force_option,
-    wait_option,
-    state_option,
-    format_option,
-    parameters.option(WRITING, "--compress", is_flag=True, help="Write compressed clusters (qcow2)."),
-    backing_option,
-)
-NO_MAP = "--write-map: no map is written, because nothing is imported with --dry-run"
-NO_REPORT = "--report: no report is written, because nothing is imported with --dry-run"
+def limits(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the options of a command set for all servers, by field of ``base.Access``."""
+    return fields.values(
+        base.Access, lambda field: _value(verb, field, given) if field.section == base.TRANSFER else None
+    )
 
 
-def _report(text: str) -> parameters.Decorator:
-    return parameters.option(OUTPUT, "--report", default="", metavar="FILE", help=text)
+def refuse_in_front(ctx: click.Context) -> None:
+    """Raise ``click.UsageError`` for a demand in front of a command, which has its own."""
+    for name, field, _ in fields.declared(request.Request) if ctx.invoked_subcommand else ():
+        given = parameters.source(ctx, field.key_of_option)
+        if name == "demand" and given is core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"write {field.option} after the command {ctx.invoked_subcommand}", ctx)
 
 
-report_option = _report("Write what an auditor keeps: an in-toto statement; - is standard output.")
-#: Of a command that prints something else.
-report_file_option = _report("Write what an auditor keeps: an in-toto statement.")
-
-
-def _every(text: str) -> parameters.Decorator:
-    return parameters.option(SOURCE, "--all", "every", is_flag=True, here=True, help=text)
-
-
-_IMPORT: tuple[parameters.Decorator, ...] = (
-    _every("Import all disks of an OVA to files in the folder TARGET, in one pass."),
-    parameters.option(
-        DISK,
-        "--size",
-        type=SIZE,
-        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
-    ),
-    *_OVERHEAD,
-    scratch_option,
-    *_WRITING,
-    update_option,
-    have_option,
-    parameters.option(
-        OUTPUT,
-        "--dry-run",
-        is_flag=True,
-        here=True,
-        help="Contact the source and print the plan; write nothing.",
-    ),
-    parameters.option(
-        OUTPUT,
-        "--verify",
-        "read_back",
-        is_flag=True,
-        help="Read the disk back from storage, compare it with what was received, and print its SHA-256.",
-    ),
-    parameters.option(
-        OUTPUT,
-        "--write-map",
-        default="",
-        metavar="FILE",
-        help="Write the block map of the disk (bmap), with checksums; - is standard output.",
-    ),
-    report_option,
-    progress_option,
-)
-_VERIFY: tuple[parameters.Decorator, ...] = (
-    _every("Compare all disks of an OVA with the files that import --all wrote to the folder DISK."),
-    scratch_option,
-    format_option,
-    backing_option,
-    parameters.option(
-        DISK,
-        "--sample",
-        "amount",
-        metavar="AMOUNT",
-        help="Compare only 5% or 10Gi of the disk: its ends, the starts of partitions, random pieces.",
-    ),
-    parameters.option(
-        DISK,
-        "--seed",
-        type=click.IntRange(0),
-        metavar="NUMBER",
-        help="Repeat the --sample that was printed with this seed.",
-    ),
-    progress_option,
-)
-_MAP: tuple[parameters.Decorator, ...] = (
-    format_option,
-    backing_option,
-    parameters.option(
-        OUTPUT,
-        "--output",
-        "-o",
-        "output_",
-        default=targets.STDOUT,
-        here=True,
-        metavar="FILE",
-        help="Where to write the map; - is standard output.",
-    ),
-    progress_option,
-)
-_DIGEST: tuple[parameters.Decorator, ...] = (
-    *_KIND,
-    parameters.option(
-        SOURCE,
-        "--checksum-file",
-        metavar="URL",
-        help="Print the checksum of SOURCE in this file, such as SHA256SUMS (URL or path).",
-    ),
-    *_LOGIN,
-    *_SECRETS,
-    *_TRUST,
-)
-_UPLOAD: tuple[parameters.Decorator, ...] = (
-    parameters.option(
-        SOURCE, "--checksum", help="Checksum ALGORITHM:HEX of the file, verified during the upload."
-    ),
-    parameters.option(
-        ACCESS, "--token-file", type=parameters.FILE, help="File with a token for CDI's upload proxy."
-    ),
-    parameters.option(
-        ACCESS, "--cert", "certificate", type=parameters.FILE, help="Client certificate (PEM)."
-    ),
-    parameters.option(
-        ACCESS,
-        "--key",
-        type=parameters.FILE,
-        help="Key of the client certificate (PEM), if it is not in the file of --cert.",
-    ),
-    *_TRUST,
-    parameters.stall(TRANSFER, "progress"),
-    progress_option,
-)
-
-
-upload_options = parameters.added(*_UPLOAD)
-digest_options = parameters.added(*_DIGEST)
-inspect_options = parameters.added(*_SOURCE, *_OVERHEAD)
-import_options = parameters.added(*_SOURCE, *_IMPORT)
-verify_options = parameters.added(*_SOURCE, *_VERIFY)
-map_options = parameters.added(*_MAP)
-blank_options = parameters.added(*_WRITING, report_option)
+def _value(verb: str, field: fields.Field, given: Mapping[str, Any]) -> Any:
+    return given.get(field.key_of_option) if field.option and verb in field.verbs else None
 
 
 def make_request(
-    address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
+    verb: str, address: str, target: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> request.Request:
-    """Return the request of a command line."""
-    kind, settings = source_kind(address, given["kind"]), parameters.settings(given)
+    """Return the request of a command line, which begins with ``verb``."""
+    kind = sources.find(given["kind"]) if given["kind"] else sources.of(address)
+    values = settings(verb, given)
     location = make_location(kind, address, given, env)
-    made = request.make(kind.name, location, request.disk_path(target, settings), settings)
-    return dataclasses.replace(made, to=export_location(target, location.access))
+    values["to"] = export_location(target, location.access, given)
+    disk = target if given.get("every") else request.disk_path(target, values)
+    return request.make(kind.name, location, disk, values)
 
 
-def export_location(target: str, access: base.Access) -> base.Location | None:
+def export_location(target: str, access: base.Access, given: Mapping[str, Any]) -> base.Location | None:
     """Return the location of an NBD export as the target, with certificates; None for other targets."""
     if not targets.is_export(target):
         return None
-    values = parameters.given(click.get_current_context()) if target.startswith("nbds:") else {}
+    values = parameters.of_sources(given) if target.startswith("nbds:") else {}
     login = base.Access(
         ca_files=access.ca_files,
         insecure=access.insecure,
@@ -369,33 +111,48 @@ def export_location(target: str, access: base.Access) -> base.Location | None:
     )
 
 
-def source_kind(address: str, name: str | None) -> sources.kind.Kind:
-    """Return the kind of source called ``name``, else the one for the scheme of ``address``."""
-    if name:
-        return sources.find(name)
-    return sources.of(address)
+def check_all(made: request.Request, given: Mapping[str, Any]) -> None:
+    """Raise ``errors.RequestError`` for options of one disk beside ``--all``."""
+    others = {"--disk": made.disk, "--size": made.image_size, "--content-type": made.is_archive}
+    others |= {"--format": bool(made.format)}
+    others |= {"--layer": bool(made.layers), "--dry-run": given.get("dry_run")}
+    faults = [f"{option} cannot be used with --all" for option, value in others.items() if value]
+    if not targets.is_folder(made.target):
+        faults.append(f"{made.target}: --all needs a folder")
+    if faults:
+        raise errors.RequestError(*faults)
+
+
+def overhead(given: Mapping[str, Any]) -> Fraction | int:
+    """Return the overhead of the volume that a report names: by default that of CDI."""
+    return contract.parse_overhead("0.06") if given["overhead"] is None else given["overhead"]
 
 
 def make_location(
     kind: sources.kind.Kind, address: str, given: Mapping[str, Any], env: Mapping[str, str]
 ) -> base.Location:
     """Return the location of the source from the options of the current command and the environment."""
-    reading = contract.Reading(env, contract.CREDENTIALS)
-    values = parameters.given(click.get_current_context())
+    reading = contract.Reading(env)
+    values = parameters.of_sources(given)
     # As the tools of this kind of source do, such as AWS_CA_BUNDLE.
-    own = {name: env.get(variable, "") for name, variable in kind.location_type.variables.items()}
-    access = parameters.settings(given).access(
-        user=given["user"] or reading.text("IMPORTER_ACCESS_KEY_ID") or own.get("user", ""),
-        password=read_secret(given["password_file"])
-        or reading.text("IMPORTER_SECRET_KEY")
-        or own.get("password", ""),
-        session_token=read_secret(given.get("session_token_file")) or reading.text("IMPORTER_SESSION_TOKEN"),
-        headers=given.get("headers", ()) + contract.header_files(given.get("header_dir") or ""),
-        ca_files=given["ca_files"]
-        + contract.certificate_files(given["ca_dir"] or "")
-        + tuple(path for path in own.get("ca_file", "").split(":") if path),
+    own = {
+        name: fields.named(fields.secret, env.get(variable, ""), variable)
+        for name, variable in kind.location_type.variables.items()
+    }
+    bundles = [path for path in own.pop("ca_file", "").split(":") if path]
+    login = {
+        name: read_secret(text, field.parse) if field.file else fields.named(field.parse, text, field.option)
+        for name, field, _ in fields.declared(base.Access)
+        if field.secret and field.env and (text := given.get(field.key_of_option))
+    }
+    access = base.Access(
+        headers=given["header"] + contract.header_files(given["header_dir"] or ""),
+        ca_files=(*certificates(given), *bundles),
         insecure=given["insecure"],
-        **reading.proxies(),
+        **own
+        | reading.fields(base.Access, fields.COMMANDS)
+        | {each: text for each, text in login.items() if text},
+        **limits("import", given),
     )
 
     def value(field: fields.Field) -> Any:
@@ -407,18 +164,15 @@ def make_location(
     return location
 
 
-def upload_access(ca_files: tuple[str, ...], ca_dir: str | None, insecure: bool) -> base.Access:
-    """Return the certificates and proxies of an upload, as those of an import."""
-    files = ca_files + contract.certificate_files(ca_dir or "")
-    proxies = contract.Reading(contract.environment()).proxies()
-    return parameters.settings({}).access(ca_files=files, insecure=insecure, **proxies)
+def certificates(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the certificate files of --ca-file and --ca-dir."""
+    return (*given["ca_file"], *contract.certificate_files(given["ca_dir"] or ""))
 
 
-def read_secret(path: str | None) -> str:
-    """Return the content of a file without its line end; empty without a file."""
-    if path is None:
-        return ""
+def read_secret(path: str, parse: Callable[[str], str] = fields.secret) -> str:
+    """Return the secret in a file, converted by ``parse``. Raises ``errors.RequestError``."""
     try:
-        return Path(path).read_text(encoding="utf-8").strip("\r\n")
-    except (OSError, UnicodeDecodeError) as err:
-        raise errors.RequestError(f"{path}: cannot read the password file") from err
+        text = smallfile.read(path).decode()
+    except UnicodeDecodeError as err:
+        raise errors.RequestError(f"{path}: is not UTF-8 text") from err
+    return fields.named(parse, text, path)

@@ -14,11 +14,10 @@ import click
 from cdi_worker import errors, masking, units
 from cdi_worker.importer import contract
 from cdi_worker.importer import progress as progress_module
-from cdi_worker.importer.commands import words
+from cdi_worker.importer.commands import bar
 from cdi_worker.importer.result import Result
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import bmap
     from cdi_worker.importer.commands import parameters
     from cdi_worker.importer.inspection import Inspection
     from cdi_worker.importer.request import Request
@@ -32,22 +31,16 @@ STYLES = ("auto", "bar", "lines", "json", "none")
 def progress(style: str, obj: parameters.Context) -> Iterator[progress_module.Progress]:
     """Yield a progress that reports on standard error in ``style``, one of ``STYLES``."""
     if style == "auto":
-        style = "none" if obj.as_json else "bar" if _is_drawn_on() else "lines"
+        is_drawn_on = sys.stderr.isatty() and contract.environment().get("TERM", "dumb") != "dumb"
+        style = "none" if obj.as_json else "bar" if is_drawn_on else "lines"
     if style == "none" or obj.quiet:
         yield progress_module.NullProgress()
     elif style == "bar":
-        # Imported when used (start-up time).
-        from cdi_worker.importer.commands import bar
-
         with bar.Bar(sys.stderr) as drawn:
             yield drawn
     else:
         with progress_module.Lines(sys.stderr, as_json=style == "json") as lines:
             yield lines
-
-
-def _is_drawn_on() -> bool:
-    return sys.stderr.isatty() and contract.environment().get("TERM", "dumb") != "dumb"
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -79,18 +72,6 @@ def as_json(fields: object, *, err: bool = False) -> None:
     say(json.dumps(masking.masked(fields)), err=err)
 
 
-def silent(_text: str) -> None:
-    """Print nothing."""
-
-
-def value(obj: parameters.Context, name: str, text: str, **more: str) -> None:
-    """Print a result that is one value: alone, or as the field ``name``."""
-    if obj.as_json:
-        as_json({**more, name: text})
-    else:
-        say(masking.mask(text))
-
-
 def result(done: Result, request: Request, obj: parameters.Context) -> None:
     """Print the result of an import."""
     digest = done.sha256 if request.read_back else ""
@@ -99,51 +80,39 @@ def result(done: Result, request: Request, obj: parameters.Context) -> None:
             more = {"sha256": digest, "confirmed": done.confirmed} if digest else {}
             as_json({**done.as_fields(), **more}, err=obj.to_stdout)
         elif not obj.quiet:
-            _imported(done, obj, digest)
+            _table(_rows(done, digest), err=obj.to_stdout)
         elif digest:
             # As sha256sum prints it.
             say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
 
 
-def _imported(done: Result, obj: parameters.Context, digest: str) -> None:
+def _rows(done: Result, digest: str) -> dict[str, str]:
+    route, seconds = f"{done.plan.route}: {done.plan.reason}", f"{done.seconds:.2f} s"
     if done.plan.route == "blank":
-        rows = {"created": done.target, "disk": _size(done.size), "time": f"{done.seconds:.2f} s"}
-        _table({**rows, "route": f"{done.plan.route}: {done.plan.reason}"}, err=obj.to_stdout)
-        return
-    rate = units.format_size(done.read / max(done.seconds, 1e-3))
-    _table(
-        {
-            "imported": f"{done.source} -> {done.target}",
-            "format": _format(done.format, done.compressions),
-            "disk": _size(done.size),
-            "read": _read(done),
-            "updated": _updated(done),
-            "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
-            "sha256": digest,
-            "map": _mapped(done.map) if done.map else "",
-            "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
-            "time": f"{done.seconds:.2f} s"
-            + (f", {rate}/s read" if done.read and not (digest or done.confirmed) else ""),
-            "route": f"{done.plan.route}: {done.plan.reason}",
-            "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
-        },
-        err=obj.to_stdout,
-    )
-
-
-def map_of(disk: str, path: str, found: bmap.Map, obj: parameters.Context) -> None:
-    """Print what was mapped."""
-    if obj.as_json:
-        fields = {"map": path, "ranges": len(found.ranges), "bytes": found.mapped}
-        as_json({"target": disk, "size": found.size, **fields}, err=obj.to_stdout)
-    elif not obj.quiet:
-        rows = {"mapped": f"{disk} -> {path}", "disk": _size(found.size), "data": _mapped(found)}
-        _table(rows, err=obj.to_stdout)
-
-
-def _mapped(found: bmap.Map) -> str:
-    count = len(found.ranges)
-    return f"{_size(found.mapped)} in {count} range{'s' if count != 1 else ''}"
+        return {"created": done.target, "disk": _size(done.size), "time": seconds, "route": route}
+    read, updated = _size(done.read), ""
+    if done.resumed:
+        read += f", and {_size(done.resumed)} from an earlier attempt"
+    if done.refetched:
+        read += f"; {_size(done.refetched)} of that attempt were no longer on storage and were fetched again"
+    if done.changes is not None:
+        compared, differed, written = map(units.format_size, dataclasses.astuple(done.changes))
+        updated = f"{differed} of {compared} differed, {written} written"
+    if done.read and not (digest or done.confirmed):
+        seconds += f", {units.format_size(done.read / max(done.seconds, 1e-3))}/s read"
+    return {
+        "imported": f"{done.source} -> {done.target}",
+        "format": _format(done.format, done.compressions),
+        "disk": _size(done.size),
+        "read": read,
+        "updated": updated,
+        "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
+        "sha256": digest,
+        "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
+        "time": seconds,
+        "route": route,
+        "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
+    }
 
 
 def verification(found: Verification, obj: parameters.Context) -> None:
@@ -154,7 +123,7 @@ def verification(found: Verification, obj: parameters.Context) -> None:
     if obj.quiet:
         return
     seconds = max(found.seconds, 1e-3)
-    # A map is not a source that is read, nor is a hole of the disk.
+    # A blank source is not read, nor is a hole of the disk.
     ends = {"source": found.read, "disk": found.disk_read}
     speeds = [f", {end} {units.format_size(each / seconds)}/s" for end, each in ends.items() if each]
     rest = {
@@ -164,11 +133,10 @@ def verification(found: Verification, obj: parameters.Context) -> None:
     _table(
         {
             "equal" if found.is_equal else "DIFFERENT": f"{found.source} and {found.target}",
-            "format": _format(found.format, found.compressions),
+            "format": _format(found.survey.format, found.survey.compressions),
             "image": _size(found.size),
             "disk": _size(found.disk_size) + (f"; {rest[found.rest]}" if found.rest else ""),
             "compared": _size(found.compared),
-            "sample": _sample(found),
             "difference": found.difference(),
             "read twice": ""
             if found.is_equal
@@ -188,13 +156,6 @@ def verification(found: Verification, obj: parameters.Context) -> None:
         say("  …")
 
 
-def _sample(found: Verification) -> str:
-    if found.sample is None:
-        return ""
-    chance = f"a difference of 1 MiB is found with a probability of {found.chance:.2%}"
-    return f"{found.sample.amount}, --seed {found.sample.seed}; {chance}"
-
-
 def uploaded(done: file.Sent, obj: parameters.Context) -> None:
     """Print the result of an upload."""
     resumed = f", of which the server had {_size(done.resumed)}" if done.resumed else ""
@@ -211,54 +172,58 @@ def uploaded(done: file.Sent, obj: parameters.Context) -> None:
             )
 
 
-def _read(done: Result) -> str:
-    text = _size(done.read)
-    if done.resumed:
-        text += f", and {_size(done.resumed)} from an earlier attempt"
-    if done.refetched:
-        text += f"; {_size(done.refetched)} of that attempt were no longer on storage and were fetched again"
-    return text
-
-
 def inspection(found: Inspection, obj: parameters.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
-    offer, content = found.survey.offer, found.survey.content
-    obstacle = None if found.obstacle is None else words.message(found.obstacle)
-    status = 0 if found.obstacle is None else found.obstacle.status
-    route = "" if found.plan is None else str(found.plan.route)
-    reason = "" if found.plan is None else found.plan.reason
+    facts, survey, plan = found.facts, found.survey, found.plan
+    obstacle = "" if found.obstacle is None else found.obstacle.at_terminal()
+    scratch = plan is not None and plan.scratch
     if obj.as_json:
-        as_json(_as_fields(found))
-        return status
-    volume = f"{_size(found.volume_size)} with {float(found.overhead):.1%} for the file system"
-    _table(
-        {
+        fields = {
             "source": found.source,
-            "format": _format(content.format, content.compressions),
-            "virtual size": _size(content.virtual_size)
-            if found.stated_size is None
-            else f"{_size(found.stated_size)}, as {content.compressions[0]} states",
-            "volume needed": volume if found.volume_size is not None else "unknown",
-            "size as served": _size(offer.size),
-            "identity": offer.identity or "none: an interrupted import cannot be resumed",
-            "byte ranges": "yes" if offer.ranges else "no",
-            "route": f"{route}: {reason}" if route else "",
-            "scratch": "needed (--scratch DIRECTORY)"
-            if found.plan is not None and found.plan.scratch
-            else "",
-            "obstacle": obstacle or "",
-            **_details(found.details),
+            "format": survey.format,
+            "compression": list(survey.compressions),
+            "virtualSize": survey.virtual_size,
+            "statedSize": found.stated_size,
+            "volumeSize": found.volume_size,
+            "overhead": float(found.overhead),
+            "size": facts.size,
+            "identity": facts.identity,
+            "ranges": survey.ranges,
+            "route": None if plan is None else str(plan.route),
+            "reason": None if plan is None else plan.reason,
+            "scratch": scratch,
+            "obstacle": obstacle or None,
+            **({} if found.obstacle is None else {"error": found.obstacle.as_fields(obstacle)}),
+            **found.details,
         }
-    )
-    return status
-
-
-def _updated(done: Result) -> str:
-    found = done.changes
-    if found is None:
-        return ""
-    compared, differed = units.format_size(found.compared), units.format_size(found.differed)
-    return f"{differed} of {compared} differed, {units.format_size(found.written)} written"
+        as_json(fields)
+    else:
+        size, volume = _size(survey.virtual_size), "unknown"
+        if found.stated_size is not None:
+            size = f"{_size(found.stated_size)}, as {survey.compressions[0]} states"
+        if found.volume_size is not None:
+            volume = f"{_size(found.volume_size)} with {float(found.overhead):.1%} for the file system"
+        rows = {
+            "source": found.source,
+            "format": _format(survey.format, survey.compressions),
+            "virtual size": size,
+            "volume needed": volume,
+            "size as served": _size(facts.size),
+            "identity": facts.identity or "none: an interrupted import cannot be resumed",
+            "byte ranges": "yes" if survey.ranges else "no",
+            "route": "" if plan is None else f"{plan.route}: {plan.reason}",
+            "scratch": "needed (--scratch DIRECTORY)" if scratch else "",
+            "obstacle": obstacle,
+        }
+        # The names are those of JSON fields: checksumFile is checksum file.
+        for name, value in found.details.items():
+            if name != "chain":
+                rows["".join(f" {each.lower()}" if each.isupper() else each for each in name)] = _readable(
+                    value
+                )
+        layers: Any = found.details.get("chain", ())
+        _table(rows | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)})
+    return 0 if found.obstacle is None else found.obstacle.status
 
 
 def _layer(fields: Mapping[str, Any]) -> str:
@@ -269,45 +234,11 @@ def _layer(fields: Mapping[str, Any]) -> str:
     return f"{fields['name']}: {shown} ({named}{bitmaps})"
 
 
-def _as_fields(found: Inspection) -> dict[str, object]:
-    """Return the result of an inspection as JSON fields."""
-    offer, content = found.survey.offer, found.survey.content
-    return {
-        "source": found.source,
-        "format": content.format,
-        "compression": list(content.compressions),
-        "virtualSize": content.virtual_size,
-        "statedSize": found.stated_size,
-        "volumeSize": found.volume_size,
-        "overhead": float(found.overhead),
-        "size": offer.size,
-        "identity": offer.identity,
-        "ranges": offer.ranges,
-        "route": None if found.plan is None else str(found.plan.route),
-        "reason": None if found.plan is None else found.plan.reason,
-        "scratch": found.plan is not None and found.plan.scratch,
-        "obstacle": None if found.obstacle is None else words.message(found.obstacle),
-        **({} if found.obstacle is None else {"error": words.as_fields(found.obstacle)}),
-        **found.details,
-    }
-
-
 def _table(rows: Mapping[str, object], *, err: bool = False) -> None:
     shown = {name: value for name, value in rows.items() if value not in {"", None}}
     width = max(map(len, shown))
     for name, value in shown.items():
         say(f"{name:>{width}}  {errors.one_line(str(value))}", err=err)
-
-
-def _details(details: Mapping[str, object]) -> dict[str, str]:
-    readable = {_words(name): _readable(value) for name, value in details.items() if name != "chain"}
-    layers: Any = details.get("chain", ())
-    return readable | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)}
-
-
-def _words(name: str) -> str:
-    """Return the name of a JSON field as words: ``checksumFile`` is ``checksum file``."""
-    return "".join(f" {each.lower()}" if each.isupper() else each for each in name)
 
 
 def _readable(value: object) -> str:

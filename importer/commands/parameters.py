@@ -1,12 +1,10 @@
-"""Options, whose values also come from the environment and the configuration file, and their context.
+"""Options, whose values also come from the environment, and their context.
 
-An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else from the configuration
-file (``commands.config_file``), else it has its default.
+An option is taken from the command line, else from ``CDI_WORKER_`` and its name, else it has its default.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -17,10 +15,11 @@ import click
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract
-from cdi_worker.importer.commands import config_file
-from cdi_worker.importer.settings import DEFAULT, Room, Settings
+from cdi_worker.sources import smallfile
 
 if TYPE_CHECKING:
+    from cdi_worker.sources import fields
+
     _Choice = click.Choice[str]
     _ParamType = click.ParamType[Any]
     _Path = click.Path[Any]
@@ -32,27 +31,22 @@ else:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 GENERAL = "General options"
-_SETTINGS = frozenset(Settings._fields)
-#: The options that demand a signature, by the fields of ``sources.trust.Demand``.
-DEMAND = ("signed_by", "identity", "issuer", "trusted_root", "annotations", "policy", "checksum_file", "map")
 
 
 class Context:
     """The object that ``cli`` passes to every command.
 
     ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
-    standard output is the disk. ``config``: None until the top-level command has read it; ``unreadable``:
-    why it could not. ``faults``: of options that only a pod's role reads. ``settings``: what an
-    administrator has set, for the roles of a pod and for the programs that controllers start by name.
+    standard output is the disk. ``faults``: of options that only a pod's role reads. ``settings``,
+    ``access``: see ``contract.Paths``, also for the programs that controllers start by name.
     """
 
     verbosity: int = 0
     quiet: bool = False
     as_json: bool = False
     to_stdout: bool = False
-    config: config_file.Config | None = None
-    unreadable: errors.RequestError | None = None
-    settings: Settings = contract.POD
+    settings: Mapping[str, Any] = contract.POD
+    access: Mapping[str, Any] = {}
 
     def __init__(
         self, cancel: cancelling.Cancel, set_up_logging: Callable[[int], None], env: Mapping[str, str]
@@ -97,7 +91,7 @@ class Choice(_Choice):
             raise click.BadParameter(f"{err.message.rstrip('.')}; {hint}", ctx, param) from err
 
 
-class File(_Path):
+class SmallFile(_Path):
     """The path of a small file, which may be a pipe: ``--password-file <(pass show host)``.
 
     What a pipe brings is kept in memory, for all that read the file, also twice, and for libraries.
@@ -110,8 +104,6 @@ class File(_Path):
         path = super().convert(value, param, ctx)
         if pathlib.Path(path).is_file():
             return path
-        from cdi_worker.sources import smallfile
-
         try:
             data = smallfile.read(path)
         except errors.RequestError as err:
@@ -121,7 +113,8 @@ class File(_Path):
         return f"/proc/self/fd/{memory}"
 
 
-FILE = File()
+FILE = SmallFile()
+FOLDER = click.Path(exists=True, file_okay=False)
 
 
 class TypedLines(Typed):
@@ -161,7 +154,7 @@ class Option(click.Option):
 
     @property
     def key(self) -> str:
-        """The option without its dashes: its key in the configuration file."""
+        """The option without its dashes."""
         return max(self.opts, key=lambda option: option.startswith("--")).lstrip("-")
 
     @property
@@ -175,32 +168,22 @@ class Option(click.Option):
         return None if value is None or self.variable not in contract.environment() else value
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert the value; a fault names the variable or the file that it comes from."""
+        """Convert the value; a fault names the variable that it comes from."""
         try:
-            self._check_given(ctx, value)
+            is_given = source(ctx, self.name) is not click.core.ParameterSource.DEFAULT
+            if is_given and not self.empty and _is_empty(value):
+                raise click.BadParameter("empty; give a value or leave the option out", ctx, self)
             return super().process_value(ctx, value)
         except click.BadParameter as err:
-            place = origin(ctx, self)
-            if not place:
+            if ctx.get_parameter_source(self.name or "") is not click.core.ParameterSource.ENVIRONMENT:
                 raise
-            fault = click.BadParameter(f"{err.message.rstrip('.')} (from {place})", ctx, self)
+            fault = click.BadParameter(f"{err.message.rstrip('.')} (from {self.variable})", ctx, self)
             obj = ctx.find_object(Context)
             if obj is None or not isinstance(ctx.command, click.Group):
                 raise fault from err
             # A command may follow, which does not read this option.
             obj.faults.append(fault.format_message())
             return super().process_value(ctx, self.default)
-
-    def _check_given(self, ctx: click.Context, value: Any) -> None:
-        """Raise ``click.BadParameter`` for a given value that is empty, or of another type of a file."""
-        if ctx.get_parameter_source(self.name or "") is click.core.ParameterSource.DEFAULT:
-            return
-        if not self.empty and _is_empty(value):
-            raise click.BadParameter("empty; give a value or leave the option out", ctx, self)
-        if isinstance(value, list | tuple) and not self.multiple and self.nargs == 1:
-            raise click.BadParameter("an array; give one value", ctx, self)
-        if isinstance(value, bool) and not self.is_flag:
-            raise click.BadParameter(f"{str(value).lower()} is no value of it", ctx, self)
 
 
 def _is_empty(value: Any) -> bool:
@@ -210,32 +193,9 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, str) and not value.strip()
 
 
-def origin(ctx: click.Context, option: Option) -> str:
-    """Return the variable or the file that sets ``option``; empty for the command line and the default."""
-    found = ctx.get_parameter_source(option.name or "")
-    if found is click.core.ParameterSource.ENVIRONMENT:
-        return option.variable
-    obj = ctx.find_object(Context)
-    if found is click.core.ParameterSource.DEFAULT_MAP and obj is not None and obj.config is not None:
-        return obj.config.path
-    return ""
-
-
-def settings(given: Mapping[str, Any], default: Settings = DEFAULT) -> Settings:
-    """Return the settings that the options of a command make; those that it does not have as in ``default``.
-
-    Raises ``errors.RequestError``.
-    """
-    if given.get("force") and given.get("update"):
-        raise errors.RequestError("--force replaces an existing disk, --update changes it; give one of them")
-    values = {name: value for name, value in given.items() if name in _SETTINGS and value is not None}
-    if given.get("overhead") is not None:
-        values["room"] = Room(overhead=given["overhead"])
-    return default._replace(
-        **values,
-        demand={name: given[name] for name in DEMAND if given.get(name) not in {None, ()}},
-        existing="update" if given.get("update") else "replace" if given.get("force") else default.existing,
-    )
+def source(ctx: click.Context, name: str | None) -> click.core.ParameterSource:
+    """Return where the value of an option is from; click 8.4.0 knows it only after the value is processed."""
+    return ctx.get_parameter_source(name or "") or click.core.ParameterSource.DEFAULT
 
 
 def named(variable: str) -> str:
@@ -248,72 +208,58 @@ def option(group: str, *declarations: str, **settings: Any) -> Decorator:
     return click.option(*declarations, cls=Option, group=group, **settings)
 
 
-def added(*options: Decorator) -> Decorator:
-    """Return a decorator that adds ``options`` to a command, in this order."""
-    return lambda command: functools.reduce(lambda made, each: each(made), reversed(options), command)
-
-
-def connections(group: str, text: str) -> Decorator:
-    """Return the option for the number of connections."""
-    return option(
-        group,
-        "--connections",
-        type=click.IntRange(1, 64),
-        default=DEFAULT.connections,
-        metavar="NUMBER",
-        help=text,
-    )
-
-
-def stall(group: str, what: str) -> Decorator:
-    """Return the option for the seconds to wait without ``what``."""
-    return option(
-        group,
-        "--stall-timeout",
-        "stall",
-        type=click.FloatRange(min=1),
-        default=DEFAULT.stall,
-        metavar="SECONDS",
-        help=f"Fail after so long without {what}.",
-    )
-
-
-def speed(group: str) -> Decorator:
-    """Return the option for the slowest speed that counts."""
-    return option(
-        group,
-        "--speed-limit",
-        "slowest",
-        type=click.FloatRange(min=0),
-        default=DEFAULT.slowest,
-        metavar="BYTES",
-        help="Fewer per second, on average over --stall-timeout, count as none; 0: every byte counts.",
-    )
+def declared(field: fields.Field, default: Any, group: str = "") -> Option:
+    """Return the option that a field of a request or an access declares."""
+    names = [each for each in (field.option, field.short, field.key_of_option) if each]
+    text = field.help
+    if field.secret and field.file:
+        text = f"File with the {text[:1].lower()}{text[1:].rstrip('.')} (or the variable {field.env})."
+    return Option(names, group or field.section, **_form(field, default), help=text)
 
 
 class SourceOption(Option):
-    """An option that sources declare. ``kinds``: these sources, with an example of their use."""
+    """The option of a source's ``field``. ``kinds``: these sources, with an example of their use."""
 
-    def __init__(self, option: str, **settings: Any) -> None:
-        super().__init__([option], expose_value=False, callback=_keep, **settings)
-        self.option = option
+    def __init__(self, field: fields.Field, default: Any) -> None:
+        # A name that no option of a command has.
+        name = f"source{field.option.replace('-', '_')}"
+        super().__init__([field.option, name], **_form(field, default), help=field.help)
         self.kinds: dict[str, str] = {}
 
+    def get_default(self, ctx: click.Context, call: bool = True) -> Any:
+        """Return the default for the help only: the location has it, after the variables of its tools."""
+        return None if call else super().get_default(ctx, call=False)
 
-def given(context: click.Context) -> Mapping[str, Any]:
-    """Return the values of the options of sources that were given, by option."""
-    found: Mapping[str, Any] = context.meta.get(_key(context), {})
+
+def _form(field: fields.Field, default: Any) -> dict[str, Any]:
+    """Return the settings of ``click.Option`` for a field: its type, its metavar and its default."""
+    if field.flag or field.sets:
+        return {"is_flag": True}
+    is_number = field.parse in {int, float}
+    has_bounds = is_number and (field.least, field.most) != (None, None)
+    form: Any = field.parse if is_number else str
+    if field.choices:
+        form = Choice(field.choices)
+    elif field.file:
+        form = FILE
+    elif field.folder:
+        form = FOLDER
+    elif has_bounds:
+        number: Any = click.IntRange if field.parse is int else click.FloatRange
+        form = number(field.least, field.most)
+    elif field.lines:
+        form = TypedLines("text", field.parse)
+    elif field.parse is not str and not is_number:
+        form = Typed("text", field.parse)
+    shown = (default or None) if is_number or isinstance(default, str) else None
+    return {"type": form, "multiple": field.lines, "metavar": field.form or None, "default": shown}
+
+
+def of_sources(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options of sources among those of a command, by option."""
+    found = {}
+    for name, value in given.items():
+        if name.startswith("source__") and value not in {None, ()}:
+            text = "\n".join(value) if isinstance(value, tuple) else value
+            found[name.removeprefix("source").replace("_", "-")] = text
     return found
-
-
-def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    if isinstance(option, SourceOption) and option.multiple:
-        value = "\n".join(value) or None
-    if isinstance(option, SourceOption) and value is not None:
-        context.meta.setdefault(_key(context), {})[option.option] = value
-    return value
-
-
-def _key(context: click.Context) -> str:
-    # Contexts of sub-commands share ``meta`` with their parents.
-    return f"{__name__} {context.command_path}"

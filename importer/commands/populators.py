@@ -16,9 +16,8 @@ from cdi_worker import errors
 from cdi_worker.importer import contract, execute, metrics
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import parameters
-from cdi_worker.importer.request import Request
-from cdi_worker.importer.settings import Room, Settings
-from cdi_worker.sources import base
+from cdi_worker.importer.request import Request, Room
+from cdi_worker.sources import base, certificates, fields
 from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.ovirt import locations as ovirt
 
@@ -45,14 +44,13 @@ OPENSTACK: Final = {
     "availability": "interface",
 }
 VARIABLES: Final = (
-    contract.Variable("username", "user of OpenStack"),
-    contract.Variable("user", "user of oVirt"),
-    contract.Variable("password", "password"),
+    contract.Variable("username", "user of OpenStack", parse=fields.secret),
+    contract.Variable("user", "user of oVirt", parse=fields.secret),
+    contract.Variable("password", "password", parse=fields.secret),
     contract.Variable("cacert", "CA certificates (PEM text)"),
     contract.Variable("insecureSkipVerify", "`true`: do not verify certificates", "false"),
-    *contract.PROXIES,
 )
-#: The settings of a remedy (``remedy``), and the keys of the Secret that have them.
+#: The settings of a remedy, and the keys of the Secret that have them.
 NAMES: Final = (("ca_files", "cacert"), ("insecure", "insecureSkipVerify"))
 #: Makes the location of a disk from the login, the environment, and the populator's own arguments.
 Locate = Callable[..., base.Location]
@@ -60,9 +58,9 @@ Locate = Callable[..., base.Location]
 TRUE: Final = frozenset({"1", "t", "true"})
 
 
-def _option(name: str, *more: str, **settings: Any) -> Callable[[Any], Any]:
+def _option(name: str, *more: str, **settings: Any) -> click.Option:
     """Return an option that may have one dash, as Go's flag package accepts it."""
-    return click.option(f"--{name}", f"-{name}", *more, **settings)
+    return click.Option([f"--{name}", f"-{name}", *more], **settings)
 
 
 #: The options that both populators have.
@@ -78,10 +76,10 @@ COMMON: Final = (
     _option("secret-name", default="", help="Secret of the environment; for the log."),
     _option("cr-name", default="", hidden=True),
     _option("cr-namespace", default="", hidden=True),
-    click.option("--scratch-dir", default="", help="Scratch space, if there is any."),
+    click.Option(["--scratch-dir"], default="", help="Scratch space, if there is any."),
     _option("v", "verbosity", type=int, default=1, hidden=True),
-    click.option("--alsologtostderr", "--logtostderr", is_flag=True, expose_value=False, hidden=True),
-    click.option("--metrics-port", type=click.IntRange(0, 65535), default=contract.Paths().metrics_port),
+    click.Option(["--alsologtostderr", "--logtostderr"], is_flag=True, expose_value=False, hidden=True),
+    click.Option(["--metrics-port"], type=click.IntRange(0, 65535), default=contract.Paths().metrics_port),
 )
 
 
@@ -96,26 +94,24 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             obj.set_up_logging(max(1, given["verbosity"]))
             env = contract.environment()
             try:
-                with _access(env, user, obj.settings) as access:
+                with _access(env, user, obj.access) as access:
                     location = locate(access, env, **{each: given[each] for each in own})
                     request = _request(source, location, obj.settings, given)
-                    with metrics.exposed(name, request.room.owner, given["metrics_port"]) as reporter:
+                    with metrics.expose(name, request.room.owner, given["metrics_port"]) as reporter:
                         execute.run(request, reporter, obj.cancel)
             except errors.Error as err:
                 secret = given["secret_name"]
                 names = {field: f"{key} in the Secret {secret}".rstrip() for field, key in NAMES}
-                text = err.worded(lambda remedy: remedy.words(names))
+                text = err.message(names)
                 log.error("failed: %s", text)  # noqa: TRY400  (one line for the reader of the pod's log)
                 log.debug("trace", exc_info=True)
                 # Kubernetes starts the pod again after any failure, whatever its status.
                 return 1
             return 0
 
-        command = click.pass_obj(run)
-        mine = (_option(each.replace("_", "-"), required=True, help=text) for each, text in own.items())
-        for option in reversed((*mine, *COMMON)):
-            command = option(command)
-        return click.command(name, hidden=True, help=locate.__doc__)(command)
+        mine = [_option(each.replace("_", "-"), required=True, help=text) for each, text in own.items()]
+        command = click.command(name, hidden=True, help=locate.__doc__, params=[*mine, *COMMON])
+        return command(click.pass_obj(run))
 
     return decorate
 
@@ -125,8 +121,16 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
 )
 def openstack(access: base.Access, env: Mapping[str, str], endpoint: str, image_id: str) -> glance.Glance:
     """Fill a volume with an image of OpenStack, as Forklift's populator."""
-    given = {field: value for name, field in OPENSTACK.items() if (value := env.get(name))}
-    return glance.Glance(endpoint, access, image_id=image_id, **given)
+    return glance.Glance(endpoint, access, image_id=image_id, **login(env))
+
+
+def login(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of ``Glance`` that the Secret in the environment fills."""
+    return {
+        field: fields.named(fields.token if field == "token" else fields.secret, value, name)
+        for name, field in OPENSTACK.items()
+        if (value := env.get(name))
+    }
 
 
 @_populator("ovirt-populator", "imageio", "user", engine_url="URL of the engine.", disk_id="Id of the disk.")
@@ -138,46 +142,41 @@ def engine(access: base.Access, _env: Mapping[str, str], engine_url: str, disk_i
     return ovirt.Imageio(engine_url, access, disk_id=disk_id)
 
 
-def _request(source: str, location: base.Location, settings: Settings, given: Mapping[str, Any]) -> Request:
+def _request(
+    source: str, location: base.Location, settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> Request:
     target, size = given["target"], given["size"]
     log.info("populate target=%r size=%r secret=%r", target, size, given["secret_name"])
     if not Path(target).is_absolute():
         # What this program prints is its log, and a success there fills no volume.
         raise errors.RequestError(f"--volume-path {target!r}: is not an absolute path")
+    if settings.get("existing") == "compare":
+        raise errors.RequestError(contract.NOT_VERIFIED)
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])
-    settings = settings._replace(layers=(), room=room, scratch=given["scratch_dir"] or None)
-    return request_module.make(source, location, target, settings)
+    own = {"layers": (), "room": room, "scratch": given["scratch_dir"] or None}
+    return request_module.make(source, location, target, {**settings, **own})
 
 
 @contextlib.contextmanager
-def _access(env: Mapping[str, str], user: str, settings: Settings) -> Iterator[base.Access]:
-    """Yield the access that the Secret in the environment describes."""
+def _access(env: Mapping[str, str], user: str, limits: Mapping[str, Any]) -> Iterator[base.Access]:
+    """Yield the access that the Secret in the environment describes, with ``limits``, other fields of it."""
     reading = contract.Reading(env, VARIABLES)
     insecure = reading.text("insecureSkipVerify").strip().lower() in TRUE
     with contextlib.ExitStack() as stack:
         files: tuple[str, ...] = ()
         if (text := reading.text("cacert").strip()) and not insecure:
             files = (stack.enter_context(_certificates(text)),)
-        yield settings.access(
-            user=reading.text(user),
-            password=reading.text("password"),
-            ca_files=files,
-            insecure=insecure,
-            **reading.proxies(),
-        )
+        login: dict[str, Any] = {"user": reading.text(user), "password": reading.text("password")}
+        if reading.faults:
+            raise errors.RequestError(*reading.faults)
+        proxies = reading.fields(base.Access, base.PROXIES)
+        yield base.Access(**login, ca_files=files, insecure=insecure, **proxies, **limits)
 
 
 @contextlib.contextmanager
 def _certificates(text: str) -> Iterator[str]:
     """Yield the path of a file in memory: the root file system of the pod may be read-only."""
-    import ssl
-
     with open(os.memfd_create("cacert"), "wb", buffering=0) as file:
-        file.write(text.encode("utf-8", "surrogateescape") + b"\n")
-        path = f"/proc/self/fd/{file.fileno()}"
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
-        except ssl.SSLError as err:
-            raise errors.RequestError(f"cacert of the Secret: not a valid PEM certificate: {err}") from err
-        yield path
+        file.write(certificates.usable(text.encode("utf-8", "surrogateescape"), "cacert of the Secret"))
+        yield f"/proc/self/fd/{file.fileno()}"

@@ -15,9 +15,8 @@ from typing import Any
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum, smalljson
-from cdi_worker.importer import contract
 from cdi_worker.importer.kubernetes import documents, schema, signed
-from cdi_worker.sources import base
+from cdi_worker.sources import base, fields
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
@@ -51,7 +50,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 class Source:
     """Where the data comes from. ``kind``: the name below ``spec.source``; the other fields depend on it.
 
-    ``secret``, ``certificates`` and ``extra_arguments`` are names of a Secret and of ConfigMaps.
+    ``secret`` and ``certificates`` are names of a Secret and of a ConfigMap.
     ``namespace`` and ``name``: those of the claim or snapshot to clone.
     ``given``: all fields, as the manifest has them.
     """
@@ -63,13 +62,10 @@ class Source:
     certificates: str = ""
     headers: tuple[str, ...] = ()
     secret_headers: tuple[str, ...] = ()
-    checksum: str = ""
     disk: str = ""
     image_stream: str = ""
     node_pull: bool = False
     insecure: bool = False
-    init_image: str = ""
-    extra_arguments: str = ""
     namespace: str = ""
     name: str = ""
 
@@ -138,18 +134,14 @@ class DataVolume:
 
         Raises ``RequestError`` if there is no such checkpoint, or no stage after it, or several of KubeVirt.
         """
-        if not copied:
-            return self._readable(self.checkpoints)
-        names = [stage.current for stage in self.checkpoints]
-        if copied not in names:
-            raise errors.RequestError(f"spec.checkpoints: no checkpoint has current {copied!r}")
-        following = self.checkpoints[names.index(copied) + 1 :]
-        if not following:
-            raise errors.RequestError(f"spec.checkpoints: no checkpoint follows {copied!r}")
-        return self._readable(following)
-
-    def _readable(self, stages: tuple[base.Stage, ...]) -> tuple[base.Stage, ...]:
-        """Check that the address of the source serves all stages."""
+        stages = self.checkpoints
+        if copied:
+            names = [stage.current for stage in stages]
+            if copied not in names:
+                raise errors.RequestError(f"spec.checkpoints: no checkpoint has current {copied!r}")
+            stages = stages[names.index(copied) + 1 :]
+            if not stages:
+                raise errors.RequestError(f"spec.checkpoints: no checkpoint follows {copied!r}")
         # The second stage would read the backup of the first again, which looks like a full one.
         if self.source.kind == "kubevirt" and len(stages) > 1:
             raise errors.RequestError(
@@ -159,20 +151,12 @@ class DataVolume:
         return stages
 
 
-def find(found: list[documents.Document]) -> documents.Document:
-    """Return the one DataVolume among documents. Raises ``RequestError``."""
-    volumes = [document for document in found if document.kind == "DataVolume"]
-    if len(volumes) != 1:
-        kinds = ", ".join(document.kind or "a document without kind" for document in found) or "none"
-        raise errors.RequestError(f"expected one DataVolume, found {len(volumes)} (documents: {kinds})")
-    return volumes[0]
-
-
-def find_all(found: list[documents.Document]) -> list[documents.Document]:
+def find(found: list[documents.Document]) -> list[documents.Document]:
     """Return the DataVolumes among documents. Raises ``RequestError`` if there is none, or a name twice."""
     volumes = [document for document in found if document.kind == "DataVolume"]
-    if len(volumes) < 2:
-        return [find(found)]
+    if not volumes:
+        kinds = ", ".join(document.kind or "a document without kind" for document in found) or "none"
+        raise errors.RequestError(f"expected a DataVolume, found none (documents: {kinds})")
     counts = collections.Counter((document.namespace, document.name) for document in volumes)
     twice = ["/".join(filter(None, name)) for name, count in counts.items() if count > 1]
     if twice:
@@ -254,7 +238,7 @@ FIELDS: Mapping[str, Any] = {
     "name": NAME,
     "namespace": NAME,
     "secretExtraHeaders": {"items": NAME},
-    "extraHeaders": {"items": {"check": contract.parse_header}},
+    "extraHeaders": {"items": {"check": fields.header}},
     "checksum": {"check": checksum.parse},
     "pullMethod": {"enum": ["pod", "node"]},
 }
@@ -319,18 +303,15 @@ RULES: Mapping[str, Any] = {
 }
 
 
-def _own_schema(types: Mapping[str, str]) -> dict[str, Any]:
-    strings = {"items": {"type": "string"}}
-    fields = {name: {"type": kind} | (strings if kind == "array" else {}) for name, kind in types.items()}
-    return {"type": "object", "properties": fields, "additionalProperties": False}
-
-
 @functools.cache
 def _schema() -> Mapping[str, Any]:
     # Published by CDI: tools/schemas.
     published = smalljson.parse(pathlib.Path(__file__).with_name("datavolume.json").read_bytes())
     known = published["properties"]["spec"]["properties"]["source"]["properties"]
-    known |= {kind: _own_schema(types) for kind, types in OWN.items()}
+    strings = {"items": {"type": "string"}}
+    for source, types in OWN.items():
+        own = {name: {"type": kind} | (strings if kind == "array" else {}) for name, kind in types.items()}
+        known[source] = {"type": "object", "properties": own, "additionalProperties": False}
     return {"allOf": [published, RULES]}
 
 
@@ -362,21 +343,13 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
         certificates=fields.get("certConfigMap", ""),
         headers=tuple(fields.get("extraHeaders", ())),
         secret_headers=tuple(fields.get("secretExtraHeaders", ())),
-        checksum=fields.get("checksum", ""),
         disk=annotations.get(DISK, ""),
         image_stream=fields.get("imageStream", ""),
         node_pull=fields.get("pullMethod") == "node",
         insecure=fields.get("insecureSkipVerify", False),
-        init_image=fields.get("initImageURL", ""),
-        extra_arguments=fields.get("extraArgs", ""),
         namespace=fields.get("namespace", ""),
         name=fields.get("name", ""),
     )
-
-
-def _staged() -> list[str]:
-    """Return the sources that have checkpoints."""
-    return sorted(kind for kind in {*SOURCES} - {*KINDS} if sources.find(kind).location_type.staged)
 
 
 def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
@@ -388,9 +361,11 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
         if source.image_stream and not source.node_pull:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
     _check_access(source, where, found)
-    if volume.checkpoints and source.kind and source.kind not in (staged := _staged()):
-        only = f"{', '.join(staged[:-1])} and {staged[-1]}"
-        found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
+    if volume.checkpoints and source.kind:
+        staged = sorted(kind for kind in {*SOURCES} - {*KINDS} if sources.find(kind).location_type.staged)
+        if source.kind not in staged:
+            only = f"{', '.join(staged[:-1])} and {staged[-1]}"
+            found.setdefault("spec.checkpoints", f"source {source.kind} has no checkpoints, only {only}")
     for index, (before, stage) in enumerate(itertools.pairwise(volume.checkpoints), 1):
         # A change id of VMware, with "/", names the checkpoint in another way. A device cannot remember the
         # checkpoint on it, so that a stage in the wrong place would make a wrong disk.
@@ -428,8 +403,8 @@ def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> Vo
     size = None
     try:
         if quantity is not None and not (size := units.parse_quantity(str(quantity))):
-            raise errors.RequestError("must be greater than 0")
-    except errors.RequestError as err:
+            raise ValueError("must be greater than 0")
+    except ValueError as err:
         found.setdefault(path, str(err))
     if quantity is None and sections and not (section == "storage" and source.kind in CLONES):
         found.setdefault(path, "missing: the size of the disk")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from cdi_worker import errors
 from cdi_worker.formats import smalljson
+from cdi_worker.sources import smallfile
 
 with errors.optional("reading manifests", package="PyYAML", extra="kubernetes"):
     import yaml
@@ -79,8 +78,15 @@ def read(path: str) -> list[Document]:
 
     Raises ``RequestError`` and ``MissingExtra``.
     """
+    data = sys.stdin.buffer.read(LIMIT + 1) if path == "-" else smallfile.read(path, LIMIT)
+    if len(data) > LIMIT:
+        raise errors.RequestError(f"{path}: is larger than {LIMIT >> 20} MiB")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise errors.RequestError(f"{path}: is not UTF-8 at byte {err.start}") from err
     found = []
-    for number, content in enumerate(_load(_text(path), path), 1):
+    for number, content in enumerate(_load(text, path), 1):
         where = f"{path}, document {number}"
         if content is None:
             continue
@@ -95,20 +101,6 @@ def read(path: str) -> list[Document]:
         else:
             found.append(Document(where, content))
     return found
-
-
-def _text(path: str) -> str:
-    try:
-        with contextlib.ExitStack() as stack:
-            stream = sys.stdin.buffer if path == "-" else stack.enter_context(Path(path).open("rb"))
-            data = stream.read(LIMIT + 1)
-        if len(data) > LIMIT:
-            raise errors.RequestError(f"{path}: larger than {LIMIT} bytes")
-        return data.decode("utf-8-sig")
-    except OSError as err:
-        raise errors.RequestError(f"{path}: {(err.strerror or 'unreadable').lower()}") from err
-    except UnicodeDecodeError as err:
-        raise errors.RequestError(f"{path}: is not UTF-8 at byte {err.start}") from err
 
 
 def _load(text: str, path: str) -> list[Any]:

@@ -54,10 +54,18 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     made = [_claim(volume, settings)]
     if volume.source.kind in {"pvc", "snapshot"}:
         if datavolume.BIND_IMMEDIATELY in volume.annotations:
-            made.append(_job(volume, settings, "bind", _binding(volume, settings)))
+            # A pod that only mounts the claim, so that the claim is bound.
+            pod = datavolume_pod.Pod(volume, settings)
+            pod.add_claim()
+            made.append(_job(volume, settings, "bind", _pod(pod, pod.container("bind", args=["--version"]))))
         return made
     if volume.source.kind == "upload":
-        return [*made, _job(volume, settings, "upload", _template(volume, settings)), _service(volume)]
+        job = _job(volume, settings, "upload", _template(volume, settings))
+        metadata = _metadata(volume, job["metadata"]["name"])
+        selector = {"batch.kubernetes.io/job-name": metadata["name"]}
+        port = {"name": "https", "port": 443, "targetPort": datavolume_pod.UPLOAD_PORT}
+        spec = {"selector": selector, "ports": [port]}
+        return [*made, job, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}]
     name = "importer"
     if stages := len(volume.checkpoints):
         # The template of a Job cannot change, so later checkpoints get another Job.
@@ -148,7 +156,7 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if source.kind in {"pvc", "snapshot"} and volume.namespace not in {"", source.namespace}:
         where = f"{source.namespace!r} is not {volume.namespace!r}"
         faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
-    if source.kind == "vddk" and not source.init_image:
+    if source.kind == "vddk" and not source.value("initImageURL"):
         faults.append("spec.source.vddk.initImageURL: missing; without CDI there is no ConfigMap v2v-vmware")
     if settings.suspend and (queue := _queue(volume, settings)):
         held = "to hold the queue, set spec.stopPolicy: Hold in it"
@@ -165,8 +173,8 @@ def _claim(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if volume.claim.section == "storage":
         spec.setdefault("accessModes", ["ReadWriteOnce"])
         if not volume.claim.block:
-            size = f"{datavolume_pod.claim_size(volume, settings) // units.MIB}Mi"
-            spec["resources"] = {"requests": {"storage": size}}
+            size = volume.claim.size_with(settings.overhead) // units.MIB
+            spec["resources"] = {"requests": {"storage": f"{size}Mi"}}
     if volume.source.kind == "pvc":
         spec["dataSource"] = {"kind": "PersistentVolumeClaim", "name": volume.source.name}
     elif volume.source.kind == "snapshot":
@@ -197,31 +205,21 @@ def _job(
         rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": REPORTED}}
         spec["podFailurePolicy"] = {"rules": [rule]}
     spec["template"] = template
-    metadata = _metadata(volume, _name(f"{role}-{volume.name}"))
+    # The name of a Job or a Service has at most 63 characters, and no dots.
+    name = f"{role}-{volume.name}"
+    plain = name.replace(".", "-")
+    if plain != name or len(name) > 63:
+        name = f"{plain[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    metadata = _metadata(volume, name)
     if queue:
         metadata["labels"] |= {QUEUE: queue}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _service(volume: datavolume.DataVolume) -> Object:
-    port = datavolume_pod.UPLOAD_PORT
-    metadata = _metadata(volume, _name(f"upload-{volume.name}"))
-    selector = {"batch.kubernetes.io/job-name": metadata["name"]}
-    spec = {"selector": selector, "ports": [{"name": "https", "port": 443, "targetPort": port}]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
-
-
-def _binding(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
-    """Return a pod that only mounts the claim, so that the claim is bound."""
-    pod = datavolume_pod.Pod(volume, settings)
-    datavolume_pod.add_claim(pod)
-    return _pod(pod, pod.container("bind", args=["--version"]))
-
-
 def _template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
     """Return the template of the pod that imports into the claim."""
     pod = datavolume_pod.Pod(volume, settings)
-    datavolume_pod.add_target(pod)
+    pod.add_target()
     role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.importer
     return _pod(pod, role(pod))
 
@@ -267,11 +265,3 @@ def _metadata(volume: datavolume.DataVolume, name: str) -> Object:
     if namespace:
         made["namespace"] = namespace
     return made
-
-
-def _name(name: str) -> str:
-    """Return ``name`` as a valid name of a Job or a Service: at most 63 characters, no dots."""
-    plain = name.replace(".", "-")
-    if plain == name and len(name) <= 63:
-        return name
-    return f"{plain[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

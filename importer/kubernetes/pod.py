@@ -9,7 +9,8 @@ from typing import Any
 from cdi_worker import units
 from cdi_worker.importer import contract
 from cdi_worker.importer.kubernetes import datavolume, signed
-from cdi_worker.sources import base
+from cdi_worker.importer.request import Request
+from cdi_worker.sources import base, fields
 
 #: User and group of qemu in KubeVirt's images, who must own the disk. CDI's pods run as them.
 QEMU = 107
@@ -78,6 +79,16 @@ class Pod:
             return tuple(each._replace(previous="") for each in self.volume.checkpoints[-1:])
         return self.volume.stages_after(self.settings.after)
 
+    @property
+    def size(self) -> int:
+        """The size of the claim in bytes."""
+        return self.volume.claim.size_with(self.settings.overhead)
+
+    @property
+    def overhead(self) -> str:
+        """The part of the volume that its file system needs, in the contract's form: ``0.06``, ``0``."""
+        return "0" if self.volume.claim.block else f"{float(self.settings.overhead):g}"
+
     def set(self, **values: str) -> None:
         """Add environment variables; empty ones are left out."""
         # In a manifest $(NAME) stands for another variable, and $$ for $.
@@ -108,22 +119,53 @@ class Pod:
         """Return a container of another image, or of ours for another purpose."""
         return _restricted({"name": name, "image": image, "imagePullPolicy": "IfNotPresent", **more})
 
+    def add_claim(self) -> None:
+        """Mount the claim."""
+        claim: Object = {"claimName": self.volume.name}
+        if self.settings.verify:
+            claim["readOnly"] = True
+        source = {"persistentVolumeClaim": claim}
+        if self.volume.claim.block:
+            self.volumes.append({"name": "data", **source})
+        else:
+            self.mount("data", PATHS.data, source)
 
-def needs_scratch(volume: datavolume.DataVolume, settings: Settings) -> bool:
-    """Return whether scratch is mounted: it is unless the source never needs it.
+    def add_target(self) -> None:
+        """Mount the claim, scratch if it may be needed, and a folder for temporary files."""
+        self.add_claim()
+        if self._needs_scratch():
+            self.mount("scratch", PATHS.scratch, {"ephemeral": self._scratch()})
+        # Sockets and bundles of certificates; the root file system is read-only.
+        self.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108  (the directory of a container)
 
-    Without a controller, a pod that finds out that it needs scratch is not started again with it.
-    """
-    if settings.scratch is not None:
-        return settings.scratch
-    if volume.source.kind == "imageio":
-        return any(stage.previous for stage in volume.checkpoints)
-    return volume.source.kind not in {"blank", "vddk", "kubevirt"} and not volume.is_archive
+    def _needs_scratch(self) -> bool:
+        """Return whether scratch is mounted: it is unless the source never needs it.
 
+        Without a controller, a pod that finds out that it needs scratch is not started again with it.
+        """
+        if self.settings.scratch is not None:
+            return self.settings.scratch
+        if self.volume.source.kind == "imageio":
+            return any(stage.previous for stage in self.volume.checkpoints)
+        return self.volume.source.kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
 
-def overhead(volume: datavolume.DataVolume, settings: Settings) -> Fraction:
-    """Return the part of the volume that its file system needs."""
-    return Fraction(0) if volume.claim.block else settings.overhead
+    def _scratch(self) -> Object:
+        """Return an ephemeral claim (deleted with the pod) of the size that CDI uses.
+
+        A disk as large as the target must fit on it, and it always has a file system.
+        """
+        claim = self.volume.claim
+        size = units.volume_size(self.size, self.settings.overhead) if claim.block else self.size
+        spec: Object = {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": str(size)}},
+        }
+        given = self.settings.scratch_class
+        storage_class = claim.storage_class if given is None else given
+        if storage_class is not None:
+            spec["storageClassName"] = storage_class
+        return {"volumeClaimTemplate": {"spec": spec}}
 
 
 def _restricted(container: Object) -> Object:
@@ -139,58 +181,6 @@ def _restricted(container: Object) -> Object:
     }
 
 
-def add_claim(pod: Pod) -> None:
-    """Mount the claim."""
-    claim: Object = {"claimName": pod.volume.name}
-    if pod.settings.verify:
-        claim["readOnly"] = True
-    source = {"persistentVolumeClaim": claim}
-    if pod.volume.claim.block:
-        pod.volumes.append({"name": "data", **source})
-    else:
-        pod.mount("data", PATHS.data, source)
-
-
-def add_target(pod: Pod) -> None:
-    """Mount the claim, scratch if it may be needed, and a folder for temporary files."""
-    add_claim(pod)
-    if needs_scratch(pod.volume, pod.settings):
-        pod.mount("scratch", PATHS.scratch, {"ephemeral": _scratch(pod)})
-    # Sockets and bundles of certificates; the root file system is read-only.
-    pod.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108  (the directory of a container)
-
-
-def _scratch(pod: Pod) -> Object:
-    """Return an ephemeral claim (deleted with the pod) of the size that CDI uses.
-
-    A disk as large as the target must fit on it, and it always has a file system.
-    """
-    storage_class = pod.settings.scratch_class
-    if storage_class is None:
-        storage_class = pod.volume.claim.storage_class
-    size = claim_size(pod.volume, pod.settings)
-    if pod.volume.claim.block:
-        size = units.volume_size(size, pod.settings.overhead)
-    spec: Object = {
-        "accessModes": ["ReadWriteOnce"],
-        "volumeMode": "Filesystem",
-        "resources": {"requests": {"storage": str(size)}},
-    }
-    if storage_class is not None:
-        spec["storageClassName"] = storage_class
-    return {"volumeClaimTemplate": {"spec": spec}}
-
-
-def claim_size(volume: datavolume.DataVolume, settings: Settings) -> int:
-    """Return the size of the claim in bytes."""
-    return volume.claim.size_with(overhead(volume, settings))
-
-
-def decimal(fraction: Fraction) -> str:
-    """Return a fraction in the contract's form: ``0.06``, ``0``."""
-    return f"{float(fraction):g}"
-
-
 def boolean(value: object) -> str:
     """Return a boolean in the contract's form."""
     return "true" if value else "false"
@@ -199,25 +189,25 @@ def boolean(value: object) -> str:
 #: The hand-shake of a node pull (contract, Node pull).
 SHARED = "/shared"
 NODE_PORT = 8100
-#: The common name required of client certificates, and the folder of the server's certificates.
-UPLOAD_CLIENT = "uploadclient"
+#: The folder of the upload server's certificates, and its port.
 UPLOAD_TLS = "/upload-tls"
 UPLOAD_PORT = 8443
-#: The folder of keys and policies for signatures.
+#: The folder of keys for signatures.
 SIGNATURES = "/signatures"
 
 
 def upload(pod: Pod) -> Object:
     """Return the container of an upload server."""
-    secret = {"secret": {"secretName": upload_secret(pod.volume)}}
+    # The user creates it.
+    secret = {"secret": {"secretName": f"{pod.volume.name}-upload"}}
     pod.mount("tls", UPLOAD_TLS, secret, readOnly=True)
     pod.set(
         TLS_CERT_FILE=f"{UPLOAD_TLS}/tls.crt",
         TLS_KEY_FILE=f"{UPLOAD_TLS}/tls.key",
         CLIENT_CERT_FILE=f"{UPLOAD_TLS}/ca.crt",
-        CLIENT_NAME=UPLOAD_CLIENT,
-        UPLOAD_IMAGE_SIZE=str(claim_size(pod.volume, pod.settings)),
-        FILESYSTEM_OVERHEAD=decimal(overhead(pod.volume, pod.settings)),
+        CLIENT_NAME="uploadclient",
+        UPLOAD_IMAGE_SIZE=str(pod.size),
+        FILESYSTEM_OVERHEAD=pod.overhead,
         PREALLOCATION=boolean(pod.volume.preallocation),
     )
     probe = {"httpGet": {"path": "/healthz", "port": UPLOAD_PORT, "scheme": "HTTPS"}}
@@ -226,30 +216,20 @@ def upload(pod: Pod) -> Object:
     return pod.container("uploadserver", ports=ports, readinessProbe=probe)
 
 
-def upload_secret(volume: datavolume.DataVolume) -> str:
-    """Return the name of the Secret with the upload server's certificates, which the user creates."""
-    return f"{volume.name}-upload"
-
-
 def importer(pod: Pod) -> Object:
     """Return the container of an import; add the containers that run before and beside it."""
     source = pod.volume.source
     if source.node_pull:
         _add_node_pull(pod)
     else:
-        pod.set(
-            IMPORTER_SOURCE=source.provider.name,
-            IMPORTER_ENDPOINT=source.url,
-        )
+        pod.set(IMPORTER_SOURCE=source.provider.name, IMPORTER_ENDPOINT=source.url)
     pod.set(
         IMPORTER_CONTENTTYPE=pod.volume.content_type,
-        IMPORTER_IMAGE_SIZE=str(claim_size(pod.volume, pod.settings)),
-        FILESYSTEM_OVERHEAD=decimal(overhead(pod.volume, pod.settings)),
+        IMPORTER_IMAGE_SIZE=str(pod.size),
+        FILESYSTEM_OVERHEAD=pod.overhead,
         PREALLOCATION=boolean(pod.volume.preallocation),
-        IMPORTER_CHECKSUM=source.checksum,
         CDI_WORKER_DISK=source.disk,
         CDI_WORKER_VERIFY="true" if pod.settings.verify else "",
-        INSECURE_TLS="true" if source.insecure else "",
         **_variables(source),
         **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
     )
@@ -264,12 +244,16 @@ def importer(pod: Pod) -> Object:
 
 
 def _variables(source: datavolume.Source) -> dict[str, str]:
-    """Return the variables of the fields that only this source has (``sources.fields``)."""
-    if source.node_pull:
-        # The importer of a node pull does not see the registry.
-        return {}
-    found = (field for field, _ in source.provider.table.values() if field.env and not field.entry)
-    return {field.env: source.value(field.key) or "" for field in found if field.key}
+    """Return the variables of the fields that the DataVolume's source has (``sources.fields``)."""
+    # The importer of a node pull does not see the registry.
+    owners = () if source.node_pull else (source.provider.location_type,)
+    values = {
+        field.env: source.value(field.key) or ""
+        for owner in (*owners, Request, base.Access)
+        for _, field, _ in fields.declared(owner)
+        if field.env and field.key and not field.entry
+    }
+    return {name: boolean(value) if isinstance(value, bool) else value for name, value in values.items()}
 
 
 def _add_secrets(pod: Pod) -> None:
@@ -297,27 +281,27 @@ def _add_secrets(pod: Pod) -> None:
 
 def _add_signatures(pod: Pod) -> None:
     """Mount the keys of the demanded signatures; a source that cannot verify them refuses in the pod."""
-    for name, meaning, value in signed.given(pod.volume.annotations):
-        short = name.removeprefix(signed.PREFIX)
-        path = f"{SIGNATURES}/{short}"
-        if meaning.entry:
-            pod.mount(short, path, {"configMap": {"name": value}}, readOnly=True)
-        places = {"": value, "*": path}
-        variable = f"{contract.PREFIX}_{short.replace('-', '_').upper()}"
-        pod.set(**{variable: places.get(meaning.entry, f"{path}/{meaning.entry}")})
+    given = pod.volume.annotations
+    for name, field in signed.ANNOTATIONS.items():
+        if name in given:
+            value = given[name]
+            if name == signed.SIGNED_BY:
+                value = f"{SIGNATURES}/signed-by"
+                pod.mount("signed-by", value, {"configMap": {"name": given[name]}}, readOnly=True)
+            pod.set(**{f"{contract.PREFIX}_{field.upper()}": value})
 
 
 def _add_vddk(pod: Pod) -> None:
     source = pod.volume.source
     volume = {"name": "vddk", "mountPath": "/opt"}
     # VMware's library may not be redistributed: the user's image copies it into /opt.
-    pod.before.append(pod.helper("vddk", source.init_image, volumeMounts=[volume]))
+    pod.before.append(pod.helper("vddk", source.value("initImageURL"), volumeMounts=[volume]))
     library = "vmware-vix-disklib-distrib"
     pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
     # There is no library for other machines; a cluster may have both kinds.
     pod.more["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
-    if source.extra_arguments:
-        arguments = {"configMap": {"name": source.extra_arguments}}
+    if name := source.value("extraArgs"):
+        arguments = {"configMap": {"name": name}}
         pod.mount("vddk-args", "/vddk-args", arguments, readOnly=True)
 
 

@@ -42,12 +42,9 @@ class References:
         folder = None if self._directory is None else Path(self._directory, name)
         if folder is None or not folder.is_dir():
             return None
-        return {path.name: smallfile.read(path, LIMIT) for path in sorted(folder.iterdir()) if _is_key(path)}
-
-
-def _is_key(path: Path) -> bool:
-    # Kubernetes mounts secrets as links into ..data.
-    return path.is_file() and not path.name.startswith(".")
+        # Kubernetes mounts secrets as links into ..data.
+        keys = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != ".")
+        return {path.name: smallfile.read(path, LIMIT) for path in keys}
 
 
 def _content(document: documents.Document, where: str, faults: list[str]) -> dict[str, bytes]:

@@ -81,7 +81,10 @@ def _sentences(error: Any) -> Iterator[tuple[Path, str]]:
         )
     elif error.validator == "additionalProperties":
         known = sorted(error.schema.get("properties", ()))
-        yield from (((*path, name), _unknown(name, known)) for name in error.instance if name not in known)
+        for name in error.instance:
+            if name not in known:
+                hint = f"; {errors.supported(name, known)}" if known else ""
+                yield (*path, name), f"unknown field{hint}"
     elif error.validator == "check":
         yield path, error.message
     else:
@@ -91,11 +94,6 @@ def _sentences(error: Any) -> Iterator[tuple[Path, str]]:
         listed = ", ".join(expected) if error.validator == "enum" else expected
         hint = errors.did_you_mean(str(error.instance), expected) if error.validator == "enum" else ""
         yield path, f"{sentence.format(shown(error.instance), listed)}{'; ' if hint else ''}{hint}"
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    hint = errors.supported(name, known) if known else ""
-    return f"unknown field; {hint}".removesuffix("; ")
 
 
 def _without_nulls(content: object) -> object:

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import core, registry
 
+from cdi_worker.sources import certificates
+
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
@@ -139,8 +141,7 @@ def _context() -> ssl.SSLContext:
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = certificates.context(ssl.PROTOCOL_TLS_SERVER)
     # OpenSSL reads keys only from files, and a pod may have no writable folder.
     with open(os.memfd_create("metrics.pem"), "wb", buffering=0) as file:
         file.write(pem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 from cdi_worker import errors, sources
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contract, execute, metrics, plan, progress, report
+from cdi_worker.importer import contract, execute, metrics, plan, report
 from cdi_worker.importer import request as request_module
-from cdi_worker.importer.request import Request
-from cdi_worker.importer.settings import Room
+from cdi_worker.importer.request import Request, Room
 from cdi_worker.sources import base, fields
 
 log = logging.getLogger(__name__)
@@ -20,24 +20,6 @@ log = logging.getLogger(__name__)
 VARIABLES = (
     contract.Variable("IMPORTER_SOURCE", "kind of source; it selects the role of importer"),
     contract.Variable("IMPORTER_ENDPOINT", "address of the disk; see the page of the source"),
-    contract.Variable(
-        "IMPORTER_CONTENTTYPE",
-        "`kubevirt`: a disk; `archive`: a tar archive, unpacked into a file system",
-        "kubevirt",
-    ),
-    contract.Variable(
-        "IMPORTER_IMAGE_SIZE",
-        "requested size as a Kubernetes quantity: `10Gi`, `500M`, `1e9`; otherwise the size of the image",
-    ),
-    contract.Variable(
-        "IMPORTER_CHECKSUM",
-        "`md5`, `sha1`, `sha256` or `sha512`, a colon, and the checksum of the bytes as served",
-    ),
-    contract.Variable(
-        "CDI_WORKER_DISK",
-        "disk of an OVA (file name, id or number) or OCI archive (name or title), if it has several",
-    ),
-    *contract.CREDENTIALS,
     contract.HEADERS,
     contract.Variable(
         "IMPORTER_CERT_DIR",
@@ -46,11 +28,6 @@ VARIABLES = (
     contract.Variable(
         "IMPORTER_PROXY_CERT_DIR", "directory with CA certificates of a proxy, trusted likewise"
     ),
-    contract.Variable("INSECURE_TLS", "`true`: do not verify certificates", "false"),
-    contract.Variable("CACHE_MODE", "`TRYNONE`: bypass the page cache (O_DIRECT)"),
-    contract.OWNER,
-    *contract.WRITING,
-    *contract.PROXIES,
 )
 
 
@@ -62,25 +39,18 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
     """
     reading = contract.Reading(env, VARIABLES)
     source = reading.text("IMPORTER_SOURCE")
-    content_type = reading.text("IMPORTER_CONTENTTYPE")
-    is_archive = content_type == "archive"
+    own = reading.fields(Request, fields.IMPORTER)
+    is_archive = own.get("content_type") == "archive"
     is_block = Path(paths.block).exists()
     target = paths.block if is_block else paths.data if is_archive else f"{paths.data}/disk.img"
-    settings = paths.settings._replace(
-        content_type=content_type,
-        scratch=paths.scratch if Path(paths.scratch).is_dir() else None,
-        room=Room(
-            size=reading.quantity("IMPORTER_IMAGE_SIZE"),
-            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
-            mount=None if is_block else paths.data,
-            owner=reading.text("OWNER_UID"),
-        ),
-        preallocation=reading.boolean("PREALLOCATION"),
-        direct=reading.text("CACHE_MODE") == "TRYNONE" or paths.settings.direct,
-        checksum=reading.text("IMPORTER_CHECKSUM") or None,
-        disk=reading.text("CDI_WORKER_DISK"),
-        existing="remove" if is_archive else paths.settings.existing,
-    )
+    settings = {
+        **paths.settings,
+        **own,
+        "scratch": paths.scratch if Path(paths.scratch).is_dir() else None,
+        "room": dataclasses.replace(own.get("room", Room()), mount=None if is_block else paths.data),
+    }
+    if is_archive and settings.get("existing") == "update":
+        settings["existing"] = "remove"
     request = request_module.make(source, _location(sources.find(source), reading, paths), target, settings)
     if request.layers and request.stage.current:
         reading.faults.append(
@@ -95,9 +65,15 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Run the import that the environment requests, and return the report."""
     request = read(env, paths)
-    with metrics.exposed("importer", request.room.owner, paths.metrics_port) as reporter:
-        if paths.settings.verify:
-            return _verified(request, reporter, cancel)
+    with metrics.expose("importer", request.room.owner, paths.metrics_port) as reporter:
+        if request.existing == "compare":
+            # Imported when used: few pods verify (start-up time).
+            from cdi_worker.importer import verification
+
+            found = verification.verify(request, reporter, cancel)
+            if not found.is_equal:
+                raise errors.Differs(path=found.target, url=found.source, reason=found.difference())
+            return report.verified(found.compared)
         result = execute.run(request, reporter, cancel)
     return report.complete(
         blank=result.plan.route is plan.Route.BLANK,
@@ -105,17 +81,6 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
         labels=result.labels,
         vddk_info=result.vddk_info,
     )
-
-
-def _verified(request: Request, reporter: progress.Progress, cancel: cancelling.Cancel) -> report.Report:
-    """Compare the disk on the volume. Raises ``errors.Differs``."""
-    # Imported when used: few pods verify (start-up time).
-    from cdi_worker.importer import verification
-
-    found = verification.verify(request, reporter, cancel)
-    if not found.is_equal:
-        raise errors.Differs(path=found.target, url=found.source, reason=found.difference())
-    return report.verified(found.compared)
 
 
 def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contract.Paths) -> base.Location:
@@ -128,14 +93,11 @@ def _location(kind: sources.kind.Kind, reading: contract.Reading, paths: contrac
         secret_headers = contract.header_files(paths.extra_headers)
     except errors.RequestError as err:
         reading.faults += err.faults
-    access = paths.settings.access(
-        user=reading.text("IMPORTER_ACCESS_KEY_ID"),
-        password=reading.text("IMPORTER_SECRET_KEY"),
-        session_token=reading.text("IMPORTER_SESSION_TOKEN"),
+    access = base.Access(
         headers=reading.headers() + secret_headers,
         ca_files=certificates,
-        insecure=reading.text("INSECURE_TLS") == "true",
-        **reading.proxies(),
+        **reading.fields(base.Access, fields.IMPORTER),
+        **paths.access,
     )
 
     def given(field: fields.Field) -> Any:

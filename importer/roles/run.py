@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 
-from cdi_worker import errors, lazy
+from cdi_worker import collector, errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, report
 
@@ -16,14 +17,21 @@ FIRST_WAIT = 2
 LONGEST_WAIT = 300
 
 Role = Callable[[Mapping[str, str], contract.Paths, cancelling.Cancel], report.Report]
-#: A pod imports only the modules of its own role (start-up time).
-ROLES: lazy.Table[str, Role] = lazy.Table(
-    {
-        "importer": "cdi_worker.importer.roles.importer:run",
-        "uploadserver": "cdi_worker.importer.upload.role:run",
-        "cloner": "cdi_worker.importer.send.volume:run",
-    }
-)
+
+
+def role_of(name: str) -> Role:
+    """Import the modules of a role, and return the function that runs it."""
+    if name == "importer":
+        from cdi_worker.importer.roles import importer
+
+        return importer.run
+    if name == "uploadserver":
+        from cdi_worker.importer.upload import role
+
+        return role.run
+    from cdi_worker.importer.send import volume
+
+    return volume.run
 
 
 def run(
@@ -46,13 +54,17 @@ def run(
     try:
         if faults:
             raise errors.RequestError(*faults)
-        if paths.settings.verify and role != "importer":
-            raise errors.RequestError("CDI_WORKER_VERIFY: only the disk of an import can be verified")
-        with lazy.start():
-            run_role = ROLES[role]
+        if paths.settings.get("existing") == "compare" and role != "importer":
+            raise errors.RequestError(contract.NOT_VERIFIED)
+        if os.path.lexists(paths.policy):
+            log.warning(
+                "%s: is not read; demand a signature with %s_SIGNED_BY", paths.policy, contract.PREFIX
+            )
+        with collector.pause():
+            run_role = role_of(role)
         outcome = _repeated(lambda: run_role(env, paths, cancel), retries, cancel, source)
     except errors.Error as err:
-        log.error("failed: %s", report.words(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
+        log.error("failed: %s", report.message(err, source))  # noqa: TRY400  (the traceback is logged only with -v=4)
         log.debug("trace", exc_info=True)
         outcome = report.failure(err, source)
         if strict:
@@ -78,7 +90,7 @@ def _repeated(
         except errors.Error as err:
             if err.status in errors.FINAL:
                 raise
-            log.warning("failed, retry in %d s, %d left: %s", wait, left, report.words(err, source))
+            log.warning("failed, retry in %d s, %d left: %s", wait, left, report.message(err, source))
             if cancel.wait(wait):
                 raise cancel.error() from err
         wait = min(wait * 2, LONGEST_WAIT)

@@ -1,4 +1,4 @@
-"""One attempt of an import: everything that its route needs, and what came of it."""
+"""One attempt of an import: everything that its route needs, and what it has counted."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer.plan import Content, Plan, Space
+from cdi_worker.importer.plan import Plan
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.request import Request
+from cdi_worker.importer.survey import Survey
 from cdi_worker.scratch import ranges
 from cdi_worker.sources import base
+from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
-    from cdi_worker.formats import bmap
-    from cdi_worker.images.sinks import compared, journaled, mapping, oldmap, verified
+    from cdi_worker.images.sinks import compared, journaled, verified
     from cdi_worker.images.targets import group
 
 
-class Outcome:
-    """What came of an attempt, in bytes.
+class Counts:
+    """What an attempt has counted so far, in bytes.
 
     ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found; ``old_map`` compares without reading. ``comparison``: what a verification found.
-    ``receiving``: has the digests of what was delivered, to read it back. ``mapping`` makes its ``map``.
-    ``verified``: the checksum of the bytes as served was verified.
+    place found. ``comparison``: what a verification found. ``receiving``: has the digests of what was
+    delivered, to read it back. ``verified``: the checksum of the bytes as served was verified.
     """
 
     read: int = 0
@@ -41,11 +41,8 @@ class Outcome:
     refetched: int = 0
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None
-    old_map: oldmap.OldMap | None = None
-    comparison: verified.Comparing | None = None
-    receiving: journaled.Receiving | None = None
-    mapping: mapping.Mapping | None = None
-    map: bmap.Map | None = None
+    comparison: verified.ComparingSink | None = None
+    receiving: journaled.DigestSink | None = None
     verified: bool = False
     accepted: bool = False
 
@@ -64,25 +61,25 @@ class Comparing(NamedTuple):
 class Attempt:
     """One attempt, by one plan.
 
-    ``claim``: the target's. ``image``: that of the disk, without a package around it. ``space``: on the
-    target. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when all
-    bytes have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable,
-    together with others. ``comparing``: how a disk is compared, if nothing is written.
+    ``demanded``: of the disk. ``claim``: the target's. ``image``: that of the disk, without a package around
+    it. ``scope`` ends the reads of this attempt; a failure sets it. ``accepted``: called once, when all bytes
+    have been received, verified, and found to be safe and to fit. ``group``: makes the disk usable, together
+    with others. ``comparing``: how a disk is compared, if nothing is written.
     """
 
     request: Request
+    demanded: Demanded
     claim: targets.Claim
     image: base.Image
-    content: Content
+    survey: Survey
     plan: Plan
-    space: Space
     progress: Progress
     reads: cancelling.Reads
     scope: cancelling.Cancel = cancelling.NEVER
     accepted: Callable[[], object] = lambda: None
     group: group.Group | None = None
     comparing: Comparing | None = None
-    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+    counts: Counts = dataclasses.field(default_factory=Counts)
     _counting: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
@@ -92,12 +89,8 @@ class Attempt:
 
     @property
     def checksums(self) -> str:
-        """The expected checksums of the bytes as served: the request's and the server's; may be empty.
-
-        What is read by the ranges of a map is verified by that.
-        """
-        is_mapped = self.request.blocks is not None and self.plan.random
-        return ",".join(filter(None, (self.request.checksum, "" if is_mapped else self.facts.checksum)))
+        """The expected checksums of the bytes as served: demanded, and stated by the server; may be empty."""
+        return ",".join(filter(None, (self.demanded.checksum, self.facts.checksum)))
 
     @property
     def job(self) -> str:
@@ -112,12 +105,12 @@ class Attempt:
 
     def accept(self) -> None:
         """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""
-        if not self.outcome.accepted:
-            self.outcome.accepted = True
+        if not self.counts.accepted:
+            self.counts.accepted = True
             self.accepted()
 
     def count(self, count: int) -> None:
         """Count bytes read from the source. Thread-safe."""
         with self._counting:
-            self.outcome.read += count
+            self.counts.read += count
         self.progress.read(count)

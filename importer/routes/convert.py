@@ -21,8 +21,8 @@ from cdi_worker.importer.routes import delivery, disk, reading, stage
 from cdi_worker.importer.routes.attempt import Attempt
 from cdi_worker.scratch import space
 
-#: A run that was killed later has left the complete image in scratch, where may be no room for two.
-_REMOVED: Final = targets.Options(existing="remove")
+#: Scratch may still hold the image of a killed run, and have no room for a second one.
+_REMOVED: Final = targets.TargetOptions(existing="remove")
 
 
 def convert(attempt: Attempt) -> None:
@@ -34,14 +34,15 @@ def convert(attempt: Attempt) -> None:
     # Bytes of the file: qemu-img counts holes as work in formats whose map it does not use (VHDX).
     attempt.progress.phase("transfer", attempt.facts.size)
     fetcher = reading.ranges(attempt)(attempt.progress.advance)
-    # The fetcher returns to qemu-img the bytes that the survey has checked. The tables that are read here may
-    # be too long to keep, and no file that qemu-img opens depends on them.
+    # qemu-img gets the bytes that the survey has checked, from memory. The tables read here may be too long
+    # to keep, and no file that qemu-img opens depends on them.
     found = _checked(attempt, fetcher.read, fetcher.size)
     parallel = fetcher.options.connections
-    # qemu-img reads the tables again, here and there: what it gets is confirmed by another request each time.
-    # Closing the export sets the scope, which ends all its reads.
-    with server.Export(fetcher.fill_confirmed, fetcher.size, attempt.scope, parallel=parallel) as export:
-        image = qemu_img.exported(export.socket, attempt.content.format, geometry=found.geometry)
+    # qemu-img reads parts of the tables again; each is confirmed by a second request. Closing the export sets
+    # the scope, which ends all its reads.
+    length = found.length or fetcher.size
+    with server.NbdServer(fetcher.fill_confirmed, length, attempt.scope, parallel=parallel) as export:
+        image = qemu_img.exported(export.socket, attempt.survey.format, geometry=found.geometry)
         _write(attempt, image, _fitting_size(attempt, image), _follow(attempt))
 
 
@@ -53,15 +54,18 @@ def spool(attempt: Attempt) -> None:
         attempt.image.verify()
         with open(path, "rb") as stream:
             found = _checked(attempt, _reader(stream.fileno()), size)
-        image = qemu_img.local(path, attempt.content.format, geometry=found.geometry)
+        if found.length is not None:
+            # QEMU searches a footer at the end of the file.
+            os.truncate(path, found.length)
+        image = qemu_img.local(path, attempt.survey.format, geometry=found.geometry)
         fitting = _fitting_size(attempt, image)
         attempt.accept()
         attempt.progress.phase("convert", fitting)
         _write(attempt, image, fitting, _follow(attempt, attempt.progress.advance))
 
 
-def _checked(attempt: Attempt, read: views.Read, size: int) -> facts.Facts:
-    form = attempt.content.format
+def _checked(attempt: Attempt, read: views.Read, size: int) -> facts.ImageFacts:
+    form = attempt.survey.format
     checked = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
     if checked.layout is not None:
         facts.check_table(form, checked.layout.map_length)
@@ -86,7 +90,7 @@ def _download(attempt: Attempt, path: str) -> int:
     """Download and decompress the source to ``path`` in scratch; return the number of bytes."""
     size = attempt.facts.size or 0
     available = survey.spare(attempt.request) or 0
-    is_random = attempt.image.seeks and size and not attempt.content.compressions
+    is_random = attempt.image.seeks and size and not attempt.survey.compressions
 
     def make(attempt: Attempt) -> disks.Disk:
         if is_random:
@@ -94,9 +98,9 @@ def _download(attempt: Attempt, path: str) -> int:
         if delivery.has_begun(attempt, path, size):
             return disk.continued(attempt, size)
         opened = functools.partial(reading.plain, attempt, limit=available)
-        return raw.Stream(opened, attempt.scope, footer=False)
+        return raw.StreamDisk(opened, attempt.scope, footer=False)
 
-    total = size if is_random else attempt.facts.transferred
+    total = size if is_random else attempt.image.transferred
     place = delivery.Place(path, _REMOVED, available, phase="spool", total=total)
     try:
         with delivery.delivered(attempt, make, place) as (out, stored):
@@ -124,12 +128,12 @@ class _Watch(process.Watch):
 
 
 def _follow(attempt: Attempt, advance: Callable[[int], None] = lambda _: None) -> qemu_img.Follow:
-    return qemu_img.Follow(advance, attempt.scope, _Watch(attempt))
+    return qemu_img.Follow(advance, attempt.scope, _Watch(attempt), source=attempt.facts.name)
 
 
 def _fitting_size(attempt: Attempt, image: qemu_img.Node) -> int:
     """Return the virtual size in bytes. Raises ``TooLarge``."""
-    size, available = qemu_img.virtual_size(image, _follow(attempt)), attempt.space.available
+    size, available = qemu_img.virtual_size(image, _follow(attempt)), attempt.survey.available
     if size > available:
         raise errors.TooLarge(virtual_size=size, available=available)
     return size
@@ -140,8 +144,8 @@ def _write(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.F
     if attempt.request.form is not None or targets.is_export(attempt.request.target):
         _write_served(attempt, image, size)
         return
-    if attempt.plan.compared:
-        _write_differences(attempt, image, size, follow)
+    if attempt.plan.compared or attempt.survey.ordered:
+        _write_from_scratch(attempt, image, size, follow)
         return
     with targets.open(attempt.request.target, size, delivery.options(attempt)) as out:
         if out.withheld:
@@ -157,8 +161,8 @@ def _write(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.F
         delivery.commit(attempt, out, size)
 
 
-def _write_differences(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
-    """Write the disk of ``image`` to scratch, and from there to the target what differs."""
+def _write_from_scratch(attempt: Attempt, image: qemu_img.Node, size: int, follow: qemu_img.Follow) -> None:
+    """Write the disk of ``image`` to scratch, and from there to the target: what differs, or in order."""
     with _scratch(attempt) as kept:
         path = kept.path("disk")
         with targets.open(path, size, _REMOVED) as out:
@@ -173,29 +177,29 @@ def _write_served(attempt: Attempt, image: qemu_img.Node, size: int) -> None:
     """Let qemu serve the disk of ``image``, and write it to a target that qemu-img does not write."""
     connect = destination.connect(attempt.request, attempt.scope)
     with (
-        qemu_nbd.serving(image, cancel=attempt.scope) as url,
+        qemu_nbd.serve(image, cancel=attempt.scope) as url,
         contextlib.closing(connect(url, writable=False, name=f"{attempt.facts.name} (qemu-nbd)")) as served,
     ):
-        _deliver(attempt, size, lambda: volume.Remote(served, attempt.facts.name, size), "")
+        _deliver(attempt, size, lambda: volume.RemoteVolume(served, attempt.facts.name, size), "")
 
 
 def _deliver(attempt: Attempt, size: int, read: Callable[[], volume.Volume], phase: str) -> None:
     """Deliver a disk that ``read`` opens, and make it usable."""
 
     @contextlib.contextmanager
-    def opened(advance: disks.Advance) -> Iterator[Iterator[raw.Run]]:
+    def opened(advance: disks.Advance) -> Iterator[Iterator[disks.Run]]:
         with read() as stored:
             yield runs(stored, advance if phase else lambda _count: None)
 
     def make(attempt: Attempt) -> disks.Disk:
-        return raw.Runs(opened, attempt.scope, size=size)
+        return raw.RunsDisk(opened, attempt.scope, size=size)
 
     place = delivery.to_target(attempt, size)
     with delivery.delivered(attempt, make, place._replace(phase=phase)) as (out, _):
         delivery.commit(attempt, out, size)
 
 
-def runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[raw.Run]:
+def runs(stored: volume.Volume, advance: disks.Advance) -> Iterator[disks.Run]:
     """Yield the runs of a disk in scratch, for an ``Ahead``, whose items outlive the parts of a volume."""
     buffers = ahead.buffers(volume.CHUNK)
     for part in stored.pieces():

@@ -18,18 +18,15 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.formats import clone
 
-#: Bytes after the end of an image that are read in any case to verify a checksum: snapshots, unused clusters.
+#: Most bytes after the end of an image (snapshots, unused clusters) that are read to verify a checksum.
 SHORTEST_LIMIT: Final = 256 << 20
 
 
 def ranges(attempt: Attempt, file: base.Image | None = None) -> Callable[[disks.Advance], fetch.Fetcher]:
-    """Return what opens the image, or a file of a chain, by ranges; see ``images.disks.raw.Ranges``."""
+    """Return what opens the image, or a file of a chain, by ranges; see ``images.disks.raw.OpenRanges``."""
 
     def opened(advance: disks.Advance) -> fetch.Fetcher:
-        is_verified = attempt.request.blocks is not None
-        return (file or attempt.image).fetcher(
-            attempt.scope, _counted(attempt, advance), verified=is_verified
-        )
+        return (file or attempt.image).fetcher(attempt.scope, _counted(attempt, advance))
 
     return opened
 
@@ -68,16 +65,16 @@ def plain(
     Without ``whole`` the rest is only read if it shows whether the bytes before it are right, as the end of a
     compressed stream does and a checksum, or if the client of an upload must send it.
     """
-    facts, content = attempt.facts, attempt.content
-    is_packed = bool(content.compressions)
-    whole = whole or attempt.request.checksum is not None or facts.once or is_packed
+    facts, unwrap = attempt.facts, attempt.image.source.unwrap
+    is_packed = bool(attempt.survey.compressions)
+    whole = whole or attempt.demanded.checksum is not None or facts.once or is_packed
     with served(attempt, advance, whole=whole) as bytes_served:
         if facts.format is None:
             found, reader = layers.open(bytes_served, limit=limit, tool=lambda packed: _xz(attempt, packed))
             head = found.head
         else:
             peeked = readers.Peek(bytes_served, detect.HEAD)
-            head, reader = peeked.head, facts.unwrap(peeked) if facts.unwrap else peeked
+            head, reader = peeked.head, unwrap(peeked) if unwrap else peeked
         with contextlib.closing(reader):
             _check_same(attempt, head)
             yield reader
@@ -88,7 +85,7 @@ def plain(
 @contextlib.contextmanager
 def runs(attempt: Attempt, advance: disks.Advance) -> Iterator[Iterator[base.Run]]:
     """Yield the runs (data or zeros) of a stream that marks them. A run is valid until the next."""
-    decode = attempt.facts.runs
+    decode = attempt.image.source.runs
     if decode is None:
         raise errors.SourceError(reason=f"{attempt.facts.name}: the stream does not mark holes")
     with served(attempt, advance) as stream:
@@ -96,12 +93,12 @@ def runs(attempt: Attempt, advance: disks.Advance) -> Iterator[Iterator[base.Run
 
 
 @contextlib.contextmanager
-def folder(attempt: Attempt) -> Iterator[clone.Folder | None]:
+def folder(attempt: Attempt) -> Iterator[clone.FolderDecoder | None]:
     """Yield the decoder of a file system's disk and other files; when the block ends, compare the digest.
 
     None for a source that sends one tar archive.
     """
-    decode = attempt.facts.folder
+    decode = attempt.image.source.folder
     if decode is None:
         yield None
         return
@@ -119,8 +116,8 @@ def verify(attempt: Attempt, reader: base.Reader) -> None:
 
 def verify_again(attempt: Attempt) -> None:
     """Verify the checksum, if there is one, of a source whose bytes were read out of order."""
-    if attempt.checksums and not attempt.outcome.verified:
-        attempt.progress.phase("verify", attempt.facts.transferred)
+    if attempt.checksums and not attempt.counts.verified:
+        attempt.progress.phase("verify", attempt.image.transferred)
         with served(attempt, attempt.progress.advance):
             pass
 
@@ -143,35 +140,34 @@ def drain(reader: readers.Reader, scope: cancelling.Cancel, limit: int | None = 
 def _verify(attempt: Attempt, hashing: checksum.HashingReader) -> None:
     _drain(attempt, hashing)
     hashing.verify()
-    attempt.outcome.verified = True
+    attempt.counts.verified = True
 
 
 def _drain(attempt: Attempt, reader: base.Reader) -> None:
     """Read the rest. If its length is unknown, it may be endless."""
-    is_bounded = attempt.facts.size is not None and not attempt.content.compressions
-    drain(reader, attempt.scope, None if is_bounded else max(attempt.space.available, SHORTEST_LIMIT))
+    is_bounded = attempt.facts.size is not None and not attempt.survey.compressions
+    drain(reader, attempt.scope, None if is_bounded else max(attempt.survey.available, SHORTEST_LIMIT))
 
 
 def _xz(attempt: Attempt, packed: base.Reader) -> base.Reader:
-    # Imported when used: only xz starts a program (start-up time).
     from cdi_worker.images.tools import xz
 
-    return xz.Reader(packed, attempt.scope)
+    return xz.XzReader(packed, attempt.scope)
 
 
 def _ordered(attempt: Attempt, advance: disks.Advance) -> base.Reader:
     image = attempt.image
     reader = image.ordered(attempt.scope, advance)
-    is_packed = bool(attempt.content.compressions) or attempt.request.is_archive
-    if image.seeks or attempt.facts.folder is not None or not is_packed:
-        # Ranges are fetched by threads, and an uncompressed disk is read by one of the copy.
+    is_packed = bool(attempt.survey.compressions) or attempt.request.is_archive
+    if image.seeks or image.source.folder is not None or not is_packed:
+        # Ranges have threads of their own, and the copy reads an uncompressed disk in a thread.
         return reader
-    return ahead.Reader(reader, attempt.scope)
+    return ahead.AheadReader(reader, attempt.scope)
 
 
 def _check_same(attempt: Attempt, head: bytes) -> None:
     """Raise ``SourceChanged`` if the stream does not begin with the bytes that were checked."""
-    checked = attempt.content.head[: detect.HEAD]
+    checked = attempt.survey.head[: detect.HEAD]
     if not head.startswith(checked):
         before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
         raise errors.SourceChanged(url=attempt.facts.name, what="beginning", before=before, now=now)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import retry
 from cdi_worker.images.targets import checkpoint
 from cdi_worker.importer.routes import delivery, disk, reading
 from cdi_worker.importer.routes.attempt import Attempt
-
-#: Imported when used: only a source that reports changes needs it (start-up time).
-CHANGED: Final = "cdi_worker.sources.extents:Kept"
+from cdi_worker.sources import extents
 
 
 def update(attempt: Attempt) -> None:
-    """UPDATE: write what the source reports as changed, or what qcow2 files with changes hold.
+    """UPDATE: write the changes that the source reports, or those in qcow2 files.
 
     Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
     """
@@ -25,7 +21,7 @@ def update(attempt: Attempt) -> None:
         check(attempt)
     make: delivery.Make = disk.of
     total = disk.moved(attempt)
-    if not attempt.content.chain:
+    if not attempt.survey.chain:
         make, total = _changed(attempt)
     place = delivery.to_target(attempt, total)
     if attempt.comparing is None:
@@ -38,7 +34,7 @@ def update(attempt: Attempt) -> None:
 def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
     """Return what makes the disk of the changed areas, and the number of their bytes."""
     changed = retry.patiently(
-        lambda: lazy.load(CHANGED)(disk.extents(attempt)),
+        lambda: extents.Kept(disk.extents(attempt)),
         attempt.request.fetch.no_progress,
         attempt.scope,
         attempt.progress.retry,
@@ -46,14 +42,14 @@ def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
     size = attempt.plan.virtual_size or 0
 
     def make(attempt: Attempt) -> base.Disk:
-        return raw.Extents(reading.ranges(attempt), size, lambda: changed, covers_all=False)
+        return raw.ExtentsDisk(reading.ranges(attempt), size, lambda: changed, covers_all=False)
 
     return make, sum(extent.length for extent in changed)
 
 
 def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
     """Return all names of the previous and the current checkpoint."""
-    return attempt.facts.names(attempt.request.stage.previous), delivery.current_names(attempt)
+    return attempt.image.source.names(attempt.request.stage.previous), delivery.current_names(attempt)
 
 
 def check(attempt: Attempt) -> None:

@@ -32,18 +32,17 @@ log = logging.getLogger(__name__)
 def unpack_archive(attempt: Attempt) -> None:
     """UNPACK: unpack a tar archive into a staging folder; move it into place when complete and verified."""
     if attempt.request.room.mount:
-        # There may be no room for the old and the new content. Not done earlier: only now the source is known
-        # to be an archive.
+        # The volume may have no room for the old and the new content. Only now is the source known to be an
+        # archive.
         staging.empty(attempt.request.room.mount)
-        room = survey.room(attempt.request)
-        space = attempt.space._replace(available=room.available)
-        attempt = dataclasses.replace(attempt, space=space)
-    attempt.progress.phase("transfer", attempt.facts.transferred)
+        found = survey.with_room(attempt.survey, attempt.request)
+        attempt = dataclasses.replace(attempt, survey=found)
+    attempt.progress.phase("transfer", attempt.image.transferred)
     with staging.Staging(attempt.claim, replace=attempt.request.existing != "refuse") as staged:
         with reading.folder(attempt) as folder:
             if folder is None:
                 with reading.plain(attempt, attempt.progress.advance) as packed:
-                    _unpack(attempt, packed, staged.path, attempt.space.available)
+                    _unpack(attempt, packed, staged.path, attempt.survey.available)
             else:
                 _unpack_folder(attempt, folder, staged.path)
         attempt.image.verify()
@@ -55,27 +54,27 @@ def unpack_archive(attempt: Attempt) -> None:
 def _unpack(
     attempt: Attempt, packed: base.Reader, directory: pathlib.Path, limit: int, *, has_disk: bool = False
 ) -> None:
-    entries = archive.Archive(packed, limit_bytes=limit, thin=attempt.space.thin, has_disk=has_disk)
+    entries = archive.Archive(packed, limit_bytes=limit, thin=attempt.survey.thin, has_disk=has_disk)
     unpack.unpack(entries, directory, advance=lambda count: _unpacked(attempt, count))
 
 
 def _unpacked(attempt: Attempt, count: int) -> None:
     """Count bytes of an archive's files. Raises ``TargetLost`` if another run unpacks here now."""
     attempt.claim.guard()
-    attempt.outcome.size += count
+    attempt.counts.size += count
 
 
-def _unpack_folder(attempt: Attempt, folder: clone.Folder, directory: pathlib.Path) -> None:
+def _unpack_folder(attempt: Attempt, folder: clone.FolderDecoder, directory: pathlib.Path) -> None:
     """Write the disk of a cloned file system, then unpack the archive of its other files."""
-    limit = attempt.space.available
+    limit = attempt.survey.available
     if folder.disk.size:
         limit -= _write_disk(attempt, folder, directory / file.DISK)
     if rest := folder.archive():
-        with contextlib.closing(ahead.Reader(rest, attempt.scope)) as packed:
+        with contextlib.closing(ahead.AheadReader(rest, attempt.scope)) as packed:
             _unpack(attempt, packed, directory, limit, has_disk=bool(folder.disk.size))
 
 
-def _write_disk(attempt: Attempt, folder: clone.Folder, path: pathlib.Path) -> int:
+def _write_disk(attempt: Attempt, folder: clone.FolderDecoder, path: pathlib.Path) -> int:
     """Write the disk of a cloned file system to a new file; return the bytes that it occupies."""
     disk = folder.disk
     log.info("disk size=%d preallocated=%s", disk.size, disk.preallocated)
@@ -94,11 +93,11 @@ def _write_disk(attempt: Attempt, folder: clone.Folder, path: pathlib.Path) -> i
         return path.stat().st_blocks * 512
 
 
-def _as_runs(attempt: Attempt, runs: Iterator[raw.Run], size: int) -> disks.Disk:
-    return raw.Runs(lambda _advance: contextlib.nullcontext(runs), attempt.scope, size=size)
+def _as_runs(attempt: Attempt, runs: Iterator[disks.Run], size: int) -> disks.Disk:
+    return raw.RunsDisk(lambda _advance: contextlib.nullcontext(runs), attempt.scope, size=size)
 
 
-def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[raw.Run]:
+def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[disks.Run]:
     for run in runs:
         _unpacked(attempt, run if isinstance(run, int) else len(run))
         yield run
@@ -106,7 +105,7 @@ def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[raw
 
 def extract_disk(attempt: Attempt) -> None:
     """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
-    attempt.progress.phase("transfer", attempt.facts.transferred)
+    attempt.progress.phase("transfer", attempt.image.transferred)
     with contextlib.ExitStack() as stack:
         with reading.folder(attempt) as folder:
             if folder is None:
@@ -125,7 +124,7 @@ def _extract(
     """Write the disk in an archive to the device; return the device and the size. None without a disk."""
     found: tuple[targets.Target, int] | None = None
     name = ""
-    entries = archive.Archive(packed, limit_bytes=attempt.space.available, thin=attempt.space.thin)
+    entries = archive.Archive(packed, limit_bytes=attempt.survey.available, thin=attempt.survey.thin)
     for entry in entries:
         path = "/".join(entry.path)
         if path == file.DISK != name:
@@ -148,21 +147,21 @@ def _check_disk(entry: archive.Entry, earlier: str) -> None:
 
 
 def _extract_from_folder(
-    attempt: Attempt, folder: clone.Folder, stack: contextlib.ExitStack
+    attempt: Attempt, folder: clone.FolderDecoder, stack: contextlib.ExitStack
 ) -> tuple[targets.Target, int] | None:
     """Do the same with our own clone stream. If the disk comes first, the archive after it is discarded."""
     found = _copy(attempt, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
     if rest := folder.archive():
         if found is not None:
-            reading.drain(rest, attempt.scope, max(attempt.space.available, reading.SHORTEST_LIMIT))
+            reading.drain(rest, attempt.scope, max(attempt.survey.available, reading.SHORTEST_LIMIT))
         else:
-            with contextlib.closing(ahead.Reader(rest, attempt.scope)) as packed:
+            with contextlib.closing(ahead.AheadReader(rest, attempt.scope)) as packed:
                 found = _extract(attempt, packed, stack)
     return found
 
 
 def _copy(
-    attempt: Attempt, runs: Iterator[raw.Run], size: int, stack: contextlib.ExitStack
+    attempt: Attempt, runs: Iterator[disks.Run], size: int, stack: contextlib.ExitStack
 ) -> tuple[targets.Target, int]:
     """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
     place = delivery.to_target(attempt, None)._replace(phase="")
@@ -173,7 +172,7 @@ def _copy(
 
 
 def _is_disk(entry: archive.Entry) -> bool:
-    """Return whether an entry is the disk, and not what a killed import has left of one.
+    """Return whether an entry is the disk, and not the left-over of a killed import.
 
     The first whose name contains that of the disk is it (contract, Clone source).
     """
@@ -181,7 +180,7 @@ def _is_disk(entry: archive.Entry) -> bool:
     return entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
 
 
-def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[raw.Run]:
+def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[disks.Run]:
     """Yield the runs of the current entry, in order."""
     buffers, at = ahead.buffers(), 0
     for offset, length in entry.extents():

@@ -9,13 +9,15 @@ import logging
 import os
 import socket
 import ssl
+import threading
+import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.upload import tls as upload_tls
-from cdi_worker.sources import responses, sockets
+from cdi_worker.sources import certificates, responses, sockets
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +55,19 @@ class Answer:
     def reason(self) -> str:
         """Return the status and the text as one line of a message; a web page is left out."""
         is_page = self.text.lstrip()[:1] == "<" or "html" in self.header("Content-Type")
-        text = "" if is_page else masking.mask(" ".join(self.text.split()))[:1000]
+        text = "" if is_page else " ".join(masking.quoted(self.text, 1000).split())
         return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """A request body. ``length`` in bytes; None: sent in chunks until ``pieces`` end."""
+    """A request body. ``length`` in bytes; None: sent in chunks until ``pieces`` end.
+
+    ``sent``: called with the length of each piece that was sent.
+    """
 
     pieces: Iterable[bytes | memoryview]
+    sent: Callable[[int], object]
     length: int | None = None
 
 
@@ -76,11 +82,14 @@ class Moved(Exception):
 class Client:
     """Makes requests to one server, each on a new connection.
 
-    ``headers`` are sent with every request. ``proxy``: the URL of an http proxy; empty: none. Setting
-    ``cancel`` ends a running request. Raises ``errors.Transient`` for failures that may be retried,
-    ``errors.Unreachable``, ``Cancelled``, and for a redirect ``Moved`` if the caller
-    ``follows`` it.
+    ``headers`` are sent with every request. ``proxy``: the URL of an http proxy; empty: none. ``stall``:
+    seconds for an answer that needs no work. Setting ``cancel`` ends a running request. Raises
+    ``errors.Transient`` for failures that may be retried, ``errors.Unreachable``, ``Cancelled``, and
+    ``Moved`` for a redirect if ``follows`` is set.
     """
+
+    #: Seconds between two lines that say what is waited for.
+    reminder = 60.0
 
     def __init__(
         self,
@@ -91,8 +100,9 @@ class Client:
         proxy: str = "",
         *,
         follows: bool = False,
+        stall: float = SEND,
     ) -> None:
-        parts, port = parsed(url)
+        parts, port = parse_url(url)
         self._origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self.url = self._origin + parts.path
         self.path = parts.path
@@ -101,13 +111,25 @@ class Client:
         self._cancel = cancel
         self._headers = dict(headers or {})
         self._follows = follows
+        self._stall = stall
         self._proxy = urllib.parse.urlsplit(proxy)
         if self._proxy.scheme == "https":
             raise errors.RequestError("uploads through a proxy that is reached over https are not supported")
         masking.hold(self, *masking.address(url), *masking.headers(self._headers.items()))
 
-    def ask(self, method: str, path: str, headers: Headers | None = None, body: Body | None = None) -> Answer:
-        """Make one request and return the answer of any status."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        headers: Headers | None = None,
+        body: Body | None = None,
+        *,
+        work: str = "",
+    ) -> Answer:
+        """Make one request and return the answer of any status.
+
+        ``work``: what the server does before it answers, which may take hours. The end of a body has some.
+        """
         headers = {**self._headers, **(headers or {})}
         # Joined, not resolved: in a URL reference, what follows two slashes is a host.
         target = url = self._origin + path
@@ -115,7 +137,7 @@ class Client:
             headers |= self._proxy_headers
         else:
             target = path
-        with self._connected() as connection:
+        with self._connect() as connection:
             connection.putrequest(method, target, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name, value)
@@ -124,12 +146,13 @@ class Client:
             elif body is not None or method in {"POST", "PATCH"}:
                 connection.putheader("Content-Length", str(body.length if body else 0))
             connection.endheaders()
-            if body is not None:
-                self._send(connection, body)
-            # No timeout: converting and syncing a disk may take hours. TCP keep-alive detects a dead server.
+            if body is not None and self._send(connection, body):
+                work = "has everything; waiting until the disk is on storage there"
+            # TCP keep-alive detects a dead server.
             connection.sock.settimeout(None)
-            response = connection.getresponse()
-            text = response.read(_ANSWER).decode("utf-8", "replace")
+            with self._remind(work) if work else self._limit_silence(connection.sock):
+                response = connection.getresponse()
+                text = response.read(_ANSWER).decode("utf-8", "replace")
         if response.status == 400 and self._tls is None:
             from cdi_worker.sources import wire
 
@@ -146,24 +169,68 @@ class Client:
         value = proxies.authorization(self._proxy.geturl())
         return {"Proxy-Authorization": value} if value else {}
 
-    def _send(self, connection: http.client.HTTPConnection, body: Body) -> None:
+    @contextlib.contextmanager
+    def _remind(self, work: str) -> Iterator[None]:
+        """Log now and then what is waited for in the block."""
+        over, began = threading.Event(), time.monotonic()
+
+        def remind() -> None:
+            while not over.wait(self.reminder):
+                log.warning("%s: %s for %.0f s", self.url, work, time.monotonic() - began)
+
+        reminding = threading.Thread(target=remind, name="reminder", daemon=True)
+        reminding.start()
+        try:
+            yield
+        finally:
+            over.set()
+            reminding.join()
+
+    @contextlib.contextmanager
+    def _limit_silence(self, sock: socket.socket) -> Iterator[None]:
+        """End the block after the time for an answer, however slowly one arrives."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            sockets.shut(sock)
+
+        timer = threading.Timer(self._stall, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as err:
+            if late.is_set():
+                raise TimeoutError(f"no answer within {self._stall:g} s") from err
+            raise
+        finally:
+            timer.cancel()
+            # The socket must not be closed, and its descriptor used again, while the timer shuts it.
+            timer.join()
+        if late.is_set():
+            raise TimeoutError(f"no answer within {self._stall:g} s")
+
+    def _send(self, connection: http.client.HTTPConnection, body: Body) -> bool:
+        """Send a body; return whether the server has taken all of it."""
         try:
             if body.length is None:
-                self._send_chunks(connection, body.pieces)
-                return
+                self._send_chunks(connection, body)
+                return True
             for piece in body.pieces:
                 self._cancel.check()
                 connection.send(piece)
+                body.sent(len(piece))
         except (ConnectionError, ssl.SSLError) as err:
             # A server that refuses the body closes early, after an answer with the reason.
             log.debug("send error=%s", err)
+            return False
+        return True
 
-    def _send_chunks(
-        self, connection: http.client.HTTPConnection, pieces: Iterable[bytes | memoryview]
-    ) -> None:
+    def _send_chunks(self, connection: http.client.HTTPConnection, body: Body) -> None:
         # Each call makes a TLS record and wakes the receiver, so a chunk's end is sent with the next header.
         previous_end = b""
-        for piece in pieces:
+        for piece in body.pieces:
             self._cancel.check()
             frame = b"%s%x\r\n" % (previous_end, len(piece))
             if len(piece) < _SHORT:
@@ -171,13 +238,14 @@ class Client:
             else:
                 connection.send(frame)
                 connection.send(piece)
+            body.sent(len(piece))
             previous_end = b"\r\n"
         connection.send(previous_end + b"0\r\n\r\n")
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+    def _connect(self) -> Iterator[http.client.HTTPConnection]:
         try:
-            with contextlib.closing(self._connect()) as connection:
+            with contextlib.closing(self._open_connection()) as connection:
                 sock = connection.sock
                 sock.settimeout(SEND)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -191,13 +259,13 @@ class Client:
                 from cdi_worker.sources import wire
 
                 if cause := wire.handshake(self.url, err):
-                    raise errors.Unreachable(url=self.url, **cause.fields) from err
+                    raise errors.Unreachable(url=self.url, **cause._asdict()) from err
             if str(err).startswith("Tunnel connection failed: 4"):
                 reason = f"the proxy refuses: {str(err).partition(': ')[2]}; check the proxy's credentials"
                 raise errors.Unreachable(url=self.url, reason=reason) from err
             raise errors.Transient(url=self.url, reason=_reason(err)) from err
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _open_connection(self) -> http.client.HTTPConnection:
         host, port = self._host, self._port
         if self._proxy.hostname:
             host, port = self._proxy.hostname, self._proxy.port or 80
@@ -218,11 +286,11 @@ class Client:
                 raise
 
         # A connect that was abandoned still uses the socket, so its own thread closes it.
-        cancelling.apart(connect, self._cancel, late=made.close)
+        cancelling.run_apart(connect, self._cancel, late=made.close)
         return made
 
 
-def parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+def parse_url(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
     """Return the parts of an http(s) URL and its port. Errors omit the URL: it may contain secrets."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
@@ -233,13 +301,9 @@ def parsed(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
 
 def context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
     """Return a client's TLS context from PEM texts. Raises ``errors.RequestError`` for malformed ones."""
-    made = sockets.separated(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        made.load_verify_locations(cadata=authority)
-        upload_tls.load_texts(made, certificate, key)
-    except (ssl.SSLError, OSError) as err:
-        raise errors.RequestError(f"client certificate, key or CA: {err}") from err
+    made = certificates.context()
+    certificates.load(made, certificates.usable(authority.encode(errors="surrogateescape"), "SERVER_CA_CERT"))
+    upload_tls.load_texts(made, certificate, key, "CLIENT_CERT, CLIENT_KEY")
     return made
 
 

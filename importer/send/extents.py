@@ -9,10 +9,10 @@ import os
 import pathlib
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final, NamedTuple
 
-from cdi_worker import errors
+from cdi_worker import errors, units
 from cdi_worker.formats import clone
 from cdi_worker.images import directio, volume
 from cdi_worker.images.tools import gnu_tar
@@ -29,9 +29,8 @@ PAUSE = 32
 TRIED = 4
 #: The longest run of zeros in one record, so that progress is shown within a long hole.
 LONGEST_ZERO = 1 << 30
-#: The disk image of a file system, and the bytes of which its size is a multiple (as ``images.target``).
+#: The disk image of a file system.
 DISK: Final = "disk.img"
-SECTOR: Final = 512
 
 Chunks = Generator["bytes | memoryview", None, None]
 
@@ -125,7 +124,11 @@ class Stream(sender.Stream):
         mark = self._marks[-1]
         at = mark.sent if offset >= mark.sent else 0
         parts = self._from(mark) if at else itertools.chain([self._head], self._from(mark))
-        yield from _after(parts, offset - at)
+        skip = offset - at
+        for part in parts:
+            if skip < len(part):
+                yield memoryview(part)[skip:]
+            skip = max(0, skip - len(part))
 
     def restart(self, kept: str) -> None:
         """Send all but a part of the disk; see ``send.sender.Stream``."""
@@ -181,13 +184,15 @@ class Stream(sender.Stream):
                 yield record
                 sent += len(record)
             else:
-                records = self._encoded(encoder, part.data)
                 started = time.perf_counter()
-                yield from records
+                records = encoder.data(part.data)
+                encoded = time.perf_counter()
                 count = sum(map(len, records))
-                self._pays.sent(count, time.perf_counter() - started)
+                self._pays.encoded(len(part.data), count, encoded - started)
+                yield from records
+                self._pays.sent(count, time.perf_counter() - encoded)
                 sent += count
-            is_moved = isinstance(part, volume.Piece)
+            is_moved = isinstance(part, volume.Data)
             self._report(
                 part.offset + part.length, self._reporter.advance if is_moved else self._reporter.skip
             )
@@ -201,12 +206,6 @@ class Stream(sender.Stream):
     def _others(self, _encoder: clone.Encoder) -> Chunks:
         """Yield the records of what follows the disk."""
         yield from ()
-
-    def _encoded(self, encoder: clone.Encoder, data: memoryview) -> tuple[bytes, bytes | memoryview]:
-        started = time.perf_counter()
-        record = encoder.data(data)
-        self._pays.encoded(len(data), sum(map(len, record)), time.perf_counter() - started)
-        return record
 
     def _report(self, end: int, count: Callable[[int], None]) -> None:
         """Report to ``count`` the bytes before ``end`` that were not reported yet."""
@@ -234,10 +233,10 @@ class Directory(Stream):
     ) -> None:
         self._path = path
         self._sparse = sparse
-        about, encoder = clone.Disk(), clone.Encoder()
+        about, encoder = clone.FolderDisk(), clone.Encoder()
         if disk is not None:
             mode, mtime = stat.S_IMODE(disk.stat.st_mode), max(0, int(disk.stat.st_mtime))
-            about, encoder = clone.Disk(disk.size, mode, mtime, not sparse), clone.Encoder(TRIED)
+            about, encoder = clone.FolderDisk(disk.size, mode, mtime, not sparse), clone.Encoder(TRIED)
         super().__init__(disk, clone.MAGIC + encoder.disk(about), encoder, reporter)
 
     def _others(self, encoder: clone.Encoder) -> Chunks:
@@ -246,7 +245,7 @@ class Directory(Stream):
         if not names:
             return
         buffer = memoryview(bytearray(volume.CHUNK))
-        with contextlib.closing(gnu_tar.Reader(self._path, names, sparse=self._sparse)) as tar:
+        with contextlib.closing(gnu_tar.TarReader(self._path, names, sparse=self._sparse)) as tar:
             while count := tar.readinto(buffer):
                 data = buffer[:count]
                 if directio.is_zero(data):
@@ -258,7 +257,7 @@ class Directory(Stream):
 
 
 @contextlib.contextmanager
-def opened_disk(directory: str) -> Iterator[volume.Volume | None]:
+def open_disk(directory: str) -> Iterator[volume.Volume | None]:
     """Yield the disk image of a file system; None if it has none that can be sent as extents.
 
     A link would have two files, a hard link two names; a disk of no whole sectors is padded by the receiver.
@@ -271,7 +270,7 @@ def opened_disk(directory: str) -> Iterator[volume.Volume | None]:
         return
     except OSError as err:
         raise errors.Unreachable(url=str(path), reason=errors.words(err)) from err
-    is_whole = found.st_size and found.st_size % SECTOR == 0
+    is_whole = found.st_size and found.st_size % units.SECTOR == 0
     if not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and is_whole):
         yield None
         return
@@ -279,11 +278,3 @@ def opened_disk(directory: str) -> Iterator[volume.Volume | None]:
         if not os.path.samestat(found, disk.stat):
             raise errors.SourceChanged(url=str(path), what="file", before=found.st_ino, now=disk.stat.st_ino)
         yield disk
-
-
-def _after(parts: Iterable[bytes | memoryview], skip: int) -> Chunks:
-    """Yield ``parts`` without their first ``skip`` bytes."""
-    for part in parts:
-        if skip < len(part):
-            yield memoryview(part)[skip:]
-        skip = max(0, skip - len(part))

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import logging
 import os
-import pathlib
 import ssl
 import stat
 import time
@@ -15,13 +14,14 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum
+from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.send import sender as upload_sender
 from cdi_worker.importer.upload import headers as upload_headers
 from cdi_worker.importer.upload import tls as upload_tls
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import base, smallfile, wire
 from cdi_worker.sources.web import proxies
 
 log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ RESUMABLE = "-resumable"
 #: As many as an import follows.
 REDIRECTS = 10
 PIECE = 1 << 20
-#: The sample that identifies a file: bytes of a place, and their number.
+#: The sample that identifies a file: bytes of a place, and the number of places, in equal distances.
 SAMPLE = 64 << 10
 PLACES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of an upload. ``access``: certificates and proxies. ``stall``: seconds without progress."""
+    """Settings of an upload. ``access``: certificates, proxies, and how long to wait without progress."""
 
     path: str
     url: str = dataclasses.field(repr=False)
@@ -48,7 +48,6 @@ class Settings:
     certificate: str | None = None
     key: str | None = None
     checksum: str | None = None
-    stall: float = 180.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Sent:
     seconds: float
 
 
-class File(upload_sender.Stream):
+class ImageFile(upload_sender.Stream):
     """A file as a stream; see ``send.sender.Stream``."""
 
     length: int
@@ -80,6 +79,7 @@ class File(upload_sender.Stream):
                 raise errors.Unreachable(
                     url=path, reason="is a pipe, which cannot be sent again; write it to a file first"
                 )
+            targets.refuse_unfinished(path, self._fd)
             self.length = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
             raise errors.Unreachable(url=path, reason=errors.words(err)) from err
@@ -101,7 +101,8 @@ class File(upload_sender.Stream):
         """
         digest = hashlib.sha256()
         try:
-            for place in _places(self.length):
+            for number in range(PLACES):
+                place = max(0, self.length - SAMPLE) * number // (PLACES - 1)
                 digest.update(os.pread(self._fd, SAMPLE, place))
         except OSError as err:
             raise errors.TransferFailed(url=self.path, offset=0, reason=errors.words(err)) from err
@@ -127,37 +128,24 @@ class File(upload_sender.Stream):
         while offset < self.length:
             try:
                 count = os.preadv(self._fd, [buffer[: self.length - offset]], offset)
+                now = _version(os.fstat(self._fd)) if offset + count == self.length else self._version
             except OSError as err:
                 reason = errors.words(err)
                 raise errors.TransferFailed(url=self.path, offset=offset, reason=reason) from err
             if not count:
                 raise errors.SourceChanged(url=self.path, what="size", before=self.length, now=offset)
-            if offset + count == self.length:
-                self._check_version(offset)
+            if now != self._version:
+                raise errors.SourceChanged(url=self.path, what="file", before=self._version, now=now)
             yield buffer[:count]
             offset += count
             if offset > self._reported:
                 self._reporter.advance(offset - self._reported)
                 self._reported = offset
 
-    def _check_version(self, offset: int) -> None:
-        try:
-            now = _version(os.fstat(self._fd))
-        except OSError as err:
-            raise errors.TransferFailed(url=self.path, offset=offset, reason=errors.words(err)) from err
-        if now != self._version:
-            raise errors.SourceChanged(url=self.path, what="file", before=self._version, now=now)
-
 
 def _version(found: os.stat_result) -> str:
     """Return what changes with the content of a file; the same for any device or pipe."""
     return f"changed {found.st_mtime_ns} size {found.st_size}" if stat.S_ISREG(found.st_mode) else ""
-
-
-def _places(length: int) -> Iterator[int]:
-    """Yield the offsets of a sample of a file: of its beginning, its end, and places in equal distances."""
-    for number in range(PLACES):
-        yield max(0, length - SAMPLE) * number // (PLACES - 1)
 
 
 def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
@@ -167,41 +155,39 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
         try:
             return _send(dataclasses.replace(settings, url=url, token=token), reporter, cancel)
         except upload_client.Moved as moved:
-            url, token = _followed(url, moved.to, token)
-            log.info("redirect url=%r", wire.safe_url(url))
+            to = moved.to.removesuffix(RESUMABLE)
+        try:
+            upload_client.parse_url(to)
+        except errors.RequestError as err:
+            reason = "redirects to a malformed address"
+            raise errors.UploadFailed(url=wire.safe_url(url), reason=reason) from err
+        before, after = wire.origin(url), wire.origin(to)
+        if before[0] == "https" != after[0]:
+            reason = "redirects from https to http; name the address of the upload server"
+            raise errors.UploadFailed(url=wire.safe_url(url), reason=reason)
+        # Only the first server gets the token.
+        url, token = to, token if before == after else ""
+        log.info("redirect url=%r", wire.safe_url(url))
     raise errors.UploadFailed(url=wire.safe_url(url), reason=f"more than {REDIRECTS} redirects")
-
-
-def _followed(url: str, to: str, token: str) -> tuple[str, str]:
-    """Return the address and the token for a redirect; only the first server gets the token."""
-    to = to.removesuffix(RESUMABLE)
-    try:
-        upload_client.parsed(to)
-    except errors.RequestError as err:
-        reason = "redirects to a malformed address"
-        raise errors.UploadFailed(url=wire.safe_url(url), reason=reason) from err
-    before, after = wire.origin(url), wire.origin(to)
-    if before[0] == "https" != after[0]:
-        reason = "redirects from https to http; name the address of the upload server"
-        raise errors.UploadFailed(url=wire.safe_url(url), reason=reason)
-    return to, token if before == after else ""
 
 
 def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Cancel) -> Sent:
     started = time.monotonic()
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
-    upload_client.parsed(settings.url)
+    upload_client.parse_url(settings.url)
     proxy = proxies.find(settings.access, settings.url)
-    client = upload_client.Client(settings.url, _tls(settings), cancel, headers, proxy, follows=True)
+    client = upload_client.Client(
+        settings.url, _tls(settings), cancel, headers, proxy, follows=True, stall=settings.access.patience
+    )
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
     reporter.phase("connect", None)
-    with File(settings.path, reporter) as file:
+    with ImageFile(settings.path, reporter) as file:
         sender = upload_sender.Sender(
             client,
             f"{client.path}{RESUMABLE}",
             cancel,
-            settings.stall,
+            settings.access.patience,
             more,
             reporter,
             # The checksum belongs to it: an upload with another checksum must not be resumed.
@@ -217,17 +203,14 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
         else:
             file.begin()
             log.info("not resumable: the server accepts one request only url=%r", client.url)
-            pieces = file.chunks(0) if promised is None else _verified(file, promised)
-            body = upload_client.Body(upload_sender.counted(pieces, reporter.read), file.length)
-            answer = client.ask("POST", client.path, more, body)
-            if not answer.is_good:
-                advice = upload_sender.advice(answer)
-                raise errors.UploadFailed(url=client.url, reason=answer.reason(), **advice)
+            pieces = file.chunks(0) if promised is None else _verify(file, promised)
+            body = upload_client.Body(pieces, reporter.read, file.length)
+            upload_sender.check(client, client.ask("POST", client.path, more, body))
     reporter.done()
     return Sent(settings.path, client.url, file.length, offset or 0, time.monotonic() - started)
 
 
-def _verified(file: File, promised: checksum.Checksum) -> Iterator[memoryview]:
+def _verify(file: ImageFile, promised: checksum.Checksum) -> Iterator[memoryview]:
     """Yield the file, its last piece only if the checksum matches: CDI's own servers do not verify it."""
     digest, left = checksum.Hash(promised), file.length
     for piece in file.chunks(0):
@@ -247,15 +230,12 @@ def address(url: str) -> str:
 def _tls(settings: Settings) -> ssl.SSLContext:
     def text(path: str | None) -> str:
         try:
-            return pathlib.Path(path).read_text(encoding="ascii") if path else ""
-        except (OSError, UnicodeDecodeError) as err:
+            return smallfile.read(path).decode("ascii") if path else ""
+        except UnicodeDecodeError as err:
             raise errors.RequestError(f"{path}: cannot read the certificate or key") from err
 
     made = wire.tls_context(settings.access)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.certificate:
-        try:
-            upload_tls.load_texts(made, text(settings.certificate), text(settings.key))
-        except (ssl.SSLError, OSError) as err:
-            raise errors.RequestError(f"client certificate or key: {err}") from err
+        name = ", ".join(filter(None, (settings.certificate, settings.key)))
+        upload_tls.load_texts(made, text(settings.certificate), text(settings.key), name)
     return made

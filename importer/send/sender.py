@@ -8,17 +8,13 @@ import contextlib
 import dataclasses
 import logging
 import urllib.parse
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
-from cdi_worker import errors, lazy
+from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import progress
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.upload import headers as upload_headers
-
-if TYPE_CHECKING:
-    from cdi_worker.remedy import Remedy
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +22,7 @@ HEADERS = {"Tus-Resumable": "1.0.0"}
 CONTENT = {"Content-Type": "application/offset+octet-stream"}
 #: The key in ``Upload-Metadata`` that identifies the bytes.
 FINGERPRINT = "fingerprint"
-#: How often an upload continues although the server has lost it, or all of a long attempt.
+#: How often an upload continues after the server has lost it, or all of a long attempt.
 LOSSES = 5
 #: Statuses of servers that do not support resumable uploads.
 UNKNOWN = frozenset({400, 404, 405, 501})
@@ -82,25 +78,29 @@ class Sender:
         )
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
-        _check(self.client, answer)
+        check(self.client, answer)
         self._go(answer.header("Location"))
         self.kept = answer.header(upload_headers.KEPT)
         return True
 
     def _create(self, headers: upload_client.Headers) -> upload_client.Answer:
-        answer = self.client.ask("POST", self.path, headers)
+        work = "reads back what it has of the clone" if upload_headers.CONTENT in headers else ""
+        answer = self.client.ask("POST", self.path, headers, work=work)
         if answer.is_leaving:
             raise errors.Transient(url=self.client.url, reason=answer.reason())
         return answer
 
-    def left_over(self, length: int) -> int | None:
-        """Return how many bytes of this upload the server has from an earlier run, None if it has none."""
+    def left_over(self, length: int | None) -> int | None:
+        """Return how many bytes of this upload the server has from an earlier run, None if it has none.
+
+        Without a ``length``, only an upload counts of which the server has everything.
+        """
         answer = self.client.ask("HEAD", self.path, HEADERS)
-        is_same = answer.header("Upload-Metadata") == self._metadata
-        if not is_same or answer.header("Upload-Length") != str(length):
+        offset, is_same = _offset(answer), answer.header("Upload-Metadata") == self._metadata
+        if not is_same or answer.header("Upload-Length") != str(offset if length is None else length):
             return None
         self._go(answer.header("Content-Location"))
-        return _offset(answer)
+        return offset
 
     def _go(self, location: str) -> None:
         """Send later requests to the upload whose name ends ``location``: proxies may change the rest."""
@@ -113,11 +113,18 @@ class Sender:
         losses, furthest = 0, offset
         while (failure := self._attempt(stream, offset)) is not None:
             # The outage begins now, however long the attempt lasted.
-            now = retry.patiently(self._received, self.patience, self.cancel, self.reporter.retry)
+            answer = retry.patiently(
+                lambda: self.client.ask("HEAD", self._place, HEADERS),
+                self.patience,
+                self.cancel,
+                self.reporter.retry,
+            )
+            # None: the server has no such upload.
+            now = _offset(answer)
             if now is not None and now > furthest:
                 patience.progress(now - furthest, self.client.url, now)
                 furthest = now
-            elif now is None or (patience.is_over and not _is_stalled(failure)):
+            elif now is None or (patience.is_over and not isinstance(failure.__cause__, TimeoutError)):
                 # The server has restarted, or has nothing of a long attempt. It may lose again and again.
                 losses += 1
                 if losses > LOSSES or (now is None and not self.begin(stream.length)):
@@ -142,7 +149,7 @@ class Sender:
         try:
             # A failed request leaves the generator open, and with it perhaps a running tar.
             with contextlib.closing(stream.chunks(offset)) as pieces:
-                body = upload_client.Body(counted(pieces, self.reporter.read), length)
+                body = upload_client.Body(pieces, self.reporter.read, length)
                 answer = self.client.ask("PATCH", self._place, headers, body)
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
@@ -151,40 +158,21 @@ class Sender:
         if answer.status in {404, 409} or is_part or answer.is_leaving:
             # The server received only a part, or ends, or has restarted and lost the upload.
             return errors.Transient(url=self.client.url, reason=answer.reason())
-        _check(self.client, answer)
+        check(self.client, answer)
         return None
-
-    def _received(self) -> int | None:
-        """Return how many bytes the server has; None: it has no such upload."""
-        return _offset(self.client.ask("HEAD", self._place, HEADERS))
 
     @property
     def _metadata(self) -> str:
         return f"{FINGERPRINT} {base64.b64encode(self.fingerprint.encode()).decode()}"
 
 
-def counted(
-    pieces: Iterable[bytes | memoryview], sent: Callable[[int], object]
-) -> Iterator[bytes | memoryview]:
-    """Yield ``pieces``; call ``sent`` with the length of each when the next is requested."""
-    for piece in pieces:
-        yield piece
-        sent(len(piece))
-
-
 def _offset(answer: upload_client.Answer) -> int | None:
     return upload_headers.number(answer.header("Upload-Offset")) if answer.is_good else None
 
 
-def _is_stalled(failure: errors.Transient) -> bool:
-    return isinstance(failure.__cause__, TimeoutError)
-
-
-def _check(client: upload_client.Client, answer: upload_client.Answer) -> None:
+def check(client: upload_client.Client, answer: upload_client.Answer) -> None:
+    """Raise ``errors.UploadFailed`` if the server refused."""
     if not answer.is_good:
-        raise errors.UploadFailed(url=client.url, reason=answer.reason(), **advice(answer))
-
-
-def advice(answer: upload_client.Answer) -> dict[str, Remedy]:
-    """Return the remedy for an answer, as a field of an error."""
-    return {"remedy": lazy.load("cdi_worker.remedy:LOGIN")} if answer.status == 401 else {}
+        login = errors.Remedy([("give the client's certificate", "certificate"), ("a token", "token")])
+        remedy = login if answer.status == 401 else None
+        raise errors.UploadFailed(url=client.url, reason=answer.reason(), remedy=remedy)

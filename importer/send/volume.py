@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Generator, Iterator, Mapping, Set
 
 from cdi_worker import errors
 from cdi_worker.formats.compressed import snappy
@@ -20,6 +21,7 @@ from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.send import extents
 from cdi_worker.importer.send import sender as upload_sender
 from cdi_worker.importer.upload import headers
+from cdi_worker.sources import fields
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,6 @@ VARIABLES = (
     contract.Variable("CLIENT_KEY", "key of the client (PEM text)", required=True),
     contract.Variable("CLIENT_CERT", "certificate of the client (PEM text)", required=True),
     contract.Variable("SERVER_CA_CERT", "CA of the upload server (PEM text)", required=True),
-    contract.Variable("PREALLOCATION", "`true`: send holes as data", "false"),
-    contract.OWNER,
 )
 
 
@@ -53,8 +53,14 @@ class Settings:
     url: str
     kind: str
     path: str
-    owner_uid: str = ""
-    preallocation: bool = False
+    owner_uid: str = fields.field(
+        env="OWNER_UID",
+        roles=(fields.CLONER,),
+        help="Label of the metrics; a resumed clone must have the same one.",
+    )
+    preallocation: bool = fields.field(
+        default=False, env="PREALLOCATION", strict=True, roles=(fields.CLONER,), help="Send holes as data."
+    )
     authority: str = dataclasses.field(default="", repr=False)
     certificate: str = dataclasses.field(default="", repr=False)
     key: str = dataclasses.field(default="", repr=False)
@@ -70,8 +76,7 @@ def read(env: Mapping[str, str]) -> Settings:
         url=reading.text("UPLOAD_URL"),
         kind=MODES.get(mode.lower(), ""),
         path=reading.text("MOUNT_POINT"),
-        owner_uid=reading.text("OWNER_UID"),
-        preallocation=reading.boolean("PREALLOCATION"),
+        **reading.fields(Settings, fields.CLONER),
         authority=reading.text("SERVER_CA_CERT"),
         certificate=reading.text("CLIENT_CERT"),
         key=reading.text("CLIENT_KEY"),
@@ -84,13 +89,9 @@ def read(env: Mapping[str, str]) -> Settings:
 def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel) -> report.Report:
     """Send the volume and return the report."""
     settings = read(env)
-    if paths.settings.report:
-        raise errors.RequestError(
-            "--report (CDI_WORKER_REPORT): a clone source writes no disk; set it for the upload server"
-        )
     reason = "a clone has none, and one is demanded; only what is imported can be verified"
-    paths.settings.refuse_demand("clone source", reason)
-    with metrics.exposed("cloner", settings.owner_uid, paths.metrics_port) as reporter:
+    paths.refuse_demand("clone source", reason)
+    with metrics.expose("cloner", settings.owner_uid, paths.metrics_port) as reporter:
         send(settings, reporter, cancel)
     return report.cloned(preallocated=settings.preallocation)
 
@@ -106,17 +107,12 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
     if answer.header(headers.OFFER) == headers.EXTENTS:
         send_extents(settings, client, reporter, cancel)
     else:
-        send_frames(settings, client, reporter)
+        with plain(settings, reporter) as pieces:
+            body = upload_client.Body(snappy.frames(pieces), reporter.read)
+            answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
+        if not answer.is_good:
+            raise errors.UploadFailed(url=client.url, reason=answer.reason())
     reporter.done()
-
-
-def send_frames(settings: Settings, client: upload_client.Client, reporter: progress.Progress) -> None:
-    """Send the volume in CDI's clone format, in one request."""
-    with plain(settings, reporter) as pieces:
-        body = upload_client.Body(upload_sender.counted(snappy.frames(pieces), reporter.read))
-        answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
-    if not answer.is_good:
-        raise errors.UploadFailed(url=client.url, reason=answer.reason())
 
 
 def send_extents(
@@ -129,9 +125,19 @@ def send_extents(
         device = None
         if settings.kind == headers.BLOCK:
             device = stack.enter_context(volume.Volume(settings.path))
+            device.check_finished()
             # A server that is started again keeps what it has of this run. A later one may find other bytes.
             chosen[headers.CONTENT] = f"{secrets.token_hex(16)} {device.size}"
-        sender = upload_sender.Sender(client, path, cancel, NO_PROGRESS, chosen, reporter)
+        sender = upload_sender.Sender(
+            client, path, cancel, NO_PROGRESS, chosen, reporter, fingerprint=fingerprint(settings)
+        )
+        arrived = retry.patiently(lambda: sender.left_over(None), NO_PROGRESS, cancel, reporter.retry)
+        if arrived is not None:
+            # The container was killed before the target's answer.
+            log.info("all has arrived from an earlier run bytes=%d", arrived)
+            reporter.phase("sync", None)
+            sender.send(Sent(), arrived)
+            return
         if not sender.begin(None):
             reason = "the server refused the clone format it offered"
             raise errors.UploadFailed(url=client.url, reason=reason)
@@ -139,12 +145,41 @@ def send_extents(
         if device is not None:
             total, stream = device.size, extents.Device(device, reporter)
         else:
-            disk = stack.enter_context(extents.opened_disk(settings.path))
+            disk = stack.enter_context(extents.open_disk(settings.path))
             total = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
             total += 0 if disk is None else disk.size
             stream = extents.Directory(settings.path, disk, reporter, sparse=not settings.preallocation)
         reporter.phase("transfer", total)
         sender.send(stream)
+
+
+class Sent(upload_sender.Stream):
+    """The end of a clone that the target has received completely."""
+
+    length = None
+
+    def chunks(self, _offset: int) -> Generator[memoryview, None, None]:
+        """Yield nothing."""
+        yield from ()
+
+    def restart(self, _kept: str) -> None:
+        """Fail: this run has not begun to read the volume."""
+        raise errors.SourceError(reason="the target has lost the clone; the next run starts over")
+
+
+def fingerprint(settings: Settings) -> str:
+    """Return an id of this clone: the same when the container is restarted in its pod.
+
+    It changes with a file. Nothing shows that a device has changed, but each container has a new node of it.
+    """
+    found = [settings.owner_uid, os.uname().nodename, settings.kind, settings.path]
+    for path in (pathlib.Path(settings.path), pathlib.Path(settings.path, extents.DISK)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            of = path.stat()
+            found += map(
+                str, (of.st_rdev,) if of.st_rdev else (of.st_dev, of.st_ino, of.st_size, of.st_ctime_ns)
+            )
+    return hashlib.sha256("\n".join(found).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @contextlib.contextmanager
@@ -153,11 +188,12 @@ def plain(settings: Settings, reporter: progress.Progress) -> Iterator[Iterator[
     with contextlib.ExitStack() as stack:
         if settings.kind == headers.BLOCK:
             device = stack.enter_context(volume.Volume(settings.path))
+            device.check_finished()
             reporter.phase("transfer", device.size)
             yield _device(device, reporter)
         else:
             reporter.phase("transfer", occupied(settings.path))
-            tar = gnu_tar.Reader(
+            tar = gnu_tar.TarReader(
                 settings.path, gnu_tar.names(settings.path), sparse=not settings.preallocation
             )
             yield _archive(stack.enter_context(contextlib.closing(tar)), reporter)
@@ -166,7 +202,7 @@ def plain(settings: Settings, reporter: progress.Progress) -> Iterator[Iterator[
 def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memoryview]:
     zeros = memoryview(bytes(snappy.PIECE))
     for piece in device.pieces():
-        if isinstance(piece, volume.Piece):
+        if isinstance(piece, volume.Data):
             yield piece.data
             reporter.advance(len(piece.data))
             continue
@@ -176,7 +212,7 @@ def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memo
             reporter.skip(len(part))
 
 
-def _archive(tar: gnu_tar.Reader, reporter: progress.Progress) -> Iterator[memoryview]:
+def _archive(tar: gnu_tar.TarReader, reporter: progress.Progress) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(snappy.PIECE))
     while count := tar.readinto(buffer):
         yield buffer[:count]

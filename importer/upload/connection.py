@@ -42,9 +42,8 @@ class Interrupted(ConnectionError):
 
 
 class Connection:
-    """The server's end of a TLS connection, which blocks with a limit on every wait, in seconds.
+    """The server's end of a TLS connection. Every wait has a limit, in seconds. Raises ``OSError``.
 
-    Raises ``OSError``.
     For one thread at a time; ``interrupt`` may be called from any. TLS works on memory buffers and the socket
     never blocks: a wait polls an event too, so that a read can be ended without breaking TLS, and an answer
     can still be sent.
@@ -61,7 +60,8 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(self._event, select.POLLIN)
         self._lock = threading.Lock()
-        self._interrupted = False
+        #: Set by ``interrupt``.
+        self.interrupted = False
         self._closed = False
         self._ahead = b""
 
@@ -77,13 +77,11 @@ class Connection:
     # -- receiving
 
     def readinto(self, into: memoryview, limit: float) -> int:
-        """Receive until ``into`` is full or no data arrives for ``QUIET`` seconds; return 0 at the end.
+        """Receive until ``into`` is full, no data arrives for ``QUIET``, or ``BRIEF`` seconds have passed.
 
-        Returns after ``BRIEF`` seconds in any case, if there are bytes.
-
-        ``limit``: seconds for the first byte.
+        ``limit``: seconds for the first byte. Return the number of bytes, 0 at the end.
         """
-        if self._interrupted:
+        if self.interrupted:
             raise Interrupted
         filled = min(len(self._ahead), len(into))
         if filled:
@@ -109,7 +107,7 @@ class Connection:
                 # With a buffer it returns a number of bytes; typeshed says bytes.
                 return cast(int, self._tls.read(len(into), into))
             except ssl.SSLWantReadError:
-                self._more(len(into), deadline - time.monotonic())
+                self._more(len(into), _left(deadline, limit))
             except ssl.SSLEOFError:
                 return 0
 
@@ -155,13 +153,9 @@ class Connection:
     def interrupt(self) -> None:
         """End the read that waits in another thread, and all later ones, with ``Interrupted``."""
         with self._lock:
-            self._interrupted = True
+            self.interrupted = True
             if not self._closed:
                 os.eventfd_write(self._event, 1)
-
-    @property
-    def interrupted(self) -> bool:
-        return self._interrupted
 
     def close(self) -> None:
         """Close TLS, then the connection; errors are ignored."""
@@ -171,7 +165,7 @@ class Connection:
             self._flush(CLOSE)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-            if not self._interrupted:
+            if not self.interrupted:
                 # Closing with unread data sends a reset: the client may lose our last answer (RFC 9112, 9.6).
                 self.drain(CLOSE)
         with self._lock:
@@ -192,13 +186,13 @@ class Connection:
         deadline = time.monotonic() + limit
         while True:
             # Checked also without a wait: a client that never pauses must not delay an interruption.
-            if interruptible and self._interrupted:
+            if interruptible and self.interrupted:
                 raise Interrupted
             try:
                 done = step()
             except ssl.SSLWantReadError:
                 self._flush(SEND)
-                self._more(0, deadline - time.monotonic(), interruptible=interruptible)
+                self._more(0, _left(deadline, limit), interruptible=interruptible)
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
                     self._flush(SEND)  # the TLS alert with the reason
@@ -217,7 +211,7 @@ class Connection:
     def _take(self, limit: float, room: int = 0, *, interruptible: bool) -> int:
         """Receive into the window; return the bytes received, 0 if the client closed the connection."""
         while True:
-            if interruptible and self._interrupted:
+            if interruptible and self.interrupted:
                 raise Interrupted
             with contextlib.suppress(BlockingIOError):
                 return self._socket.recv_into(self._window)
@@ -247,3 +241,14 @@ class Connection:
         if any(fd == self._event for fd, _ in found):
             raise Interrupted
         return bool(found)
+
+
+def _left(deadline: float, limit: float) -> float:
+    """Return the seconds that are left of ``limit``. Raises ``TimeoutError``.
+
+    What arrives may be no data, such as updates of keys, and so much of it that no wait is ever long.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"no data for {limit:.3g} s")
+    return left

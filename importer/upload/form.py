@@ -13,7 +13,7 @@ from cdi_worker.sources import upload
 PIECE = 256 << 10
 
 
-class File:
+class FormFile:
     """Reader of the part named ``file`` in the body of a form upload.
 
     Raises ``errors.RequestError`` if the form is malformed, truncated, or has no such part.

@@ -17,17 +17,17 @@ CLONES: Final = (BLOCK, FILESYSTEM)
 OFFER: Final = "x-cdi-worker-offer"
 CHOICE: Final = "x-cdi-worker-stream"
 EXTENTS: Final = "extents-3"
-#: Of a clone in our own format: the client states what it sends (a token of its run, and the bytes of the
+#: In a clone of our own format the client states what it sends (a token of its run, and the size of the
 #: disk), and the server which part of that it has (start-end, in bytes of the disk).
 CONTENT: Final = "x-cdi-worker-content"
 KEPT: Final = "x-cdi-worker-kept"
-#: With 503, of a server that ends, such as that of an evicted pod: one that follows it may take the upload.
-#: Without it, another upload runs.
+#: Sent with 503 by a server that is ending, such as that of an evicted pod: its successor may take the
+#: upload. A 503 without it means that another upload is running.
 LEAVING: Final = types.MappingProxyType({"Retry-After": "1"})
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
 def number(text: str) -> int | None:
-    """Return a number of bytes, which fits into 63 bits; None if ``text`` is none."""
+    """Parse a number of bytes, below 10^18; return None if ``text`` is not one."""
     return int(text) if _NUMBER.fullmatch(text) else None

@@ -53,7 +53,7 @@ def failed(failure: errors.Error) -> Answer:
 
 
 class Limits(NamedTuple):
-    """How long a client may take.
+    """Limits for a client.
 
     ``idle``: seconds to send the head. ``patience``: seconds without a byte of the body, or with fewer than
     ``slowest`` per second.
@@ -95,16 +95,6 @@ def authorize(request: Request, client_name: str, *methods: str) -> None:
         raise Refusal(401)
 
 
-def check_whole(request: Request) -> None:
-    """Raise ``errors.RequestError`` if the body is a part of a file, which would be taken for all of it.
-
-    Clients in browsers send large files in parts (RFC 9110, 14.4).
-    """
-    if "content-range" in request.headers:
-        hint = "send all of it in one request, or use upload-resumable"
-        raise errors.RequestError(f"Content-Range: the request has only a part of the file; {hint}")
-
-
 class Exchange:
     """One request and its answer. Raises ``OSError`` if the connection is broken."""
 
@@ -117,12 +107,16 @@ class Exchange:
 
     def receive(self) -> Request | None:
         """Return the request, None if the client closed the connection. Raises ``Refusal`` if malformed."""
+        deadline = time.monotonic() + self._limits.idle
         try:
-            head = self._head()
+            while (head := self._h11.next_event()) is h11.NEED_DATA:
+                self._h11.receive_data(self._connection.some(deadline - time.monotonic()))
         except h11.RemoteProtocolError as err:
             raise Refusal(err.error_status_hint) from err
-        if head is None:
+        if not isinstance(head, h11.Request):
             return None
+        self._is_head = head.method == b"HEAD"
+        self._connection.put_back(self._h11.trailing_data[0])
         if not head.http_version.startswith(b"1."):
             raise Refusal(505)
         names = {name for name, _ in head.headers}
@@ -137,16 +131,6 @@ class Exchange:
         if expected.lower() != "100-continue":
             raise Refusal(417)
         return self._request
-
-    def _head(self) -> h11.Request | None:
-        deadline = time.monotonic() + self._limits.idle
-        while (event := self._h11.next_event()) is h11.NEED_DATA:
-            self._h11.receive_data(self._connection.some(deadline - time.monotonic()))
-        if not isinstance(event, h11.Request):
-            return None
-        self._is_head = event.method == b"HEAD"
-        self._connection.put_back(self._h11.trailing_data[0])
-        return event
 
     def send_continue(self) -> None:
         """Send 100 Continue to a client that waits for it before it sends the body (RFC 9110, 10.1.1)."""
@@ -183,14 +167,21 @@ class Exchange:
         return self._h11.our_state is h11.DONE
 
 
-class Sized:
-    """A body of ``length`` bytes."""
+class _Body:
+    """The body of a request. ``_left``: bytes still to be read of it, or of its current chunk."""
 
-    def __init__(self, connection: Connection, length: int, limits: Limits) -> None:
+    def __init__(self, connection: Connection, left: int, limits: Limits) -> None:
         self._connection = connection
-        self._left = length
+        self._left = left
         self._patience = limits.patience
-        self._meter = retry.Meter(limits.patience, limits.slowest)
+        self._meter = retry.SpeedMeter(limits.patience, limits.slowest)
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
+
+
+class Sized(_Body):
+    """A body of a known length."""
 
     @property
     def at_end(self) -> bool:
@@ -206,18 +197,12 @@ class Sized:
         self._left -= count
         return count
 
-    def interrupt(self) -> None:
-        self._connection.interrupt()
 
-
-class Chunked:
+class Chunked(_Body):
     """A chunked body (RFC 9112, 7.1). Chunk extensions and trailers are ignored."""
 
     def __init__(self, connection: Connection, limits: Limits) -> None:
-        self._connection = connection
-        self._patience = limits.patience
-        self._meter = retry.Meter(limits.patience, limits.slowest)
-        self._left = 0
+        super().__init__(connection, 0, limits)
         #: Whether the CRLF after a chunk's data is still to be read.
         self._after_data = False
         #: Trailer lines read so far; None before the last chunk.
@@ -249,38 +234,27 @@ class Chunked:
             filled += count
         return filled
 
-    def interrupt(self) -> None:
-        self._connection.interrupt()
-
     def _step(self, into: memoryview, limit: float) -> int:
         """Read some of a chunk's data, or one chunk header or trailer line; return the bytes of data."""
         if self._trailers is not None:
-            self._read_trailer(self._trailers, limit)
+            if self._trailers == TRAILERS:
+                raise ConnectionError(f"more than {TRAILERS} trailers")
+            self.at_end = not self._connection.line(LINE, limit)
+            self._trailers += 1
             return 0
         if not self._left:
-            self._read_header(limit)
+            if self._after_data and self._connection.line(LINE, limit):
+                raise ConnectionError("malformed chunk: longer than its header says")
+            self._after_data = False
+            found = _CHUNK.fullmatch(self._connection.line(LINE, limit))
+            if found is None:
+                raise ConnectionError("malformed chunk header")
+            self._left = int(found[1], 16)
+            self._after_data = bool(self._left)
+            self._trailers = None if self._left else 0
             return 0
         count = self._connection.readinto(into[: self._left], limit)
         if not count:
             raise ConnectionError("the client closed the connection within a chunk")
         self._left -= count
         return count
-
-    def _read_header(self, limit: float) -> None:
-        """Read the end of the previous chunk and the header of the next."""
-        if self._after_data and self._connection.line(LINE, limit):
-            raise ConnectionError("malformed chunk: longer than its header says")
-        self._after_data = False
-        found = _CHUNK.fullmatch(self._connection.line(LINE, limit))
-        if found is None:
-            raise ConnectionError("malformed chunk header")
-        self._left = int(found[1], 16)
-        self._after_data = bool(self._left)
-        self._trailers = None if self._left else 0
-
-    def _read_trailer(self, count: int, limit: float) -> None:
-        """Read one trailer line after ``count`` others; an empty line ends the body."""
-        if count == TRAILERS:
-            raise ConnectionError(f"more than {TRAILERS} trailers")
-        self.at_end = not self._connection.line(LINE, limit)
-        self._trailers = count + 1

@@ -42,7 +42,7 @@ class Listener:
         self._ending = False
 
     @contextlib.contextmanager
-    def listening(self, host: str, port: int, end: Callable[[], object]) -> Iterator[int]:
+    def listen(self, host: str, port: int, end: Callable[[], object]) -> Iterator[int]:
         """Yield the port while connections are accepted.
 
         Afterwards ``end`` must end the work that requests wait for; then the last answers are sent.
@@ -63,7 +63,11 @@ class Listener:
             accepting.join()
             listener.close()
             end()
-            self._wait_for_answers()
+            with self._changed:
+                for connection, busy in self._connections.items():
+                    if not busy:
+                        connection.interrupt()
+                self._changed.wait_for(lambda: not self._connections, SHUTDOWN)
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._ending:
@@ -80,19 +84,18 @@ class Listener:
     def _start(self, plain: socket.socket, _: object) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(plain.close)
-            self._make_room()
+            with self._changed:
+                if self._threads >= MOST:
+                    idle = (
+                        each for each, busy in self._connections.items() if not busy and not each.interrupted
+                    )
+                    for oldest in itertools.islice(idle, 1):
+                        oldest.interrupt()
+                self._changed.wait_for(lambda: self._threads < MOST + LEAVING or self._ending)
             threading.Thread(target=self._serve, args=(plain,), name="connection", daemon=True).start()
             with self._changed:
                 self._threads += 1
             stack.pop_all()
-
-    def _make_room(self) -> None:
-        with self._changed:
-            if self._threads >= MOST:
-                idle = (each for each, busy in self._connections.items() if not busy and not each.interrupted)
-                for oldest in itertools.islice(idle, 1):
-                    oldest.interrupt()
-            self._changed.wait_for(lambda: self._threads < MOST + LEAVING or self._ending)
 
     def _serve(self, plain: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
@@ -101,7 +104,10 @@ class Listener:
             # A client that disconnects, breaks TLS or is too slow needs no log message of ours.
             stack.enter_context(contextlib.suppress(OSError))
             connection = Connection(plain, self._context)
-            self._register(connection)
+            with self._changed:
+                self._connections[connection] = False
+                if self._ending:
+                    connection.interrupt()
             stack.callback(self._forget, connection)
             stack.callback(connection.close)
             connection.handshake(HANDSHAKE)
@@ -116,32 +122,23 @@ class Listener:
             if request is None:
                 return False
             self._mark(connection, busy=True)
-            answer = self._answer(request, exchange)
+            try:
+                answer = self._handle(request, exchange)
+            except http.Refusal:
+                raise
+            except Exception:
+                log.exception("internal error")
+                answer = http.Answer(500, "internal error")
         except http.Refusal as refusal:
             answer = refusal.answer
         stays_open = exchange.answer(answer)
         self._mark(connection, busy=False)
         return stays_open
 
-    def _answer(self, request: http.Request, exchange: http.Exchange) -> http.Answer:
-        try:
-            return self._handle(request, exchange)
-        except http.Refusal:
-            raise
-        except Exception:
-            log.exception("internal error")
-            return http.Answer(500, "internal error")
-
     def _thread_ended(self) -> None:
         with self._changed:
             self._threads -= 1
             self._changed.notify_all()
-
-    def _register(self, connection: Connection) -> None:
-        with self._changed:
-            self._connections[connection] = False
-            if self._ending:
-                connection.interrupt()
 
     def _mark(self, connection: Connection, *, busy: bool) -> None:
         with self._changed:
@@ -151,13 +148,6 @@ class Listener:
         with self._changed:
             del self._connections[connection]
             self._changed.notify_all()
-
-    def _wait_for_answers(self) -> None:
-        with self._changed:
-            for connection, busy in self._connections.items():
-                if not busy:
-                    connection.interrupt()
-            self._changed.wait_for(lambda: not self._connections, SHUTDOWN)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from typing import TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import coding
@@ -25,13 +24,9 @@ HEADERS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
 CAPABILITIES = {"Tus-Version": VERSION, "Tus-Extension": "creation,creation-defer-length,termination"}
 CONTENT = "application/offset+octet-stream"
 
-#: Begin an upload with these request headers. Size in bytes, None if unknown. Raises ``Refusal`` and
-#: ``RequestError``.
-Begin: TypeAlias = Callable[[Mapping[str, str], int | None], upload_running.Running]
-
 
 class Session:
-    """One upload. ``length`` in bytes; None: not declared yet, or never (see ``_is_last``)."""
+    """One upload. ``length`` in bytes; None: not declared yet, or never."""
 
     def __init__(self, running: upload_running.Running, length: int | None, metadata: str) -> None:
         self.name = secrets.token_hex(16)
@@ -60,10 +55,10 @@ class Session:
         return fields | ({"Upload-Metadata": self.metadata} if self.metadata else {})
 
     @contextlib.contextmanager
-    def taken_over(self) -> Iterator[None]:
+    def take_over(self) -> Iterator[None]:
         """Take over the session: abort the previous PATCH, whose client has reconnected."""
         # The other request may not have lent its body to the import yet: then it no longer can.
-        with self.running.body.withdrawn():
+        with self.running.body.take_over():
             self._exclusive.acquire()
         try:
             yield
@@ -88,10 +83,15 @@ class Session:
 class Resumable:
     """Request handlers of the tus protocol, for one upload at a time.
 
-    ``patience``: seconds that an upload waits for its next request.
+    ``begin``: see ``Server.begin``. ``patience``: seconds that an upload waits for its next request.
     """
 
-    def __init__(self, begin: Begin, client_name: str, patience: float) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Mapping[str, str], int | None], upload_running.Running],
+        client_name: str,
+        patience: float,
+    ) -> None:
         self._begin = begin
         self._client_name = client_name
         self._patience = patience
@@ -120,11 +120,16 @@ class Resumable:
             raise Refusal(404)
         if request.method == "PATCH":
             return self._patch(request, exchange, session)
-        with session.taken_over():
+        with session.take_over():
             if request.method == "HEAD":
                 return Answer(headers={**session.headers(), "Content-Location": _location(request, session)})
             if request.method == "DELETE":
-                return _delete(session)
+                if not session.is_open:
+                    # All bytes have been received and become a disk: 204 would report them as deleted.
+                    raise Refusal(409 if session.running.work.done() else 503)
+                session.running.fail(ConnectionError("deleted by the client"))
+                futures.wait({session.running.work})
+                return Answer(204)
         raise Refusal(404)
 
     def _create(self, request: Request) -> Answer:
@@ -132,23 +137,28 @@ class Resumable:
             length = _length(request)
             running = self._begin(request.headers, length)
             session = Session(running, length, request.headers.get("upload-metadata", ""))
-            with session.taken_over():
+            with session.take_over():
                 self._session = session
                 running.work.add_done_callback(lambda _: session.stop_waiting())
                 if length == 0:
                     # An empty upload is already complete: no PATCH follows that could report the result.
                     running.body.end()
                     running.wait()
-                more = _kept(running)
+                more = {"Location": _location(request, session)}
+                if running.order.content is not None:
+                    # A clone: the target is read back first, which takes its time.
+                    start, end = running.kept.result()
+                    if running.work.done():
+                        running.wait()
+                    more |= {headers.KEPT: f"{start}-{end}"} if start < end else {}
                 if session.is_open:
-                    # Not before: reading back what a clone has on the target takes its time.
                     session.wait(self._patience)
         except errors.Error as err:
             return _failed(err)
-        return Answer(201, headers={**session.headers(), **more, "Location": _location(request, session)})
+        return Answer(201, headers={**session.headers(), **more})
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
-        with session.taken_over():
+        with session.take_over():
             if refused := _refused(request, session):
                 return refused
             if session.length is None:
@@ -158,9 +168,15 @@ class Resumable:
             failure = session.running.receive(request.content)
             if session.length is not None and session.offset > session.length:
                 session.running.fail(errors.RequestError("received more bytes than Upload-Length declares"))
-            elif session.offset == session.length or (failure is None and _is_last(request, session)):
+            elif session.offset == session.length or (
+                failure is None and session.length is None and request.length is None
+            ):
+                # An upload without a length ends with a request without one: after one with a length,
+                # more may follow, and the last one declares the length of the upload.
                 # A connection that breaks after the last byte does not matter: HEAD returns the full offset.
                 session.running.body.end()
+                # HEAD then shows that all has arrived, also of an upload that never declares its length.
+                session.length = session.offset
             if session.is_open:
                 session.wait(self._patience)
                 return Answer(204 if failure is None else 400, headers=session.headers())
@@ -186,36 +202,17 @@ def _failed(failure: errors.Error) -> Answer:
     return answer
 
 
-def _kept(running: upload_running.Running) -> dict[str, str]:
-    """Wait until the target was read, and return the header with the part of a clone that it holds."""
-    if running.order.content is None:
-        return {}
-    start, end = running.kept.result()
-    if running.work.done():
-        running.wait()
-    return {headers.KEPT: f"{start}-{end}"} if start < end else {}
-
-
 def _location(request: Request, session: Session) -> str:
     """Return the path of the upload, for a request to it or to the collection."""
     return f"{request.path.rstrip('/').removesuffix(f'/{session.name}')}/{session.name}"
 
 
-def _delete(session: Session) -> Answer:
-    if not session.is_open:
-        # All bytes have been received and become a disk: 204 would wrongly report them as deleted.
-        raise Refusal(409 if session.running.work.done() else 503)
-    session.running.fail(ConnectionError("deleted by the client"))
-    futures.wait({session.running.work})
-    return Answer(204)
-
-
 def _refused(request: Request, session: Session) -> Answer | None:
     """Return the refusal of a PATCH with a wrong type, offset or length; None if it is acceptable."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != CONTENT:
-        return Answer(415)
-    if coding.normal(request.headers.get("content-encoding", "")) != coding.IDENTITY:
-        # The offsets are those of the file.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # The offsets are those of the file, not of a compressed one.
+    encoding = coding.normal(request.headers.get("content-encoding", ""))
+    if kind != CONTENT or encoding != coding.IDENTITY:
         return Answer(415)
     if request.headers.get("upload-offset") != str(session.offset):
         return Answer(409, headers=session.headers())
@@ -226,15 +223,6 @@ def _refused(request: Request, session: Session) -> Answer | None:
     if length is not None and session.offset + (request.length or 0) > length:
         return Answer(413, headers=session.headers())
     return None
-
-
-def _is_last(request: Request, session: Session) -> bool:
-    """Return whether an upload without a declared length ends with this request.
-
-    It does when the request has no length either. After a request with a length more may follow; the last one
-    declares the length of the upload.
-    """
-    return session.length is None and request.length is None
 
 
 def _declared_length(request: Request) -> int | None:

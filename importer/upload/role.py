@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import pathlib
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, execute, report
+from cdi_worker.importer.upload import headers
 from cdi_worker.importer.upload import settings as upload_settings
 
 if TYPE_CHECKING:
@@ -36,9 +38,12 @@ def serve(server: upload_server.Server) -> report.Report:
     settings = server.settings
     # Loaded before the first client connects, so that no upload waits for it.
     execute.load()
-    with server.listening(), server.cancel.on_set(server.wake.set):
+    with server.listen(), server.cancel.on_set(server.wake.set):
         while not (server.done.is_set() or server.cancel.is_set()):
-            left = _left(settings.deadline)
+            left = None
+            if settings.deadline is not None:
+                seconds = (settings.deadline - dt.datetime.now(dt.UTC)).total_seconds()
+                left = min(max(0.0, seconds), threading.TIMEOUT_MAX)
             if left == 0 and server.is_idle:
                 log.info("deadline passed deadline=%s", settings.deadline)
                 break
@@ -48,15 +53,9 @@ def serve(server: upload_server.Server) -> report.Report:
     # An upload that was admitted before the end has finished by now, perhaps with success.
     if server.has_succeeded and server.running is not None:
         done, order = server.running.work.result(), server.running.order
-        preallocated = done.preallocated or order.fills_folder
-        return report.uploaded(clone=bool(order.clone), preallocated=preallocated)
+        # CDI always reports files that were cloned into a folder as preallocated.
+        is_folder = order.clone == headers.FILESYSTEM and pathlib.Path(order.request.target).is_dir()
+        return report.uploaded(clone=bool(order.clone), preallocated=done.preallocated or is_folder)
     if server.cancel.is_set():
         raise errors.Cancelled
     return report.deadline_passed()
-
-
-def _left(deadline: dt.datetime | None) -> float | None:
-    """Return the seconds until the deadline, 0 after it, and None without one."""
-    if deadline is None:
-        return None
-    return min(max(0.0, (deadline - dt.datetime.now(dt.UTC)).total_seconds()), threading.TIMEOUT_MAX)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import pathlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, progress
 from cdi_worker.importer import request as request_module
@@ -19,7 +17,7 @@ from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.upload import headers
 from cdi_worker.sources import clone, upload
-from cdi_worker.sources.clone import Content
+from cdi_worker.sources.clone import SentDisk
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +34,7 @@ class Order:
     clone: str
     ours: bool
     encoding: str = ""
-    content: Content | None = None
-
-    @property
-    def fills_folder(self) -> bool:
-        """Whether files are cloned into a folder, which CDI always reports as preallocated."""
-        return self.clone == headers.FILESYSTEM and pathlib.Path(self.request.target).is_dir()
+    content: SentDisk | None = None
 
     def source(
         self,
@@ -67,35 +60,21 @@ def order(settings: Request, fields: Mapping[str, str], *, archive: bool) -> Ord
 
     Raises ``RequestError``.
     """
-    request = dataclasses.replace(settings, checksum=fields.get(headers.CHECKSUM))
-    if request.checksum is not None:
-        checksum.parse(request.checksum)
     content_type = fields.get(headers.CONTENT_TYPE, "")
     kind = content_type if content_type in headers.CLONES else ""
-    on_device = pathlib.Path(request.target).is_block_device()
+    form = "archive" if archive and not kind else "kubevirt"
     if kind == headers.FILESYSTEM:
-        request = dataclasses.replace(request, content_type=request_module.CLONE)
-    elif archive and not kind:
-        if on_device:
-            raise errors.RequestError("an archive needs a volume with a file system, not a block device")
-        request = dataclasses.replace(request, content_type="archive")
-    if request.is_archive and not on_device:
-        request = dataclasses.replace(request, target=str(pathlib.Path(request.target).parent))
-    ours = bool(kind) and _is_ours(fields)
-    content = None
-    if ours and kind == headers.BLOCK and (content := Content.parsed(fields.get(headers.CONTENT, ""))):
-        # No other user of the volume knows it: see ``routes.delivery``.
-        request = dataclasses.replace(request, room=dataclasses.replace(request.room, owner=content.token))
-    return Order(request, kind, ours, fields.get("content-encoding", ""), content)
-
-
-def _is_ours(fields: Mapping[str, str]) -> bool:
-    """Return whether the client has chosen our own clone format. Raises ``RequestError`` for another one."""
-    chosen = fields.get(headers.CHOICE, "")
+        form = request_module.CLONE
+    chosen = fields.get(headers.CHOICE, "") if kind else ""
     if chosen not in {"", headers.EXTENTS}:
         # A source that has asked another server, which was replaced by this one.
         raise errors.RequestError(f"unknown clone format {chosen!r}; this server offers {headers.EXTENTS!r}")
-    return bool(chosen)
+    ours = bool(chosen)
+    content = SentDisk.parse(fields.get(headers.CONTENT, "")) if ours and kind == headers.BLOCK else None
+    # No other user of the volume knows the token: see ``routes.delivery``.
+    owner = content.token if content else ""
+    request = request_module.for_upload(settings, form, fields.get(headers.CHECKSUM), owner)
+    return Order(request, kind, ours, fields.get("content-encoding", ""), content)
 
 
 class Running:

@@ -40,15 +40,16 @@ class Server:
         #: Held from the check whether an upload may begin until it has begun.
         self._admitting = threading.Lock()
         self._ending = False
-        self._resumable = resumable.Resumable(self._begin, settings.client_name, self.patience)
+        self._patience = settings.request.fetch.no_progress
+        self._resumable = resumable.Resumable(self.begin, settings.client_name, self._patience)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[int]:
+    def listen(self) -> Iterator[int]:
         """Yield the port while the server listens; at the end, answer the requests already admitted."""
         settings = self.settings
-        limits = http.Limits(settings.idle, self.patience, settings.request.fetch.slowest)
+        limits = http.Limits(settings.idle, self._patience, settings.request.fetch.slowest)
         listener = upload_listener.Listener(settings.tls.context(), self.answer, limits)
-        with listener.listening(settings.host, settings.port, self._end) as port:
+        with listener.listen(settings.host, settings.port, self._end) as port:
             log.info("listening address=%r port=%d target=%r", settings.host, port, settings.request.target)
             yield port
 
@@ -71,11 +72,6 @@ class Server:
         running = self.running
         return running is not None and running.work.done() and running.work.exception() is None
 
-    @property
-    def patience(self) -> float:
-        """Seconds without data after which an upload is aborted."""
-        return self.settings.request.fetch.no_progress
-
     def answer(self, request: Request, exchange: Exchange) -> Answer:
         """Process one request and return the answer. Raises ``Refusal``."""
         if request.path == "/healthz" and request.method in {"GET", "HEAD"}:
@@ -96,12 +92,15 @@ class Server:
             return Answer(headers={headers.OFFER: headers.EXTENTS} if kind == "upload-async" else {})
         http.authorize(request, self.settings.client_name, "POST")
         try:
-            http.check_whole(request)
+            if "content-range" in request.headers:
+                # Clients in browsers send large files in parts (RFC 9110, 14.4).
+                hint = "send all of it in one request, or use upload-resumable"
+                raise errors.RequestError(f"Content-Range: the request has only a part of the file; {hint}")
             content: upload.Content = request.content
-            with self._admission():
+            with self._admit():
                 size = request.length
                 if kind.startswith("upload-form"):
-                    content, size = form.File(request.headers, content), None
+                    content, size = form.FormFile(request.headers, content), None
                 running = self._start(request.headers, size, archive=kind == "upload-archive")
             exchange.send_continue()
             if failure := running.receive(content):
@@ -114,7 +113,7 @@ class Server:
         return Answer()
 
     @contextlib.contextmanager
-    def _admission(self) -> Iterator[None]:
+    def _admit(self) -> Iterator[None]:
         """Hold the lock under which an upload begins. Raises ``Refusal`` if one runs or has succeeded."""
         with self._admitting:
             self._resumable.drop_abandoned()
@@ -126,6 +125,11 @@ class Server:
                 raise Refusal(409)
             yield
 
+    def begin(self, fields: Mapping[str, str], size: int | None) -> upload_running.Running:
+        """Begin a resumable upload with the headers of a request. Raises ``Refusal`` and ``RequestError``."""
+        with self._admit():
+            return self._start(fields, size)
+
     def _start(
         self, fields: Mapping[str, str], size: int | None, *, archive: bool = False
     ) -> upload_running.Running:
@@ -134,11 +138,6 @@ class Server:
         self.running.work.add_done_callback(self._ended)
         log.info("upload started size=%r clone=%r", size, order.clone)
         return self.running
-
-    def _begin(self, fields: Mapping[str, str], size: int | None) -> upload_running.Running:
-        """Begin a resumable upload; see ``resumable.Begin``."""
-        with self._admission():
-            return self._start(fields, size)
 
     def _ended(self, work: futures.Future[Result]) -> None:
         failure = work.exception()

@@ -9,17 +9,13 @@ from collections.abc import Mapping
 
 from cdi_worker import errors
 from cdi_worker.images import targets
-from cdi_worker.importer import contract, execute
+from cdi_worker.importer import contract
 from cdi_worker.importer import request as request_module
-from cdi_worker.importer.progress import NullProgress
-from cdi_worker.importer.request import Request
-from cdi_worker.importer.settings import Room
+from cdi_worker.importer.request import Request, Room
 from cdi_worker.importer.upload import tls as upload_tls
-from cdi_worker.sources import base
+from cdi_worker.sources import base, fields
 
 VARIABLES = (
-    contract.Variable("UPLOAD_IMAGE_SIZE", "requested size, as `IMPORTER_IMAGE_SIZE`"),
-    *contract.WRITING,
     contract.Variable(
         "DESTINATION",
         "file or device to write; otherwise `/dev/cdi-block-volume` if it exists, else `/data/disk.img`",
@@ -71,48 +67,40 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         ciphers=reading.text("TLS_CIPHERS"),
         minimum=reading.text("TLS_MIN_VERSION"),
     )
-    target = _target(reading.text("DESTINATION"), paths)
+    usual = paths.block if pathlib.Path(paths.block).exists() else f"{paths.data}/disk.img"
+    target = reading.text("DESTINATION") or usual
     if target == targets.STDOUT:
         # A disk in the log of a pod would be a success that fills no volume.
         faults.append("DESTINATION='-' is not a file or a device")
-    import_settings = paths.settings._replace(
-        layers=(),
-        scratch=paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
-        room=Room(
-            size=reading.quantity("UPLOAD_IMAGE_SIZE"),
-            overhead=reading.fraction("FILESYSTEM_OVERHEAD"),
-            mount=paths.data if target == f"{paths.data}/disk.img" else None,
-        ),
-        preallocation=reading.boolean("PREALLOCATION"),
-        existing="remove",
-    )
+    own = reading.fields(Request, fields.UPLOAD_SERVER)
+    mount = paths.data if target == f"{paths.data}/disk.img" else None
+    import_settings = {
+        **paths.settings,
+        **own,
+        "layers": (),
+        "scratch": paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
+        "room": dataclasses.replace(own.get("room", Room()), mount=mount),
+        "existing": "remove",
+    }
+    port = reading.text("LISTEN_PORT")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        faults.append(f"LISTEN_PORT={port!r} is not a port number (0 to 65535)")
+        port = "0"
+    location = base.Location("upload", base.Access(**paths.access))
     settings = Settings(
         host=reading.text("LISTEN_ADDRESS"),
-        port=_port(reading.text("LISTEN_PORT"), faults),
+        port=int(port),
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
         deadline=_deadline(reading.text("DEADLINE"), faults),
-        request=request_module.make("upload", base.Location("upload"), target, import_settings),
+        request=request_module.make("upload", location, target, import_settings),
     )
     if faults:
         raise errors.RequestError(*faults)
     # Each upload would be refused; this pod says so before one begins.
     reason = f"an upload has none, and one is demanded; {base.UNVERIFIABLE}"
-    paths.settings.refuse_demand("upload server", reason)
-    execute.audited(settings.request, NullProgress())
+    paths.refuse_demand("upload server", reason)
     return settings
-
-
-def _target(named: str, paths: contract.Paths) -> str:
-    is_block = pathlib.Path(paths.block).exists()
-    return named or (paths.block if is_block else f"{paths.data}/disk.img")
-
-
-def _port(text: str, faults: list[str]) -> int:
-    if text.isascii() and text.isdigit() and int(text) < 1 << 16:
-        return int(text)
-    faults.append(f"LISTEN_PORT={text!r} is not a port number (0 to 65535)")
-    return 0
 
 
 def _deadline(text: str, faults: list[str]) -> dt.datetime | None:

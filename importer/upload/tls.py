@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -11,6 +12,7 @@ import ssl
 from collections.abc import Iterator
 
 from cdi_worker import errors, masking
+from cdi_worker.sources import certificates
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Server:
 
     def context(self) -> ssl.SSLContext:
         """Return a server's context that verifies a client certificate if there is one."""
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made = certificates.context(ssl.PROTOCOL_TLS_SERVER)
         made.options |= ssl.OP_NO_RENEGOTIATION
         # A client that ends only TCP gets an answer, too. Lengths and chunks show where a body ends.
         made.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
@@ -45,23 +47,36 @@ class Server:
         for path in (self.certificate, self.key, self.client_authority):
             if pathlib.Path(path).is_fifo():  # OpenSSL would wait for its writer
                 raise errors.RequestError(f"{path}: is a pipe; name a file")
-        try:
+        with _translate(f"{self.certificate}, {self.key}"):
             made.load_cert_chain(self.certificate, self.key)
-            made.load_verify_locations(self.client_authority)
-        except (ssl.SSLError, OSError) as err:
-            files = f"{self.certificate}, {self.key}, {self.client_authority}"
-            raise errors.RequestError(f"certificates {files}: {err}") from err
+        certificates.trust(made, self.client_authority)
         # The kubelet's probes have no certificate; uploads are refused without one (http.authorize).
         made.verify_mode = ssl.CERT_OPTIONAL
         return made
 
 
-def load_texts(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files."""
+def load_texts(context: ssl.SSLContext, certificate: str, key: str, name: str) -> None:
+    """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files.
+
+    Raises ``errors.RequestError``; ``name``: where the texts are from.
+    """
     masking.hold(context, key)
-    with open(os.memfd_create("key-pair"), "wb", buffering=0) as file:
+    with _translate(name), open(os.memfd_create("key-pair"), "wb", buffering=0) as file:
         file.write(f"{certificate}\n{key}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+
+@contextlib.contextmanager
+def _translate(name: str) -> Iterator[None]:
+    """Translate the errors of a certificate and its key: OpenSSL's are for its own authors."""
+    try:
+        yield
+    except ssl.SSLError as err:
+        mismatch = "the key is not that of the certificate; give the pair that was issued together"
+        reason = mismatch if err.reason == "KEY_VALUES_MISMATCH" else "no certificate and key in PEM form"
+        raise errors.RequestError(f"{name}: {reason}") from err
+    except OSError as err:
+        raise errors.RequestError(f"{name}: {errors.words(err)}") from err
 
 
 def common_name(certificate: object) -> str:
@@ -107,7 +122,7 @@ def _usable(ciphers: str) -> Iterator[str]:
         if _only_newest(name):
             continue
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(openssl_name(name))
+            certificates.context(ssl.PROTOCOL_TLS_SERVER).set_ciphers(openssl_name(name))
         except ssl.SSLError:
             log.warning("unknown cipher ignored name=%r", name)
         else:

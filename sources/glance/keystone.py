@@ -16,6 +16,11 @@ from cdi_worker.sources import wire
 from cdi_worker.sources.glance import locations
 from cdi_worker.sources.web import session
 
+with errors.optional("the glance source", package="keystoneauth1", extra="glance"):
+    from keystoneauth1 import exceptions
+    from keystoneauth1 import session as keystone_session
+    from keystoneauth1.identity import generic, v3
+
 log = logging.getLogger(__name__)
 
 #: Bytes of a response. The catalog of a large cloud has some hundred KiB.
@@ -30,10 +35,6 @@ class Keystone:
         self._location = location
         self._connection = session.new_session(location.access, cancel)
         self._lock = threading.Lock()
-        with errors.optional("the glance source", package="keystoneauth1", extra="glance"):
-            from keystoneauth1 import exceptions
-            from keystoneauth1 import session as keystone_session
-        self._exceptions = exceptions
         self._auth = _plugin(location)
         transport: Any = _Transport(self._connection, location, self.name)
         # Retries are ours: patience, and a message that says what was tried. Without ``auth``: to log in for
@@ -47,7 +48,7 @@ class Keystone:
 
     def token(self) -> str:
         """Return a valid token; log in if there is none or it is about to expire."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             token = str(self._auth.get_token(self._session))
         masking.hold(self, token)
         return token
@@ -57,7 +58,7 @@ class Keystone:
         if self._location.method == locations.TOKEN:
             # A token cannot outlive itself: one made with it expires at the same time.
             return False
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             if self._auth.get_token(self._session) == refused:
                 log.info("renewing the token keystone=%r", self.name)
                 self._auth.invalidate()
@@ -66,51 +67,45 @@ class Keystone:
     def image_service(self) -> str:
         """Return the URL of the image service, without the version."""
         where = {"interface": self._location.interface, "region_name": self._location.region or None}
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             try:
                 found = self._auth.get_endpoint(
                     self._session, service_type="image", skip_discovery=True, **where
                 )
-            except self._exceptions.CatalogException:
+            except exceptions.CatalogException:
                 found = None
         if not found:
             region = f" in region {self._location.region!r}" if self._location.region else ""
-            raise errors.Unreachable(
-                url=self.name,
-                reason=f"the catalog has no {self._location.interface} endpoint of an image service{region}; "
-                "check region and interface, and that the login has a project",
-            )
-        url = str(found).rstrip("/")
-        return url.removesuffix("/v2")
+            reason = f"the catalog has no {self._location.interface} endpoint of an image service{region}"
+            advice = "check region and interface, and that the login has a project"
+            raise errors.Unreachable(url=self.name, reason=f"{reason}; {advice}")
+        return str(found).rstrip("/").removesuffix("/v2")
 
     def close(self) -> None:
         """Close all connections."""
         self._connection.close()
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        known = self._exceptions
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except (known.Unauthorized, known.Forbidden) as err:
+        except (exceptions.Unauthorized, exceptions.Forbidden) as err:
             reason = "login refused; check user, password, domains and project"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-        except known.HttpError as err:
+        except exceptions.HttpError as err:
             status = err.http_status or 0
-            text = f"login: {wire.printable(str(err.message or 'failed'))} (HTTP {status})"
+            text = f"login: {masking.quoted(str(err.message or 'failed'))} (HTTP {status})"
             if status in wire.TRANSIENT_STATUS:
-                raise errors.Transient(
-                    url=self.name, reason=text, retry_after=getattr(err, "retry_after", None) or None
-                ) from err
+                retry_after = getattr(err, "retry_after", None) or None
+                raise errors.Transient(url=self.name, reason=text, retry_after=retry_after) from err
             raise errors.Unreachable(url=self.name, reason=f"{text}; check the URL of Keystone") from err
-        except known.MissingAuthPlugin as err:
+        except exceptions.MissingAuthPlugin as err:
             reason = "the server lists its versions only after a login; check the URL of Keystone"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-        except known.ClientException as err:
-            text = wire.printable(str(err).splitlines()[0] if str(err) else type(err).__name__)
-            raise errors.Unreachable(
-                url=self.name, reason=f"login: {text}; check the URL of Keystone"
-            ) from err
+        except exceptions.ClientException as err:
+            text = masking.quoted(str(err).splitlines()[0] if str(err) else type(err).__name__)
+            reason = f"login: {text}; check the URL of Keystone"
+            raise errors.Unreachable(url=self.name, reason=reason) from err
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as err:
             # The library trusts the shape of the answers.
             reason = "the answer is not one of Keystone's; check the URL"
@@ -127,14 +122,12 @@ class _Transport:
         self._answered = False
 
     def request(self, method: str, url: str, **given: Any) -> requests.Response:
-        with session.translated(self._name, first=not self._answered):
-            answer, data = session.exchange(
-                self._connection, self._access, method, url, LARGEST_ANSWER, **given
-            )
+        with session.translate_errors(self._name, first=not self._answered):
+            what = (self._connection, self._access, method, url)
+            answer, data = session.exchange(*what, limit=LARGEST_ANSWER, **given)
         if len(data) > LARGEST_ANSWER:
-            raise errors.Unreachable(
-                url=self._name, reason=f"login: the answer is longer than {LARGEST_ANSWER} bytes"
-            )
+            reason = f"login: the answer is longer than {LARGEST_ANSWER} bytes"
+            raise errors.Unreachable(url=self._name, reason=reason)
         self._answered = True
         answer._content = data  # noqa: SLF001  (requests has no other way to set a body)
         return answer
@@ -142,23 +135,18 @@ class _Transport:
 
 def _plugin(location: locations.Glance) -> Any:
     """Return keystoneauth1's plug-in for the login."""
-    from keystoneauth1.identity import generic, v3
-
-    scope: dict[str, Any] = {
-        "project_id": location.project_id or None,
-        "project_name": location.project_name or None,
-    }
+    scope: dict[str, Any] = _named("project", location.project_id, location.project_name)
     if location.project_name and not location.project_id:
         scope |= _domain(location, location.project_domain_id, location.project_domain_name, "project_domain")
     elif not location.project_id:
-        scope |= {"domain_id": location.domain_id or None, "domain_name": location.domain_name or None}
+        scope |= _named("domain", location.domain_id, location.domain_name)
     user: dict[str, Any] = {"user_id": location.user_id or None, "username": location.user or None}
     if location.user and not location.user_id:
         user |= _domain(location, location.user_domain_id, location.user_domain_name, "user_domain")
     if location.method == locations.APPLICATION:
         # It has a project of its own; another scope is refused.
         return v3.ApplicationCredential(
-            _version_3(location.endpoint),
+            location.endpoint.rstrip("/").removesuffix("/v3") + "/v3",
             application_credential_id=location.application_id or None,
             application_credential_name=location.application_name or None,
             application_credential_secret=location.application_secret,
@@ -173,11 +161,8 @@ def _domain(location: locations.Glance, id_: str, name: str, prefix: str) -> dic
     """Return the domain of the user or of the project: its own, else the common one, else the default."""
     if not id_ and not name:
         id_, name = location.domain_id, location.domain_name
-    if not id_ and not name:
-        id_ = location.default_domain
-    return {f"{prefix}_id": id_ or None, f"{prefix}_name": name or None}
+    return _named(prefix, id_ if id_ or name else location.default_domain, name)
 
 
-def _version_3(url: str) -> str:
-    url = url.rstrip("/")
-    return url if url.endswith("/v3") else f"{url}/v3"
+def _named(what: str, id_: str, name: str) -> dict[str, str | None]:
+    return {f"{what}_id": id_ or None, f"{what}_name": name or None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from cdi_worker import errors
 from cdi_worker.sources import base, fields
@@ -25,84 +25,62 @@ METHODS: Final = {
 INTERFACES: Final = ("public", "internal", "admin")
 
 
+def _openstack(variable: str, meaning: str, **more: Any) -> Any:
+    """Return a field that the variable of OpenStack's clients sets."""
+    return fields.field(env=variable, help=meaning, ambient=True, **more)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Glance(base.Location):
     """The URL of Keystone and the id of an image.
 
-    User and password are those of the access, else ``user_name`` and ``user_password``. ``domain_id`` and
-    ``domain_name`` stand for the domain of the user and of the project where these are not given;
-    ``default_domain`` is an id and stands for them last. ``interface``: one of INTERFACES.
+    ``domain_id`` and ``domain_name`` are the domain of the user and of the project where these are not given,
+    else the id ``default_domain`` is. ``interface``: one of INTERFACES.
     """
 
     variables: ClassVar[Mapping[str, str]] = {"ca_file": "OS_CACERT"}
 
     image_id: str = fields.field(env="IMPORTER_IMAGE_ID", option="--image-id", help="Id of the image.")
-    auth_url: str = fields.field(
-        env="OS_AUTH_URL", ambient=True, help="URL of Keystone, for addresses `glance://IMAGE-ID`."
-    )
-    region: str = fields.field(
-        env="OS_REGION_NAME", ambient=True, option="--os-region", help="OpenStack region; default: any."
-    )
-    interface: str = fields.field(
+    auth_url: str = _openstack("OS_AUTH_URL", "URL of Keystone, for addresses `glance://IMAGE-ID`.")
+    region: str = _openstack("OS_REGION_NAME", "OpenStack region; default: any.", option="--os-region")
+    interface: str = _openstack(
+        "OS_INTERFACE",
+        f"Endpoint of the image service to use: {', '.join(INTERFACES)}.",
         default="public",
-        env="OS_INTERFACE",
-        ambient=True,
         option="--os-interface",
-        help=f"Endpoint of the image service to use: {', '.join(INTERFACES)}.",
     )
-    auth_type: str = fields.field(
-        env="OS_AUTH_TYPE",
-        ambient=True,
-        help="How to log in: password, token or applicationcredential; needed if several are given.",
+    auth_type: str = _openstack(
+        "OS_AUTH_TYPE",
+        "How to log in: password, token or applicationcredential; needed if several are given.",
         selects=False,
     )
-    user_name: str = fields.field(env="OS_USERNAME", ambient=True, help="User name.")
-    user_password: str = fields.field(
-        env="OS_PASSWORD", ambient=True, help="Password of the user.", secret=True
+    user_name: str = _openstack("OS_USERNAME", "User name.")
+    user_password: str = _openstack("OS_PASSWORD", "Password of the user.", secret=True, parse=fields.secret)
+    user_id: str = _openstack("OS_USER_ID", "Id of the user, instead of a name.")
+    token: str = _openstack(
+        "OS_TOKEN", "Token, instead of a user and a password.", secret=True, parse=fields.token
     )
-    user_id: str = fields.field(env="OS_USER_ID", ambient=True, help="Id of the user, instead of a name.")
-    token: str = fields.field(
-        env="OS_TOKEN", ambient=True, help="Token, instead of a user and a password.", secret=True
+    application_id: str = _openstack(
+        "OS_APPLICATION_CREDENTIAL_ID", "Id of an application credential.", selects=False
     )
-    application_id: str = fields.field(
-        env="OS_APPLICATION_CREDENTIAL_ID",
-        ambient=True,
-        help="Id of an application credential.",
-        selects=False,
+    application_name: str = _openstack(
+        "OS_APPLICATION_CREDENTIAL_NAME", "Name of an application credential, with its user.", selects=False
     )
-    application_name: str = fields.field(
-        env="OS_APPLICATION_CREDENTIAL_NAME",
-        ambient=True,
-        help="Name of an application credential, with its user.",
-        selects=False,
-    )
-    application_secret: str = fields.field(
-        env="OS_APPLICATION_CREDENTIAL_SECRET",
-        ambient=True,
-        help="Secret of the application credential.",
+    application_secret: str = _openstack(
+        "OS_APPLICATION_CREDENTIAL_SECRET",
+        "Secret of the application credential.",
         secret=True,
+        parse=fields.secret,
     )
-    project_id: str = fields.field(env="OS_PROJECT_ID", ambient=True, help="Id of the project.")
-    project_name: str = fields.field(env="OS_PROJECT_NAME", ambient=True, help="Name of the project.")
-    user_domain_id: str = fields.field(env="OS_USER_DOMAIN_ID", ambient=True, help="Id of the user's domain.")
-    user_domain_name: str = fields.field(
-        env="OS_USER_DOMAIN_NAME", ambient=True, help="Name of the user's domain."
-    )
-    project_domain_id: str = fields.field(
-        env="OS_PROJECT_DOMAIN_ID", ambient=True, help="Id of the project's domain."
-    )
-    project_domain_name: str = fields.field(
-        env="OS_PROJECT_DOMAIN_NAME", ambient=True, help="Name of the project's domain."
-    )
-    domain_id: str = fields.field(
-        env="OS_DOMAIN_ID", ambient=True, help="Id of the domain of user and project."
-    )
-    domain_name: str = fields.field(
-        env="OS_DOMAIN_NAME", ambient=True, help="Name of the domain of user and project."
-    )
-    default_domain: str = fields.field(
-        env="OS_DEFAULT_DOMAIN", ambient=True, help="Id of the domain where none is given."
-    )
+    project_id: str = _openstack("OS_PROJECT_ID", "Id of the project.")
+    project_name: str = _openstack("OS_PROJECT_NAME", "Name of the project.")
+    user_domain_id: str = _openstack("OS_USER_DOMAIN_ID", "Id of the user's domain.")
+    user_domain_name: str = _openstack("OS_USER_DOMAIN_NAME", "Name of the user's domain.")
+    project_domain_id: str = _openstack("OS_PROJECT_DOMAIN_ID", "Id of the project's domain.")
+    project_domain_name: str = _openstack("OS_PROJECT_DOMAIN_NAME", "Name of the project's domain.")
+    domain_id: str = _openstack("OS_DOMAIN_ID", "Id of the domain of user and project.")
+    domain_name: str = _openstack("OS_DOMAIN_NAME", "Name of the domain of user and project.")
+    default_domain: str = _openstack("OS_DEFAULT_DOMAIN", "Id of the domain where none is given.")
 
     def __post_init__(self) -> None:
         if self.endpoint.startswith("glance:"):
@@ -120,12 +98,10 @@ class Glance(base.Location):
 
     @property
     def user(self) -> str:
-        """The name of the user."""
         return self.access.user or self.user_name
 
     @property
     def password(self) -> str:
-        """The password of the user."""
         return self.access.password or self.user_password
 
     def faults(self) -> Iterator[str]:
@@ -134,11 +110,9 @@ class Glance(base.Location):
         if not self.image_id:
             yield fields.fault(self, "the glance source needs the id of an image ({})", "image_id")
         if self.interface not in INTERFACES:
-            hint = errors.supported(self.interface, INTERFACES)
-            yield f"unknown interface {self.interface!r}; {hint}"
+            yield f"unknown interface {self.interface!r}; {errors.supported(self.interface, INTERFACES)}"
         if self.auth_type.lower() not in METHODS:
-            names = (PASSWORD, TOKEN, APPLICATION)
-            hint = errors.supported(self.auth_type, names)
+            hint = errors.supported(self.auth_type, (PASSWORD, TOKEN, APPLICATION))
             yield f"authentication type {self.auth_type!r} is not supported; {hint}"
             return
         has_user = bool(self.user or self.user_id)

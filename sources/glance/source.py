@@ -7,12 +7,12 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import requests
 import requests.auth
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import checksum, smalljson
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.glance import keystone, locations
@@ -38,7 +38,7 @@ MOST_RENEWALS: Final = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metadata:
-    """An image as Glance describes it. ``size``: in bytes. ``checksum``: see ``_promised``."""
+    """An image as Glance describes it. ``size``: in bytes. ``checksum``: as ``checksum.parse`` reads it."""
 
     size: int
     format: str
@@ -53,20 +53,22 @@ def parse(data: bytes, name: str) -> Metadata:
     try:
         found = smalljson.parse(data)
         status, size = found["status"], found["size"]
+        # os_hash_algo is the operator's choice; images older than Glance 17 have only ``checksum``, an MD5.
         algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
         form, container = found.get("disk_format"), found.get("container_format")
         is_known = form in FORMATS and container in {"bare", None}
         if status == "active" and (not isinstance(size, int) or size < 0):
             raise ValueError("size")
-        promised = _promised(algorithm, value, md5)
+        stated = [f"{algorithm}:{value}"] if algorithm in checksum.ALGORITHMS and value else []
+        stated += [f"md5:{md5}"] if md5 else []
+        promised = str(checksum.parse(",".join(stated))) if stated else ""
     except (ValueError, KeyError, TypeError, AttributeError, errors.RequestError) as err:
         reason = "the answer does not describe an image; check that this is an image service (Glance)"
         raise errors.Unreachable(url=name, reason=reason) from err
     if status != "active":
-        reason = f"the image is {wire.printable(str(status))}, not active"
-        raise errors.Unreachable(url=name, reason=reason)
+        raise errors.Unreachable(url=name, reason=f"the image is {masking.quoted(str(status))}, not active")
     if not is_known:
-        form, container = (wire.printable(str(each)) for each in (form, container))
+        form, container = (masking.quoted(str(each)) for each in (form, container))
         reason = f"an image of disk format {form} in the container {container}; supported: bare, with "
         raise errors.Unsupported(reason=reason + ", ".join(FORMATS))
     if not promised:
@@ -86,11 +88,8 @@ class GlanceSource(http.HttpSource):
 
     def open(self, opening: base.Opening) -> base.Facts:
         found = self._image.describe()
-        facts = super().open(opening)
-        if facts.size != found.size:
-            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=facts.size)
-        return dataclasses.replace(
-            facts,
+        return self._facts(
+            *self._first_answer(opening, found.size),
             format=found.format,
             checksum=found.checksum,
             # The bytes of an image never change; without a checksum, its id tells them from those of others.
@@ -109,7 +108,8 @@ class _Image(pinned.Resource):
     }
 
     def __init__(self, location: locations.Glance, cancel: base.Cancel) -> None:
-        super().__init__(location.endpoint, _without_login(location.access), cancel=cancel)
+        access = dataclasses.replace(location.access, user="", password="")
+        super().__init__(location.endpoint, access, cancel=cancel)
         self.image_id = location.image_id
         self.name = f"{wire.safe_url(location.endpoint)} image {location.image_id}"
         self._keystone = keystone.Keystone(location, cancel)
@@ -126,13 +126,8 @@ class _Image(pinned.Resource):
         found = parse(self.body(self.get(None), LARGEST_METADATA), self.name)
         self.url += "/file"
         self.unpin()
-        log.info(
-            "image id=%r format=%r size=%d checksum=%r",
-            self.image_id,
-            found.format,
-            found.size,
-            found.checksum,
-        )
+        what = (self.image_id, found.format, found.size, found.checksum)
+        log.info("image id=%r format=%r size=%d checksum=%r", *what)
         return found
 
     def authorization(self) -> requests.auth.AuthBase:
@@ -158,17 +153,3 @@ class _Image(pinned.Resource):
             self._renewals += 1
             self._token = self._keystone.token()
             return True
-
-
-def _without_login(access: base.Access) -> base.Access:
-    return dataclasses.replace(access, user="", password="")
-
-
-def _promised(algorithm: Any, value: Any, md5: Any) -> str:
-    """Return the checksums that can be verified, as ``checksum.parse`` reads them; empty if there is none.
-
-    ``os_hash_algo`` is the operator's choice; images older than Glance 17 have only ``checksum``, an MD5.
-    """
-    stated = [f"{algorithm}:{value}"] if algorithm in checksum.ALGORITHMS and value else []
-    stated += [f"md5:{md5}"] if md5 else []
-    return str(checksum.parse(",".join(stated))) if stated else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import posixpath
@@ -47,25 +48,32 @@ class KubeVirt(staged.Staged):
     """
 
     token: str = fields.field(
-        env="IMPORTER_EXPORT_TOKEN", ambient=True, help="Token of the export.", secret=True
+        env="IMPORTER_EXPORT_TOKEN",
+        ambient=True,
+        help="Token of the export.",
+        secret=True,
+        parse=fields.token,
     )
     token_file: str = fields.field(
         option="--export-token-file",
         help="File with the token of a KubeVirt export; without it, IMPORTER_EXPORT_TOKEN is used.",
-        key="secretRef",
-        entry="token",
         mount="/export-token/token",
         file=True,
         selects=False,
     )
 
     def __post_init__(self) -> None:
-        if self.endpoint.startswith("kubevirt:"):
-            object.__setattr__(self, "endpoint", "https:" + self.endpoint.removeprefix("kubevirt:"))
-        url, token = _split(self.endpoint)
+        url = self.endpoint
+        if url.startswith("kubevirt:"):
+            url = "https:" + url.removeprefix("kubevirt:")
+        with contextlib.suppress(ValueError):
+            parts = urllib.parse.urlsplit(url)
+            pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
+            if tokens := [value for name, value in pairs if name == TOKEN]:
+                query = urllib.parse.urlencode([pair for pair in pairs if pair[0] != TOKEN])
+                url = urllib.parse.urlunsplit(parts._replace(query=query))
+                object.__setattr__(self, "token", self.token or tokens[0])
         object.__setattr__(self, "endpoint", url)
-        if token and not self.token:
-            object.__setattr__(self, "token", token)
 
     @property
     def form(self) -> Form | None:
@@ -73,11 +81,10 @@ class KubeVirt(staged.Staged):
         path = _path(self.endpoint)
         return next((form for end, form in ENDS.items() if path.endswith(end)), None)
 
-    @property
-    def checkpoints(self) -> dict[str, frozenset[str]]:
-        """The checkpoints' names on a target, with the disk: all disks of a machine share a checkpoint."""
+    def names(self, checkpoint: str) -> frozenset[str]:
+        """Return the name of a checkpoint on a target, with the disk: all disks of a machine share it."""
         disk = posixpath.basename(posixpath.dirname(_path(self.endpoint)))
-        return {name: frozenset({f"{name} of {disk}"}) for name in (self.previous, self.current) if name}
+        return frozenset({f"{checkpoint} of {disk}" if checkpoint else ""})
 
     def beside(self, name: str) -> str:
         """Return the URL of the endpoint ``name`` of the same disk in a backup: ``map`` or ``data``."""
@@ -104,17 +111,3 @@ def _path(url: str) -> str:
         return urllib.parse.urlsplit(url).path
     except ValueError:
         return ""
-
-
-def _split(url: str) -> tuple[str, str]:
-    """Return a URL without the token in its query, and the token."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-    except ValueError:
-        return url, ""
-    pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
-    rest = [(name, value) for name, value in pairs if name != TOKEN]
-    if len(rest) == len(pairs):
-        return url, ""
-    token = next(value for name, value in pairs if name == TOKEN)
-    return urllib.parse.urlunsplit(parts._replace(query=urllib.parse.urlencode(rest))), token

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import smalljson, spans
 from cdi_worker.sources import base
 
@@ -45,9 +45,6 @@ KINDS: Final[dict[tuple[int, str], tuple[int, bool | None]]] = {
     (3, "dirty,zero"): (ZERO, True),
 }
 
-#: Returns the page of a map that begins at an offset.
-Ask = Callable[[int], bytes]
-
 
 class Map:
     """The extents from the first byte of a disk to its end, at most ``most``.
@@ -77,8 +74,11 @@ class Map:
         """Whether the map lists the changes since a checkpoint, and not the data of the whole disk."""
         return bool(self._lists_changes)
 
-    def read(self, ask: Ask) -> None:
-        """Request the pages that are missing. Raises ``errors.SourceError`` if they cannot be a map."""
+    def read(self, ask: Callable[[int], bytes]) -> None:
+        """Request the pages that are missing; ``ask`` returns the one that begins at an offset.
+
+        Raises ``errors.SourceError`` if they cannot be a map.
+        """
         while not self._is_whole:
             self._add(ask(self.size))
         if not self.size:
@@ -161,4 +161,4 @@ class Map:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:40]
+    return masking.quoted(repr(value), 40)

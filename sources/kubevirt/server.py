@@ -7,21 +7,18 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar, Final
 
 import requests
 import requests.auth
 
 from cdi_worker import errors, masking
-from cdi_worker.sources import base
+from cdi_worker.sources import base, fields, smallfile
 from cdi_worker.sources.kubevirt import locations
 from cdi_worker.sources.web import http, pinned, session
 
 log = logging.getLogger(__name__)
 
-#: In bytes. The longest token that fits into a header of Go's server, less the rest of the request.
-LARGEST_TOKEN: Final = 64 << 10
 #: The form of the ranges that ``sources.web.http`` asks for.
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -43,10 +40,10 @@ class Token:
 
     def _read(self) -> str:
         try:
-            with Path(self._path).open(encoding="utf-8") as file:
-                text = file.read(LARGEST_TOKEN).strip("\r\n")
-        except (OSError, UnicodeDecodeError) as err:
+            text = smallfile.read(self._path).decode()
+        except UnicodeDecodeError as err:
             raise errors.RequestError(f"{self._path}: cannot read the token") from err
+        text = fields.named(fields.token, text, self._path)
         if not text:
             raise errors.RequestError(f"{self._path}: is empty; expected the token of the export")
         masking.hold(self, text)

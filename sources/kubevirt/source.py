@@ -7,9 +7,8 @@ the backup began, so all requests see the same bytes while the guest runs.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats.compressed import decompress
@@ -29,32 +28,37 @@ def source(location: locations.KubeVirt, cancel: base.Cancel) -> base.Source:
     made: dict[locations.Form, Callable[[locations.KubeVirt, base.Cancel], base.Source]] = {
         locations.Form.RAW: RawSource,
         locations.Form.GZIP: GzipSource,
-        locations.Form.ARCHIVE: ArchiveSource,
+        locations.Form.ARCHIVE: ExportSource,
         locations.Form.BACKUP: BackupSource,
     }
     # ``faults`` reports a URL that is none of them.
     return made[location.form or locations.Form.RAW](location, cancel)
 
 
-# -- exports -----------------------------------------------------------------------------------
+class ExportSource(http.HttpSource):
+    """What the export server has at a URL; by default an archive (tar, gzip) of the files of a volume.
 
+    The server creates the archive for each request, without a length.
+    """
 
-class ArchiveSource(http.HttpSource):
-    """The files of a volume, in a tar archive with gzip. Each request makes it anew, without a length."""
-
-    def __init__(self, location: locations.KubeVirt, cancel: base.Cancel) -> None:
+    def __init__(
+        self, location: locations.KubeVirt, cancel: base.Cancel, resource: server.Resource | None = None
+    ) -> None:
         self._location = location
         self._cancel = cancel
-        resource = server.Resource(location.endpoint, location.access, server.Token(location), cancel=cancel)
+        if resource is None:
+            token = server.Token(location)
+            resource = server.Resource(location.endpoint, location.access, token, cancel=cancel)
         super().__init__(resource)
 
-    def open(self, opening: base.Opening) -> base.Facts:
-        description = {"form": str(self._location.form)}
-        facts = super().open(opening)
-        return dataclasses.replace(facts, description=description, checkpoints=self._location.checkpoints)
+    def names(self, checkpoint: str) -> frozenset[str]:
+        return self._location.names(checkpoint)
+
+    def describe(self) -> Mapping[str, object]:
+        return {"form": str(self._location.form)}
 
 
-class RawSource(ArchiveSource):
+class RawSource(ExportSource):
     """A raw disk, by ranges of a file without ETag and date (``fileHandler`` of virt-exportserver).
 
     KubeVirt's disks are raw (VEP 25, "Restore"), and a guest can write any header to its disk. Only a name
@@ -62,30 +66,34 @@ class RawSource(ArchiveSource):
     """
 
     def open(self, opening: base.Opening) -> base.Facts:
-        facts = dataclasses.replace(super().open(opening), format="raw")
-        return _at_checkpoint(facts, self._location) if facts.identity is None else facts
+        version, head = self._first_answer(opening)
+        identity = version.identity or _identity(self._location, version.size)
+        return self._facts(version, head, format="raw", identity=identity)
 
 
-class GzipSource(ArchiveSource):
+class GzipSource(ExportSource):
     """A raw disk that the server compresses while it sends it (``gzipHandler``): one ordered stream."""
 
     def open(self, opening: base.Opening) -> base.Facts:
-        facts = super().open(opening)
-        if facts.head and not facts.head.startswith(b"\x1f\x8b\x08"):
+        version, head = self._first_answer(opening)
+        if head and not head.startswith(b"\x1f\x8b\x08"):
             raise errors.Corrupt(format="gz", reason=f"{self.name} does not begin like gzip")
-        # The bytes as served have no relation to the size of the disk.
-        return dataclasses.replace(
-            facts, size=None, wire=base.Wire(facts.size), format="raw", ranges=None, unwrap=self._unwrap
-        )
+        # The size of the bytes as served says nothing about the disk.
+        return self._facts(version, head, format="raw", size=None)
 
-    def _unwrap(self, served: base.Reader) -> base.Reader:
-        return decompress.open("gz", ahead.Reader(served, self._cancel))
+    @property
+    def ranges(self) -> None:
+        return None
+
+    @property
+    def wire(self) -> base.Wire:
+        return base.Wire(None if self._version is None else self._version.size)
+
+    def unwrap(self, served: base.Reader) -> base.Reader:
+        return decompress.open("gz", ahead.AheadReader(served, self._cancel))
 
 
-# -- backups -----------------------------------------------------------------------------------
-
-
-class BackupSource(http.HttpSource):
+class BackupSource(ExportSource):
     """A disk, or with a previous checkpoint what has changed since then.
 
     The server may answer a request for changes by a full backup, if the previous checkpoint was lost; its map
@@ -93,16 +101,14 @@ class BackupSource(http.HttpSource):
     """
 
     def __init__(self, location: locations.KubeVirt, cancel: base.Cancel, page_size: int = maps.PAGE) -> None:
-        self._location = location
         self._page_size = page_size
-        self._cancel = cancel
         token = server.Token(location)
         access = location.access
         self._connection = session.new_session(access, cancel)
         self._pages = server.Resource(location.beside("map"), access, token, self._connection, cancel=cancel)
         self._data = server.Data(location.beside("data"), access, token, self._connection, cancel=cancel)
         self._map = maps.Map(self._pages.name)
-        super().__init__(self._data)
+        super().__init__(location, cancel, self._data)
 
     def open(self, opening: base.Opening) -> base.Facts:
         self._map.read(self._page)
@@ -111,18 +117,16 @@ class BackupSource(http.HttpSource):
                 reason=f"{self.name}: is an incremental backup; name its previous checkpoint"
             )
         self._data.size = self._map.size
-        facts = super().open(opening)
+        version, head = self._first_answer(opening)
         if self._location.previous and not self._map.lists_changes:
             log.warning("the backup is a full one, not the changes since %r", self._location.previous)
-        facts = dataclasses.replace(
-            facts,
-            format="raw",
-            extents=lambda: extents.coarse(self._map.extents()),
-            checkpoints=self._location.checkpoints,
-            description=self._description(),
-        )
-        # Nothing in the answers names the backup.
-        return _at_checkpoint(facts, self._location)
+        # The server has no names of backups.
+        identity = _identity(self._location, version.size)
+        named = {"identity": identity, "weak": True} if identity else {}
+        return self._facts(version, head, format="raw", **named)
+
+    def extents(self) -> Iterator[base.Extent]:
+        return extents.coarse(self._map.extents())
 
     def close(self) -> None:
         super().close()
@@ -135,27 +139,23 @@ class BackupSource(http.HttpSource):
         retry.patiently(lambda: again.read(self._page), PATIENCE, self._cancel)
         self._map.check_same(again)
 
-    def _description(self) -> Mapping[str, object]:
+    def describe(self) -> Mapping[str, object]:
         copied = sum(extent.length for extent in self._map.extents() if not extent.zero)
         kind = "changes" if self._map.lists_changes else "full"
-        return {"form": str(self._location.form), "backup": kind, "data": copied}
+        return {**super().describe(), "backup": kind, "data": copied}
 
     def _page(self, offset: int) -> bytes:
-        if not offset:
-            return self._ask_page(offset)
-        return retry.patiently(lambda: self._ask_page(offset), PATIENCE, self._cancel)
-
-    def _ask_page(self, offset: int) -> bytes:
         """Return the page of the map that begins at ``offset``; too long by one byte if it is too long."""
-        where = self._location.beside("map")
-        self._pages.url = server.with_query(where, offset=offset, page_size=self._page_size)
-        self._pages.unpin()
-        return self._pages.body(self._pages.get(None), maps.LARGEST_PAGE)
+
+        def ask() -> bytes:
+            where = self._location.beside("map")
+            self._pages.url = server.with_query(where, offset=offset, page_size=self._page_size)
+            self._pages.unpin()
+            return self._pages.body(self._pages.get(None), maps.LARGEST_PAGE)
+
+        return retry.patiently(ask, PATIENCE, self._cancel) if offset else ask()
 
 
-def _at_checkpoint(facts: base.Facts, location: locations.KubeVirt) -> base.Facts:
-    """Return the facts with the name that the user gives to this state of the disk as identity, if any."""
-    if not location.current:
-        return facts
-    identity = f"checkpoint {location.current} size {facts.size}"
-    return dataclasses.replace(facts, identity=identity, weak=True)
+def _identity(location: locations.KubeVirt, size: int | None) -> str | None:
+    """Return the name that the user gives to this state of the disk, if any, as a weak identity."""
+    return f"checkpoint {location.current} size {size}" if location.current else None

@@ -8,7 +8,7 @@ KINDS = (
     kind.Kind(
         "local",
         source=f"{__name__}.file:source",
-        location=f"{__name__}.locations:File",
+        location=f"{__name__}.locations:LocalFile",
         schemes=("", "file"),
         archives=True,
     ),

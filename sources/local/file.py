@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from cdi_worker import errors
+from cdi_worker import errors, units
 from cdi_worker.formats import readers
+from cdi_worker.images import directio, targets
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations
+
+log = logging.getLogger(__name__)
 
 HEAD_SIZE = 256 * 1024
 STDIN = 0
@@ -35,17 +37,19 @@ def volume(location: base.Location, cancel: base.Cancel) -> LocalSource:
 
     It is always raw: its guest controls the content, so no format is detected.
     """
-    path = Path(location.endpoint)
-    if path.is_dir():
-        return _Image(str(path / "disk.img"), cancel, location.access, is_volume=True)
-    return LocalSource(str(path), cancel, location.access, is_volume=True)
+    path = locations.disk_of(location.endpoint)
+    kind = LocalSource if str(path) == location.endpoint else _Image
+    return kind(str(path), cancel, location.access, is_volume=True)
 
 
 class LocalSource(base.Source):
-    """A local file, block device or pipe, opened once. ``access``: how long a pipe may be silent.
+    """A local file, block device or pipe. ``access``: how long a pipe may be silent.
 
-    ``is_volume``: it is a raw disk, and thin.
+    ``is_volume``: a raw disk, which may be thin.
     """
+
+    #: Whether a file or a device is read at offsets.
+    seeks = True
 
     def __init__(
         self, path: str, cancel: base.Cancel, access: base.Access, *, is_volume: bool = False
@@ -53,7 +57,7 @@ class LocalSource(base.Source):
         self.name = path
         self._is_volume = is_volume
         self._cancel = cancel
-        self._meter = retry.Meter(access.patience, access.slowest)
+        self._meter = retry.SpeedMeter(access.patience, access.slowest)
         self._fd = -1
         self._seekable = False
         self._pipe: readers.Peek | None = None
@@ -65,8 +69,9 @@ class LocalSource(base.Source):
         try:
             self._fd = self._open()
             info = os.fstat(self._fd)
-            self._seekable = self._seeks(info.st_mode)
+            self._seekable = self.seeks and (stat.S_ISREG(info.st_mode) or stat.S_ISBLK(info.st_mode))
             if self._seekable:
+                targets.refuse_unfinished(self.name, self._fd)
                 self._size = os.lseek(self._fd, 0, os.SEEK_END)
                 self._identity = _identity(info)
                 self._head = os.pread(self._fd, HEAD_SIZE, 0)
@@ -77,12 +82,12 @@ class LocalSource(base.Source):
             self.close()
             raise errors.Unreachable(url=self.name, reason="is a directory")
         if self._head and not self._size:
-            # In procfs: the disk would be one of 0 bytes.
+            # A file of procfs.
             self.close()
             reason = "has content, but its size is 0; read it with another program, and import its output"
             raise errors.Unreachable(url=self.name, reason=reason)
         if not self._seekable:
-            self._pipe = readers.Peek(readers.Consecutive(self._read_next, 0, sys.maxsize), HEAD_SIZE)
+            self._pipe = readers.Peek(readers.RangesReader(self._read_next, 0, sys.maxsize), HEAD_SIZE)
             self._head = self._pipe.head
         return base.Facts(
             name=self.name,
@@ -94,21 +99,30 @@ class LocalSource(base.Source):
             format="raw" if self._is_volume else None,
             once=not self._seekable,
             thin=self._is_volume,
-            ranges=self if self._seekable else None,
-            extents=self._extents if self._size else None,
         )
+
+    @property
+    def ranges(self) -> base.RandomReader | None:
+        return self if self._seekable else None
+
+    @property
+    def extents(self) -> Callable[[], Iterator[base.Extent]] | None:
+        return self._list_extents if self._size else None
 
     def _open(self) -> int:
         # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
         return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def _seeks(self, mode: int) -> bool:
-        return stat.S_ISREG(mode) or stat.S_ISBLK(mode)
-
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def first_sector(self) -> bytes:
+        # Fails for a pipe.
+        with contextlib.suppress(OSError):
+            return directio.read_past_cache(self._fd, units.SECTOR)
+        return b""
 
     def verify(self) -> None:
         """Raise ``SourceChanged`` if the file was modified since it was opened."""
@@ -118,7 +132,7 @@ class LocalSource(base.Source):
 
     def stream(self, offset: int = 0) -> base.Reader:
         if self._size is not None:
-            return readers.Consecutive(self.read_range, offset, self._size)
+            return readers.RangesReader(self.read_range, offset, self._size)
         if offset or self._pipe is None:
             raise errors.NoRanges(url=self.name, reason="a pipe can be read only once")
         pipe, self._pipe = self._pipe, None
@@ -134,7 +148,7 @@ class LocalSource(base.Source):
             raise errors.SourceChanged(url=self.name, what="size", before=self._size, now=offset)
         return count
 
-    def _extents(self) -> Iterator[base.Extent]:
+    def _list_extents(self) -> Iterator[base.Extent]:
         """Yield data and holes (``SEEK_DATA``, ``SEEK_HOLE``)."""
         position, size = 0, self._size or 0
         while position < size:
@@ -146,43 +160,47 @@ class LocalSource(base.Source):
                 yield base.Extent(data, position - data, zero=False)
 
     def _seek(self, position: int, whence: int, size: int) -> int:
-        """Return the next offset of data or a hole. Without support of the file system all is data."""
+        """Return the next offset of data or a hole. What the file system does not know is data."""
+        unknown = size if whence == os.SEEK_HOLE else position
         try:
-            return min(os.lseek(self._fd, position, whence), size)
+            found = min(os.lseek(self._fd, position, whence), size)
         except OSError as err:
-            if err.errno == errno.ENXIO or whence == os.SEEK_HOLE:
+            if err.errno == errno.ENXIO:
                 return size
-            return position
+            if err.errno != errno.EINVAL:
+                log.warning("no extents of %r at byte %d reason=%s", self.name, position, errors.words(err))
+            return unknown
+        # Data and hole at the same offset: the file is being changed, or a FUSE file system is wrong.
+        if found < position + (whence == os.SEEK_HOLE):
+            log.warning("no extents of %r at byte %d: %d follows", self.name, position, found)
+            return unknown
+        return found
 
     def _read_next(self, offset: int, into: memoryview) -> int:
         """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        with cancelling.woken(self._cancel) as wake:
+        with cancelling.wake_on(self._cancel) as wake:
             poll.register(wake.fd, select.POLLIN)
+            count: int | None = None
             try:
-                return self._next(poll, wake, into)
+                while count is None:
+                    began = time.monotonic()
+                    happened = poll.poll(self._meter.left * 1000)
+                    wake.check()
+                    # Standard input may block.
+                    with contextlib.suppress(BlockingIOError):
+                        count = os.readv(self._fd, [into]) if happened else None
+                    if count != 0:
+                        self._meter.count(count or 0, time.monotonic() - began)
             except retry.Slow as err:
-                advice = Remedy([("check the program that writes to it", ""), *err.remedy])
+                remedy = errors.Remedy([("check the program that writes to it", ""), *err.remedy])
                 raise errors.TransferFailed(
-                    url=self.name, offset=offset, reason=str(err), remedy=advice
+                    url=self.name, offset=offset, reason=str(err), remedy=remedy
                 ) from err
             except OSError as err:
                 raise self._broken(offset, err) from err
-
-    def _next(self, poll: select.poll, wake: cancelling.Wake, into: memoryview) -> int:
-        while True:
-            began = time.monotonic()
-            happened = poll.poll(self._meter.left * 1000)
-            wake.check()
-            count = 0
-            # Standard input may block.
-            with contextlib.suppress(BlockingIOError):
-                if happened and not (count := os.readv(self._fd, [into])):
-                    return 0
-            self._meter.count(count, time.monotonic() - began)
-            if count:
-                return count
+            return count
 
     def _broken(self, offset: int, err: OSError) -> errors.TransferFailed:
         return errors.TransferFailed(url=self.name, offset=offset, reason=errors.words(err))
@@ -194,6 +212,8 @@ class StandardInput(LocalSource):
     It is not set to O_NONBLOCK: other programs share it, such as the shell.
     """
 
+    seeks = False
+
     def __init__(self, cancel: base.Cancel, access: base.Access) -> None:
         super().__init__("standard input", cancel, access)
 
@@ -203,9 +223,6 @@ class StandardInput(LocalSource):
         if os.isatty(STDIN):
             raise errors.RequestError("standard input is a terminal; redirect a file or a pipe to it")
         return os.dup(STDIN)
-
-    def _seeks(self, mode: int) -> bool:
-        return False
 
     def verify(self) -> None:
         """Do nothing: what was read once cannot be compared."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
-import stat
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker import errors
+from cdi_worker.images import underlying
 from cdi_worker.sources import base, staged
 
 #: The address of standard input; a file with this name is ``./-``.
@@ -27,13 +27,15 @@ class Local(base.Location):
 
     def reads(self, path: str) -> bool:
         try:
-            ours = os.fstat(0) if self.endpoint == STDIN else Path(path_of(self.endpoint)).stat()
-            other = Path(path).stat()
+            ours = os.fstat(0) if self.endpoint == STDIN else disk_of(path_of(self.endpoint)).stat()
+            return underlying.share(ours, Path(path).stat())
         except OSError:
             return False
-        if stat.S_ISBLK(ours.st_mode) and stat.S_ISBLK(other.st_mode):
-            return ours.st_rdev == other.st_rdev
-        return os.path.samestat(ours, other)
+
+
+def disk_of(path: str) -> Path:
+    """Return the path of the disk that a path names: that in a directory, as on a volume."""
+    return Path(path, "disk.img") if Path(path).is_dir() else Path(path)
 
 
 def path_of(endpoint: str) -> str:
@@ -50,7 +52,7 @@ def path_of(endpoint: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class File(Local, staged.Files):
+class LocalFile(Local, staged.Files):
     """A local disk that may be a stage: a file of its own for each checkpoint."""
 
 

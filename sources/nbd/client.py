@@ -26,6 +26,11 @@ LONGEST_STATUS = 1 << 30
 #: A listing that makes so many requests without a mean extent worth one ends: the rest counts as data. A
 #: server may return 512 bytes for each request of a disk of exabytes.
 MOST_REQUESTS = 4096
+#: Tries for the extents of a part that a server cannot list; and so many parts after which it is not asked
+#: again, because each try may take seconds.
+TRIES, MOST_FAILURES = 3, 4
+#: Errors of requests that the server can never serve (doc/proto.md, Error values).
+_PERMANENT = frozenset({errno.EPERM, errno.EINVAL})
 #: A listing counts as so many reads, because VDDK does not read meanwhile.
 LISTING = 4
 
@@ -53,15 +58,19 @@ class Limits:
     longest: int = connection.LONGEST
 
 
-def _unchanged(error: errors.Error, _offset: int) -> errors.Error:
-    return error
+class Refused(errors.SourceError):
+    """The server can never serve a request."""
+
+
+class Failed(errors.Transient):
+    """The server answers a request with an error."""
 
 
 class Client:
     """A client of ``server``. Thread-safe; ``cancel`` aborts all waits.
 
     Connects when needed, and again after a connection is lost. A server that allows several connections also
-    gets a new one after a failed read: it opens the disk again, which may help. ``explained`` translates the
+    gets a new one after a failed read: it opens the disk again, which may help. ``explain`` translates the
     failures of connections and requests, which are ``errors.Transient``, at a byte of the disk.
     """
 
@@ -73,54 +82,71 @@ class Client:
         server: handshake.Server,
         cancel: base.Cancel,
         limits: Limits = Limits(),
-        explained: Callable[[errors.Error, int], errors.Error] = _unchanged,
+        explain: Callable[[errors.Error, int], errors.Error] = lambda error, _: error,
     ) -> None:
         self._server = server
         self._cancel = cancel
         self._limits = limits
-        self._explained = explained
+        self._explain = explain
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._connections: list[connection.Connection] = []
-        self._allowed = 1
+        #: The number of connections that may be open.
+        self.allowed = 1
         self._size: int | None = None
         self._closed = False
+        #: Whether the end of a disk that ends within a block was read.
+        self._has_end = False
         #: Names of QEMU's dirty bitmaps, as the server lists them.
         self.bitmaps: list[str] = []
         #: The requested metadata contexts that the server has.
         self.contexts: frozenset[str] = frozenset()
 
-    @property
-    def allowed(self) -> int:
-        """The number of connections that may be open."""
-        return self._allowed
-
     def open(self) -> int:
-        """Connect; return the size of the disk in bytes."""
-        with self._lent(0, 0):
-            return self._size or 0
+        """Connect; return the size of the disk in bytes.
+
+        Raises ``errors.SourceError`` if the disk ends within a block, and the server does not read its end.
+        """
+        with self._lend(0, 0) as used:
+            size, unit = self._size or 0, used.unit
+        if size % unit and not self._has_end:
+            try:
+                self.read_range(size // unit * unit, memoryview(bytearray(size % unit)))
+            except (Refused, OSError) as err:
+                raise errors.SourceError(
+                    reason=f"{self._server.name}: has {size} bytes, no multiple of the server's smallest "
+                    f"block of {unit} bytes, and its last bytes cannot be read; resize the disk, or serve it "
+                    "with smaller blocks"
+                ) from err
+            self._has_end = True
+        return size
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read up to ``len(into)`` bytes from ``offset``; see ``sources.base.RandomReader``."""
         into = into[: self._limits.longest]
-        with self._lent(offset, 1) as used:
+        with self._lend(offset, 1) as used:
+            begin, end = _whole_blocks(used, offset, offset + len(into))
+            is_aligned = end - begin == len(into)
+            blocks = into if is_aligned else memoryview(bytearray(end - begin))
             # Aborts all requests of the connection: libnbd cannot cancel a single one.
             with self._cancel.ending(functools.partial(self._drop, used)):
-                error = self._read(used, offset, into)
+                error = used.read(begin, blocks)
+            if not is_aligned:
+                into[:] = blocks[offset - begin :][: len(into)]
             self._check(used, error, f"reading at byte {offset}")
         return len(into)
 
     def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Iterator[base.Extent]:
         """Yield the extents of the disk, or of ``parts`` (start, end), in order.
 
-        All is data if the server does not report its allocation.
+        What the server does not list is data: to read too much is always right.
         """
-        found = self._listed(handshake.ALLOCATION, parts, _ZERO)
+        found = self._list(handshake.ALLOCATION, parts, _ZERO, is_optional=True)
         return (base.Extent(start, length, bool(flags)) for start, length, flags in found)
 
     def dirty(self, bitmap: str) -> Iterator[base.Extent]:
-        """Yield the dirty areas of a bitmap, which may read as zeros."""
-        found = self._listed(handshake.BITMAP + bitmap, None, _DIRTY, unknown=_DIRTY)
+        """Yield the dirty areas of a bitmap, which may read as zeros. Raises if one cannot be listed."""
+        found = self._list(handshake.BITMAP + bitmap, None, _DIRTY, unknown=_DIRTY)
         return (base.Extent(start, length, zero=False) for start, length, flags in found if flags)
 
     def close(self) -> None:
@@ -134,10 +160,10 @@ class Client:
     # -- connections
 
     @contextlib.contextmanager
-    def _lent(self, offset: int, load: int) -> Iterator[connection.Connection]:
+    def _lend(self, offset: int, load: int) -> Iterator[connection.Connection]:
         """Lend the connection with the least load; explain the failures of the block."""
         try:
-            used = self._chosen()
+            used = self._choose()
             with self._lock:
                 used.load += load
             try:
@@ -146,12 +172,12 @@ class Client:
                 with self._lock:
                     used.load -= load
         except errors.Transient as err:
-            explained = self._explained(err, offset)
-            if explained is err:
+            translated = self._explain(err, offset)
+            if translated is err:
                 raise
-            raise explained from err
+            raise translated from err
 
-    def _chosen(self) -> connection.Connection:
+    def _choose(self) -> connection.Connection:
         while True:
             idle, enough = self._idle()
             if idle is not None and enough:
@@ -174,7 +200,7 @@ class Client:
                 raise errors.Transient(url=self._server.name, reason="closed")
             self._connections = [each for each in self._connections if not each.dead]
             idle = min(self._connections, key=lambda each: each.load, default=None)
-            return idle, idle is None or not idle.load or len(self._connections) >= self._allowed
+            return idle, idle is None or not idle.load or len(self._connections) >= self.allowed
 
     def _connect(self, beside: connection.Connection | None) -> None:
         limit = self._limits.connect if beside is None else min(self._limits.another, self._limits.connect)
@@ -184,8 +210,8 @@ class Client:
             if beside is None:
                 raise
             with self._lock:
-                self._allowed = max(1, len(self._connections))
-            log.info("no more connections number=%d reason=%s", self._allowed, err)
+                self.allowed = max(1, len(self._connections))
+            log.info("no more connections number=%d reason=%s", self.allowed, err)
             return
         made = connection.Connection(handle, self._limits.stall, self._limits.slowest)
         try:
@@ -207,7 +233,7 @@ class Client:
             self._size = made.size
             self.contexts = frozenset(name for name in self._server.contexts if made.has(name))
             if made.is_shared or self._limits.always:
-                self._allowed = self._limits.connections
+                self.allowed = self._limits.connections
         elif made.size != self._size:
             raise errors.SourceChanged(url=self._server.name, what="size", before=self._size, now=made.size)
 
@@ -233,74 +259,85 @@ class Client:
         if error == errno.EPROTO:
             reason = "the reply is malformed, or a part of it is missing"
         # qemu-nbd without --persistent ends with its last client.
-        if is_lost or self._allowed > 1:
+        if is_lost or self.allowed > 1:
             self._drop(used)
-        raise errors.Transient(url=self._server.name, reason=f"{doing}: {reason}")
-
-    @staticmethod
-    def _read(used: connection.Connection, offset: int, into: memoryview) -> int:
-        before, after = offset % used.unit, -(offset + len(into)) % used.unit
-        end = min(offset + len(into) + after, max(used.size, offset + len(into)))
-        if not before and end == offset + len(into):
-            return used.read(offset, into)
-        whole = memoryview(bytearray(end - offset + before))
-        error = used.read(offset - before, whole)
-        into[:] = whole[before : before + len(into)]
-        return error
+        is_violated = used.is_violated if is_lost else error == errno.EPROTO
+        if error in _PERMANENT:
+            raise Refused(reason=f"{self._server.name}: {doing}: the server refuses it: {reason}")
+        kind = errors.Malformed if is_violated else errors.Transient if is_lost else Failed
+        raise kind(url=self._server.name, reason=f"{doing}: {reason}")
 
     # -- lists of extents
 
-    def _listed(
-        self, context: str, parts: Iterable[tuple[int, int]] | None, mask: int, unknown: int = 0
+    def _list(
+        self,
+        context: str,
+        parts: Iterable[tuple[int, int]] | None,
+        mask: int,
+        *,
+        unknown: int = 0,
+        is_optional: bool = False,
     ) -> Generator[tuple[int, int, int]]:
         """Yield (offset, length, flags) of ``context``, merged; continue after a lost connection.
 
         ``mask``: the flags that matter. ``unknown``: flags of bytes that the server does not report.
+        ``is_optional``: also of those that it cannot list.
         """
         size = self.open()
         left = [(0, size)] if parts is None else list(parts)
         patience = retry.Patience(self._limits.patience, self._cancel, slowest=self._limits.slowest)
-        asked = _Asked()
+        listing = _Listing(is_optional)
         at = 0
         while True:
             try:
-                runs = self._asked(context, left, asked, unknown)
-                for start, length, flags in _merged((run[0], run[1], run[2] & mask) for run in runs):
+                runs = self._ask(context, left, listing, unknown)
+                for start, length, flags in _merge((run[0], run[1], run[2] & mask) for run in runs):
                     at = start + length
                     patience.progress(length, self._server.name, at)
                     yield start, length, flags
                     patience.resume()
                 return
             except errors.Transient as err:
-                patience.wait(err, at)
                 left = [(max(start, at), end) for start, end in left if end > at]
+                try:
+                    patience.wait(err, at)
+                except errors.TransferFailed:
+                    if not is_optional or isinstance(err, errors.Malformed):
+                        raise
+                    log.warning("no extents from byte %d on: all of it is read reason=%s", at, err)
+                    listing.failures = MOST_FAILURES
 
-    def _asked(
-        self, context: str, parts: list[tuple[int, int]], asked: _Asked, unknown: int
+    def _ask(
+        self, context: str, parts: list[tuple[int, int]], listing: _Listing, unknown: int
     ) -> Iterator[tuple[int, int, int]]:
         for start, end in parts:
             offset = start
             while offset < end:
-                if context not in self.contexts or asked.is_vain:
+                if context not in self.contexts or listing.is_vain:
                     yield offset, end - offset, unknown
                     break
                 length = min(LONGEST_STATUS, end - offset)
-                asked.requests += 1
-                for count, flags in self._status(context, offset, length):
+                listing.requests += 1
+                try:
+                    found = self._status(context, offset, length)
+                except (Failed, Refused, OSError) as err:
+                    if not listing.gives_up(offset, err):
+                        raise
+                    log.warning("no extents at byte %d: %d bytes are read reason=%s", offset, length, err)
+                    found = [(length, unknown)]
+                for count, flags in found:
                     # The last extent may reach beyond the requested range, even beyond the end of the disk.
                     covered = min(count, end - offset)
                     yield offset, covered, flags
                     offset += covered
-                    asked.covered += covered
+                    listing.covered += covered
                     if offset == end:
                         break
 
     def _status(self, context: str, offset: int, length: int) -> connection.Entries:
-        with self._lent(offset, LISTING) as used:
+        with self._lend(offset, LISTING) as used:
             with self._cancel.ending(functools.partial(self._drop, used)):
-                # The last bytes of a disk may be less than a unit.
-                begin = offset - offset % used.unit
-                end = min(-(-(offset + length) // used.unit) * used.unit, max(used.size, offset + length))
+                begin, end = _whole_blocks(used, offset, offset + length)
                 error, found = used.status(begin, end - begin)
             self._check(used, error, f"listing the extents at byte {offset}")
         entries = found.get(context, [])
@@ -314,28 +351,54 @@ class Client:
         return [(first - (offset - begin), flags), *entries[1:]]
 
 
-@dataclasses.dataclass
-class _Asked:
-    """Requests of a listing, and the bytes that their replies covered."""
+def _whole_blocks(used: connection.Connection, start: int, end: int) -> tuple[int, int]:
+    """Extend a range to whole blocks of the server; the last bytes of a disk may be less than one."""
+    return start - start % used.unit, min(-(-end // used.unit) * used.unit, max(used.size, end))
 
+
+@dataclasses.dataclass
+class _Listing:
+    """Requests of a listing, the bytes that their replies covered, and the parts that failed."""
+
+    is_optional: bool
     requests: int = 0
     covered: int = 0
+    failures: int = 0
+    _failed: tuple[int, int] = (0, 0)
 
     @property
     def is_vain(self) -> bool:
-        return self.requests > MOST_REQUESTS and self.covered < self.requests * extents.SHORTEST_ZERO
+        is_fine = self.requests > MOST_REQUESTS and self.covered < self.requests * extents.SHORTEST_ZERO
+        return is_fine or self.failures >= MOST_FAILURES
+
+    def gives_up(self, offset: int, failure: Exception) -> bool:
+        """Count a failure at ``offset``; return whether its part is to be read without its extents."""
+        at, tries = self._failed
+        self._failed = (offset, tries + 1 if at == offset else 1)
+        # Only a failed request is repeated.
+        is_over = self.is_optional and (self._failed[1] >= TRIES or not isinstance(failure, Failed))
+        self.failures += is_over
+        return is_over
 
 
-def _merged(runs: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Merge adjacent runs with equal flags. A long run is yielded early: it can be read meanwhile."""
+def _merge(runs: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Merge adjacent runs with equal flags. A long run is yielded early: it can be read meanwhile.
+
+    Before a failure, all is yielded that was listed: it need not be listed again.
+    """
     last = (0, 0, 0)
-    for run in runs:
-        start, length, flags = last
-        if run[2] == flags and run[0] == start + length and (flags or length < LONGEST_STATUS):
-            last = (start, length + run[1], flags)
-            continue
-        if length:
+    try:
+        for run in runs:
+            start, length, flags = last
+            if run[2] == flags and run[0] == start + length and (flags or length < LONGEST_STATUS):
+                last = (start, length + run[1], flags)
+                continue
+            if length:
+                yield last
+            last = run
+    except errors.Transient:
+        if last[1]:
             yield last
-        last = run
+        raise
     if last[1]:
         yield last

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import functools
 import os
-import select
+import re
 import socket
 import threading
 import time
@@ -32,6 +32,9 @@ _NOTICE = 5.0
 #: Size of reads that discard the rest of a connection, in bytes, and seconds for which they last.
 _REST, _PARTING = 256 << 10, 60.0
 
+#: libnbd's messages for the end of a connection. Like those for a malformed reply they have no errno.
+_CUT = re.compile("disconnected|gnutls", re.IGNORECASE)
+
 #: The extents of a context: lengths in bytes and flags.
 Entries = list[tuple[int, int]]
 
@@ -46,8 +49,9 @@ class Connection:
     def __init__(self, handle: Any, stall: float, slowest: float) -> None:
         self.load = 0
         self.dead = False
-        #: Why it is dead.
+        #: Why it is dead, and whether a reply was not NBD.
         self.failure = "the server closed the connection"
+        self.is_violated = False
         self.size: int = handle.get_size()
         self.is_shared: bool = handle.can_multi_conn()
         self.is_read_only: bool = handle.is_read_only()
@@ -119,7 +123,6 @@ class Connection:
     def status(self, offset: int, length: int) -> tuple[int, dict[str, Entries]]:
         """Return 0 or an errno, and the extents of each context from ``offset``."""
         found: dict[str, Entries] = {}
-
         pending = _Pending(self._socket, self._useful)
 
         def take(context: str, _offset: int, entries: list[int], _error: object) -> int:
@@ -157,24 +160,28 @@ class Connection:
             try:
                 request()
             except nbd.Error as err:
-                pending.end(err.errnum or errno.EIO)
+                # libnbd reads replies here, too. A handle without a connection is EINVAL.
+                is_lost = self._handle.aio_is_dead() or self._handle.aio_is_closed()
+                if is_lost and not err.errnum:
+                    self._broke(err)
+                pending.end(errno.ENOTCONN if is_lost else err.errnum or errno.EIO)
             os.eventfd_write(self._wake, 1)
 
     def _await(self, pending: _Pending) -> int:
         while not pending.done.wait(self._stall):
             # libnbd does not return to ``_turn`` within a reply that never ends, and may bring nothing.
             now, longest = time.monotonic(), self._stall + _NOTICE
-            if now - self._heard > longest or now - self._useful.at > longest + self._owed() / SLOWEST:
+            with self._lock:
+                owed = sum(each.length for each in self._pending if not each.done.is_set())
+            if now - self._heard > longest or now - self._useful.at > longest + owed / SLOWEST:
                 _shut(self._socket)
+        if pending.error == errno.ENOTCONN:
+            # libnbd ends the requests before ``_run`` knows why.
+            self._left.wait(_NOTICE)
         with self._lock:
             # Under the lock: ``_run`` iterates over the set at the end.
             self._pending.discard(pending)
         return errno.EMSGSIZE if pending.is_refused else pending.error
-
-    def _owed(self) -> int:
-        """Return the bytes of the reads in progress."""
-        with self._lock:
-            return sum(pending.length for pending in self._pending if not pending.done.is_set())
 
     def _run(self) -> None:
         nbd = handshake.library()
@@ -184,21 +191,15 @@ class Connection:
         except TimeoutError:
             self.failure = f"no answer within {self._stall:.0f} s"
         except nbd.Error as err:
-            # The server violated the protocol, or closed the connection within a reply.
-            self.failure = f"the connection broke ({handshake.words(err)})"
+            self._broke(err)
         with self._lock:
             self.dead = True
             for pending in self._pending:
                 pending.end(errno.ENOTCONN)
             os.close(self._wake)
         self._left.set()
-        self._part()
-
-    def _part(self) -> None:
-        """Discard remaining replies until the server closes.
-
-        nbdkit aborts with a failed assertion, and the disk open, if two replies fail to be sent.
-        """
+        # Discard remaining replies until the server closes: nbdkit aborts with a failed assertion, and the
+        # disk open, if two replies fail to be sent.
         rest = bytearray(_REST)
         deadline = time.monotonic() + _PARTING
         with self._socket, contextlib.suppress(OSError):
@@ -207,28 +208,30 @@ class Connection:
             while self._socket.recv_into(rest) and time.monotonic() < deadline:
                 pass
 
+    def _broke(self, err: Any) -> None:
+        """Note why libnbd has given the connection up: it was cut, or a reply is not NBD."""
+        words = handshake.words(err)
+        self.is_violated = not err.errnum and not _CUT.search(words)
+        what = "the reply is malformed" if self.is_violated else "the connection broke"
+        self.failure = f"{what} ({words})"
+
     def _turn(self) -> None:
-        direction = self._handle.aio_get_direction()
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._socket, handshake.events(direction))
-        happened = dict(poll.poll(self._left_to_wait()))
+        """Wait for libnbd's next event, or until a reply is overdue; without requests, without limit."""
+        milliseconds = None
+        with self._lock:
+            is_waiting = any(not pending.done.is_set() for pending in self._pending)
+        if is_waiting:
+            milliseconds = (self._heard + self._stall - time.monotonic()) * 1000
+            if milliseconds <= 0:
+                raise TimeoutError
+        fd = self._socket.fileno()
+        direction, happened = handshake.poll(self._handle, fd, self._wake, milliseconds)
         if self._wake in happened:
             os.eventfd_read(self._wake)
-        event = happened.get(self._socket.fileno(), 0)
+        event = happened.get(fd, 0)
         if event:
             self._heard = time.monotonic()
         handshake.notify(self._handle, direction, event)
-
-    def _left_to_wait(self) -> float | None:
-        """Return the milliseconds until a reply is overdue, None without requests."""
-        with self._lock:
-            if all(pending.done.is_set() for pending in self._pending):
-                return None
-        left = self._heard + self._stall - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left * 1000
 
 
 class _Clock:

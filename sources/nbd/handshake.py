@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
 from cdi_worker.sources import base, handshakes, wire
@@ -25,7 +25,7 @@ BITMAP = "qemu:dirty-bitmap:"
 MOST_NAMES = 20
 
 # LIBNBD_AIO_DIRECTION_READ and _WRITE.
-READ, WRITE = 1, 2
+_READ, _WRITE = 1, 2
 # LIBNBD_TLS_REQUIRE.
 _TLS_REQUIRED = 2
 
@@ -77,14 +77,34 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
     handle.set_export_name(server.address.export)
     # The buffer of a failed read is not used: clearing buffers first took 0.2 s of CPU for 2 GiB.
     handle.set_pread_initialize(False)
+    # A disk may end within a block. Whether its server reads that, it must say itself.
+    handle.set_strict_mode(handle.get_strict_mode() & ~nbd.STRICT_ALIGN)
     if server.folder:
         handle.set_tls(_TLS_REQUIRED)
         handle.set_tls_certificates(server.folder)
         handle.set_tls_verify_peer(server.verify)
     try:
-        with cancelling.woken(cancel) as wake:
-            wait = functools.partial(_wait, handle, wake, deadline)
-            _dial(handle, server.address, cancel, limit)
+        with cancelling.wake_on(cancel) as wake:
+
+            def wait() -> None:
+                """Run the state machine until libnbd waits for the next step."""
+                while handle.aio_is_connecting():
+                    wake.check()
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError
+                    fd = handle.aio_get_fd()
+                    direction, happened = poll(handle, fd, wake.fd, left * 1000)
+                    notify(handle, direction, happened.get(fd, 0))
+
+            address = server.address
+            if address.socket:
+                handle.aio_connect_unix(address.socket)
+            else:
+                # libnbd verifies the name in a certificate only if it resolves the name itself, which nothing
+                # can wake.
+                dial = functools.partial(handle.aio_connect_tcp, address.host, str(address.port))
+                cancelling.run_apart(dial, cancel, limit=limit)
             # qemu-nbd without --shared accepts others and does not answer them.
             late += "; the server may be serving another client"
             wait()
@@ -92,20 +112,16 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
             bitmaps = [] if handle.aio_is_ready() else _negotiate(handle, server, wait)
         if not handle.aio_is_ready():
             raise errors.Transient(url=server.name, reason="the server closed the connection")
-        _check_size(handle, server)
+        try:
+            handle.get_size()
+        except nbd.Error as err:
+            # It has more than 63 bits.
+            raise Failed(url=server.name, reason="the server reports an impossible size") from err
     except nbd.Error as err:
         raise _failure(server, err) from err
     except TimeoutError as err:
         raise errors.Transient(url=server.name, reason=late) from err
     return handle, bitmaps
-
-
-def _check_size(handle: Any, server: Server) -> None:
-    try:
-        handle.get_size()
-    except library().Error as err:
-        # It has more than 63 bits.
-        raise Failed(url=server.name, reason="the server reports an impossible size") from err
 
 
 def library() -> Any:
@@ -120,41 +136,21 @@ def library() -> Any:
     return nbd
 
 
-def _dial(handle: Any, address: locations.Address, cancel: base.Cancel, limit: float) -> None:
-    if address.socket:
-        handle.aio_connect_unix(address.socket)
-        return
-    # libnbd verifies the name in a certificate only if it resolves the name itself, which nothing can wake.
-    port = str(address.port)
-    cancelling.apart(lambda: handle.aio_connect_tcp(address.host, port), cancel, limit=limit)
-
-
-def _wait(handle: Any, wake: cancelling.Wake, deadline: float) -> None:
-    """Run the state machine until libnbd waits for the next step."""
-    while handle.aio_is_connecting():
-        wake.check()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        direction = handle.aio_get_direction()
-        poll = select.poll()
-        poll.register(wake.fd, select.POLLIN)
-        fd = handle.aio_get_fd()
-        poll.register(fd, events(direction))
-        happened = dict(poll.poll(left * 1000)).get(fd, 0)
-        notify(handle, direction, happened)
-
-
-def events(direction: int) -> int:
-    """Return the events to poll for."""
-    return (select.POLLIN if direction & READ else 0) | (select.POLLOUT if direction & WRITE else 0)
+def poll(handle: Any, fd: int, wake: int, milliseconds: float | None) -> tuple[int, dict[int, int]]:
+    """Wait for what libnbd waits for on ``fd``, or for ``wake``; return libnbd's direction and the events."""
+    direction: int = handle.aio_get_direction()
+    polled = select.poll()
+    polled.register(wake, select.POLLIN)
+    expected = select.POLLIN if direction & _READ else 0
+    polled.register(fd, expected | (select.POLLOUT if direction & _WRITE else 0))
+    return direction, dict(polled.poll(milliseconds))
 
 
 def notify(handle: Any, direction: int, happened: int) -> None:
     """Let libnbd read or write after ``happened``."""
-    if happened & ~select.POLLOUT and direction & READ:
+    if happened & ~select.POLLOUT and direction & _READ:
         handle.aio_notify_read()
-    elif happened and direction & WRITE:
+    elif happened and direction & _WRITE:
         handle.aio_notify_write()
 
 
@@ -164,9 +160,14 @@ def _negotiate(handle: Any, server: Server, wait: Callable[[], None]) -> list[st
         raise Failed(url=server.name, reason="closed by the server, which perhaps has no TLS; use nbd://")
     if not handle.aio_is_negotiating():
         raise errors.Transient(url=server.name, reason="the server closed the connection")
-    bitmaps = _bitmaps(handle, wait)
-    for context in server.contexts if handle.get_structured_replies_negotiated() else ():
-        handle.add_meta_context(context)
+    listed: list[str] = []
+    if handle.get_structured_replies_negotiated():
+        handle.add_meta_context(BITMAP)
+        handle.aio_opt_list_meta_context(functools.partial(_collect, listed))
+        wait()
+        handle.clear_meta_contexts()
+        for context in server.contexts:
+            handle.add_meta_context(context)
     outcome: list[int] = []
 
     def end(error: Any) -> int:
@@ -175,44 +176,27 @@ def _negotiate(handle: Any, server: Server, wait: Callable[[], None]) -> list[st
 
     handle.aio_opt_go(end)
     wait()
-    if any(outcome):
-        raise _refusal(handle, server, outcome[0], wait)
-    return bitmaps
-
-
-def _bitmaps(handle: Any, wait: Callable[[], None]) -> list[str]:
-    found: list[str] = []
-    if not handle.get_structured_replies_negotiated():
-        return found
-    handle.add_meta_context(BITMAP)
-    handle.aio_opt_list_meta_context(functools.partial(_collect, found))
+    if not any(outcome):
+        return [name.removeprefix(BITMAP) for name in listed if name.startswith(BITMAP)]
+    error, export = outcome[0], server.address.export
+    if error in {errno.ENOTSUP, errno.ENOTCONN}:
+        raise Failed(url=server.name, reason="the server requires TLS; use nbds://")
+    if error in {errno.EPERM, errno.EACCES}:
+        raise Failed(url=server.name, reason=f"the server denies access to the export {export!r}")
+    if error != errno.ENOENT or not handle.aio_is_negotiating():
+        reason = f"the server refuses the export {export!r}: {os.strerror(error).lower()}"
+        raise errors.Transient(url=server.name, reason=reason)
+    exports: list[str] = []
+    handle.aio_opt_list(functools.partial(_collect, exports))
     wait()
-    handle.clear_meta_contexts()
-    return [name.removeprefix(BITMAP) for name in found if name.startswith(BITMAP)]
+    names = f"; the server has {', '.join(map(repr, exports))}" if exports else ""
+    raise Failed(url=server.name, reason=f"no export {export!r}{names}")
 
 
 def _collect(found: list[str], name: str, *_: object) -> int:
     if len(found) < MOST_NAMES:
         found.append(name)
     return 0
-
-
-def _refusal(handle: Any, server: Server, error: int, wait: Callable[[], None]) -> errors.Error:
-    """Return the error for a server that refuses the export."""
-    export = server.address.export
-    if error in {errno.ENOTSUP, errno.ENOTCONN}:
-        return Failed(url=server.name, reason="the server requires TLS; use nbds://")
-    if error in {errno.EPERM, errno.EACCES}:
-        return Failed(url=server.name, reason=f"the server denies access to the export {export!r}")
-    if error != errno.ENOENT or not handle.aio_is_negotiating():
-        return errors.Transient(
-            url=server.name, reason=f"the server refuses the export {export!r}: {os.strerror(error).lower()}"
-        )
-    found: list[str] = []
-    handle.aio_opt_list(functools.partial(_collect, found))
-    wait()
-    names = f"; the server has {', '.join(map(repr, found))}" if found else ""
-    return Failed(url=server.name, reason=f"no export {export!r}{names}")
 
 
 #: Part of libnbd's message, and ours.
@@ -224,14 +208,8 @@ _CAUSES = (
     ("gnutls", "TLS handshake failed ({text}); does the server require a client certificate (--cert)?"),
     ("handshake: ", "not an NBD server? ({text})"),
 )
-_FINAL = {
-    errno.ECONNREFUSED,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.ENOENT,
-    errno.EACCES,
-    errno.ENOTSOCK,
-}
+_UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}
+_FINAL = _UNREACHABLE | {errno.ENOENT, errno.EACCES, errno.ENOTSOCK}
 
 
 def _failure(server: Server, err: Any) -> errors.Error:
@@ -249,4 +227,4 @@ def _failure(server: Server, err: Any) -> errors.Error:
 
 def words(err: Any) -> str:
     """Return libnbd's message without the name of the function."""
-    return wire.printable(str(err.string).partition(": ")[2] or str(err.string))
+    return masking.quoted(str(err.string).partition(": ")[2] or str(err.string))

@@ -122,13 +122,10 @@ def parse(url: str) -> Address:
     if unknown := sorted(set(query) - known):
         raise errors.RequestError(f"unsupported part of an NBD address: {', '.join(unknown)}")
     if parts.scheme == "nbd+unix":
-        return _local(parts.netloc, query.get("socket", []), export)
+        sockets = query.get("socket", [])
+        if parts.netloc or len(sockets) != 1 or not sockets[0] or "\0" in sockets[0]:
+            raise errors.RequestError("the address of a unix socket is nbd+unix:///EXPORT?socket=PATH")
+        return Address(socket=sockets[0], export=export)
     if not parts.hostname:
         raise errors.RequestError(f"an NBD address needs a host: {parts.scheme}://HOST/EXPORT")
     return Address(parts.hostname, port, export=export, tls=parts.scheme == "nbds")
-
-
-def _local(netloc: str, sockets: list[str], export: str) -> Address:
-    if netloc or len(sockets) != 1 or not sockets[0] or "\0" in sockets[0]:
-        raise errors.RequestError("the address of a unix socket is nbd+unix:///EXPORT?socket=PATH")
-    return Address(socket=sockets[0], export=export)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from cdi_worker import errors
+from cdi_worker import errors, units
 from cdi_worker.formats import detect
 from cdi_worker.images.engine import filled
 from cdi_worker.sources import base, extents, wire
@@ -21,8 +21,8 @@ HEAD_SIZE = 256 * 1024
 class NbdSource(base.Source):
     """An export, which is always a raw disk: a guest can write any header to its disk.
 
-    NBD has no identity. A checkpoint's name says that the export is a moment that does not change; its
-    identity is weak, because the name proves nothing. Without a checkpoint nothing is resumed.
+    NBD states no identity. If the request names a checkpoint, the export counts as a snapshot; its identity
+    is weak, because a name proves nothing. Without a checkpoint nothing is resumed.
     """
 
     def __init__(self, location: locations.Nbd, cancel: base.Cancel) -> None:
@@ -33,14 +33,33 @@ class NbdSource(base.Source):
         self._open = contextlib.ExitStack()
 
     def open(self, opening: base.Opening) -> base.Facts:
+        access, bitmap = self._location.access, self._location.changes
+        contexts = (handshake.ALLOCATION, *([handshake.BITMAP + bitmap] if bitmap else []))
+        connect, stall = wire.TIMEOUT
+        limits = client.Limits(
+            access.connections,
+            connect=min(connect, access.patience),
+            stall=min(stall, access.patience),
+            patience=access.patience,
+            slowest=access.slowest,
+        )
         with contextlib.ExitStack() as stack:
-            self._client = client.Client(self._server(stack), self._cancel, self._limits())
+            folder = ""
+            if self._address.tls:
+                folder = stack.enter_context(handshake.credentials(self._location))
+            server = handshake.Server(self.name, self._address, contexts, folder, not access.insecure)
+            self._client = client.Client(server, self._cancel, limits)
             stack.callback(self._client.close)
             try:
                 size = self._client.open()
             except handshake.Failed as err:
                 raise errors.Unreachable(**{**err.fields, "url": self.name}) from err
-            self._check_bitmap()
+            if bitmap and handshake.BITMAP + bitmap not in self._client.contexts:
+                names = ", ".join(map(repr, self._client.bitmaps)) or "none"
+                raise errors.SourceError(
+                    reason=f"{self.name}: no dirty bitmap {bitmap!r} (the server lists: {names}); "
+                    "start again with a full copy"
+                )
             head = filled.head(self._client, min(HEAD_SIZE, size), self.name)
             self._open = stack.pop_all()
         current = self._location.current
@@ -49,71 +68,39 @@ class NbdSource(base.Source):
             log.warning("the export begins like a %s image, copied as it is: it is a raw disk", found)
         log.info("source size=%r connections=%d identity=%r", size, self._client.allowed, identity)
         return base.Facts(
-            name=self.name,
-            size=size,
-            head=head,
-            identity=identity,
-            weak=bool(current),
-            format="raw",
-            ranges=self._client,
-            extents=self._extents(),
-            description=self._description(),
+            name=self.name, size=size, head=head, identity=identity, weak=bool(current), format="raw"
         )
+
+    @property
+    def ranges(self) -> base.RandomReader:
+        return self._client
+
+    def first_sector(self) -> bytes:
+        with contextlib.suppress(errors.SourceError):
+            return filled.head(self._client, units.SECTOR, self.name)
+        return b""
 
     def close(self) -> None:
         self._open.close()
 
-    def _extents(self) -> Callable[[], Iterator[base.Extent]] | None:
-        """Return what lists the extents; None if the server does not."""
-        if bitmap := self._location.changes:
-            return lambda: self._changed(bitmap)
+    @property
+    def extents(self) -> Callable[[], Iterator[base.Extent]] | None:
+        if self._location.changes:
+            return self._list_changes
         if handshake.ALLOCATION not in self._client.contexts:
             return None
         return lambda: extents.coarse(self._client.extents())
 
-    def _description(self) -> Mapping[str, object]:
-        found = self._client
-        reported = handshake.ALLOCATION in found.contexts
+    def describe(self) -> Mapping[str, object]:
         return {
             "export": self._address.export,
-            "connections": found.allowed,
-            "extents": reported,
-            "bitmaps": found.bitmaps,
+            "connections": self._client.allowed,
+            "extents": handshake.ALLOCATION in self._client.contexts,
+            "bitmaps": self._client.bitmaps,
         }
 
-    def _server(self, stack: contextlib.ExitStack) -> handshake.Server:
-        contexts = [handshake.ALLOCATION]
-        if bitmap := self._location.changes:
-            contexts.append(handshake.BITMAP + bitmap)
-        folder = ""
-        if self._address.tls:
-            folder = stack.enter_context(handshake.credentials(self._location))
-        verify = not self._location.access.insecure
-        return handshake.Server(self.name, self._address, tuple(contexts), folder, verify)
-
-    def _limits(self) -> client.Limits:
-        connect, stall = wire.TIMEOUT
-        access = self._location.access
-        patience = access.patience
-        return client.Limits(
-            access.connections,
-            connect=min(connect, patience),
-            stall=min(stall, patience),
-            patience=patience,
-            slowest=access.slowest,
-        )
-
-    def _check_bitmap(self) -> None:
+    def _list_changes(self) -> Iterator[base.Extent]:
         bitmap = self._location.changes
-        if not bitmap or handshake.BITMAP + bitmap in self._client.contexts:
-            return
-        names = ", ".join(map(repr, self._client.bitmaps)) or "none"
-        raise errors.SourceError(
-            reason=f"{self.name}: no dirty bitmap {bitmap!r} (the server lists: {names}); "
-            "start again with a full copy"
-        )
-
-    def _changed(self, bitmap: str) -> Iterator[base.Extent]:
         areas = extents.Kept(self._client.dirty(bitmap))
         changed = sum(area.length for area in areas)
         log.info("changed bitmap=%r areas=%d bytes=%d", bitmap, len(areas), changed)

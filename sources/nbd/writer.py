@@ -34,7 +34,7 @@ def connect(
         made = Device(server, limits, cancel, undo.pop_all(), writable=writable)
         undo.callback(made.close)
         try:
-            cancelling.apart(made.open, cancel, late=made.close)
+            cancelling.run_apart(made.open, cancel, late=made.close)
         except errors.SourceError as err:
             raise errors.TargetError(path=name, reason=err.fields["reason"]) from err
         undo.pop_all()
@@ -87,7 +87,7 @@ class Device(client.Client):
 
     def zero(self, offset: int, length: int, /, *, allocate: bool) -> None:
         """Zero whole blocks on the server. Raises OSError if it refuses that."""
-        with self._lent(offset, 1) as used:
+        with self._lend(offset, 1) as used:
             if not used.can_zero:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             self._check(used, used.zero(offset, length, allocate=allocate), f"zeroing at byte {offset}")
@@ -95,7 +95,7 @@ class Device(client.Client):
     def flush(self) -> None:
         """Write everything written so far to stable storage."""
         # One connection flushes what all have written: there are several only if the server promises that.
-        with self._lent(0, 1) as used:
+        with self._lend(0, 1) as used:
             self._check(used, used.flush(), "flushing")
 
     def allocated(self, start: int, end: int, /) -> Iterator[tuple[int, int]]:
@@ -145,7 +145,7 @@ class Device(client.Client):
             raise OSError(error, os.strerror(error))
 
     def _write_blocks(self, offset: int, data: memoryview) -> None:
-        with self._lent(offset, 1) as used:
+        with self._lend(offset, 1) as used:
             self._check(used, used.write(offset, data), f"writing at byte {offset}")
 
     def _write_part(self, offset: int, data: memoryview) -> None:

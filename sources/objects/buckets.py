@@ -27,14 +27,12 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
     shown = wire.safe_url(endpoint)
     if endpoint.startswith(f"{scheme}://"):
         if masking.user_info(endpoint):
-            advice = (
-                "give the credentials apart from the address, for example with --user and --password-file"
-            )
-            raise errors.RequestError(f"{shown}: credentials in an address of {scheme}://; {advice}")
+            how = "give the credentials apart from the address, for example with --user and --password-file"
+            raise errors.RequestError(f"{shown}: credentials in an address of {scheme}://; {how}")
         bucket, _, key = endpoint.removeprefix(f"{scheme}://").partition("/")
         server = ""
     else:
-        parts = pinned.checked(endpoint)
+        parts = pinned.parse(endpoint)
         if parts.query:
             raise errors.RequestError(f"{shown}: has a query; use the http source for a {signed}")
         if parts.fragment:
@@ -48,10 +46,7 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
 
 
 def check_segments(shown: str, *parts: str) -> None:
-    """Raise ``errors.RequestError`` if a part of a path is . or ..: the client requests another object then.
-
-    It removes them from every path, also where they are escaped (RFC 3986, 5.2.4).
-    """
+    """Raise ``errors.RequestError`` for a path with . or .., which clients remove (RFC 3986, 5.2.4)."""
     if not {".", ".."}.isdisjoint(parts):
         raise errors.RequestError(f"{shown}: a part of its path is . or .., which HTTP does not keep")
 

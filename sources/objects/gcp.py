@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import types
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import requests
@@ -16,15 +16,28 @@ import urllib3.exceptions
 from cdi_worker import errors, masking
 from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
-from cdi_worker.remedy import Remedy
 from cdi_worker.sources import base, handshakes, smallfile, wire
 from cdi_worker.sources.objects import buckets, locations
 from cdi_worker.sources.web import pinned, session
 
+
+@contextlib.contextmanager
+def import_libraries() -> Iterator[None]:
+    """Import Google's libraries in the block, without their warnings. Raises ``MissingExtra``."""
+    package = "google-cloud-storage"
+    with errors.optional("the gcs source", package=package, extra="gcs"), warnings.catch_warnings():
+        # They warn about Python versions that they will drop.
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+with import_libraries():
+    from google import auth
+    from google.auth import aws, exceptions, identity_pool
+    from google.oauth2 import credentials, service_account
+
 log = logging.getLogger(__name__)
 
-#: In bytes. A token service answers with a few KiB.
-LARGEST_ANSWER = 1 << 20
 #: Fields of a credentials file.
 SECRETS = ("private_key", "client_secret", "refresh_token")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -43,19 +56,7 @@ def refuse_plaintext(url: str, access: base.Access) -> None:
     if scheme == "http" and host not in LOOPBACK and not access.insecure:
         ways = (("use https", ""), ("leave out the file (emulators need none)", ""), *handshakes.PLAIN)
         reason = f"{url}: http would send the credentials unencrypted"
-        raise errors.RequestError(reason, remedy=Remedy(ways))
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import Google's libraries in the block, without their warnings. Raises ``MissingExtra``."""
-    try:
-        with warnings.catch_warnings():
-            # They warn about Python versions that they will drop.
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    except ImportError as err:
-        raise errors.MissingExtra(what="the gcs source", package="google-cloud-storage", extra="gcs") from err
+        raise errors.RequestError(reason, remedy=errors.Remedy(ways))
 
 
 class Keys(buckets.Keys):
@@ -63,8 +64,6 @@ class Keys(buckets.Keys):
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._cancel = cancel
-        # At debug level it logs token requests.
-        logging.getLogger("google").setLevel(logging.INFO)
         self._access = location.access
         self._connection: requests.Session | None = None
         self._lock = threading.Lock()
@@ -72,28 +71,25 @@ class Keys(buckets.Keys):
 
     def _find(self) -> Any:
         """Return the credentials of the environment, of gcloud or of the machine, or None."""
-        with importing():
-            from google import auth
-            from google.auth import exceptions
         transport: Any = self._transport
         try:
-            with _translated():
-                return cancelling.apart(
+            with _translate_errors():
+                return cancelling.run_apart(
                     lambda: auth.default(scopes=SCOPES, request=transport)[0], self._cancel
                 )
         except exceptions.DefaultCredentialsError as err:
             log.info("no ambient credentials: %s", err)
         return None
 
-    def authorization(self) -> pinned.Authorization | None:
-        """Return what adds a token to requests; None without credentials."""
-        return self._authorize if self else None
+    def authorization(self) -> pinned.Authorization:
+        """Return what adds a token to requests, if there are credentials."""
+        return self._authorize if self else pinned.NO_AUTH
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Add a token to ``request``; renew it shortly before it expires."""
         what = (self._transport, request.method, request.url, request.headers)
-        with self._lock, _translated():
-            cancelling.apart(lambda: self._keys.before_request(*what), self._cancel)
+        with self._lock, _translate_errors():
+            cancelling.run_apart(lambda: self._keys.before_request(*what), self._cancel)
             masking.hold(self, str(self._keys.token or ""))
         return request
 
@@ -116,10 +112,8 @@ class Keys(buckets.Keys):
 
         ``google.auth.transport.Request``; returns its ``Response``.
         """
-        from google.auth import exceptions
-
         self._connection = self._connection or session.new_session(self._access, self._cancel)
-        what = (self._connection, self._access, method, url, LARGEST_ANSWER)
+        what = (self._connection, self._access, method, url)
         try:
             answer, data = session.exchange(*what, data=body, headers=headers)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
@@ -132,10 +126,6 @@ def _load(path: str, owner: object) -> Any:
 
     An external account with an executable source is refused: it would run a program.
     """
-    with importing():
-        from google.auth import aws, identity_pool
-        from google.oauth2 import credentials, service_account
-
     try:
         info = smalljson.parse(smallfile.read(path))
         masking.hold(owner, *(str(info.get(name, "")) for name in SECRETS))
@@ -145,31 +135,22 @@ def _load(path: str, owner: object) -> Any:
         if kind == "authorized_user":
             return credentials.Credentials.from_authorized_user_info(info, scopes=SCOPES)
         if kind == "external_account" and "executable" not in origin:
-            _check_exchange(info, path)
+            for name in ("token_url", "service_account_impersonation_url"):
+                # Another server could ask for any file of this pod, or for a response of the metadata server.
+                # Google's documentation requires this check for untrusted files.
+                if (url := info.get(name)) and not is_google(url):
+                    raise errors.RequestError(f"{path}: {name} is not at https://*.googleapis.com")
             module = aws if "environment_id" in origin else identity_pool
             return module.Credentials.from_info(info, scopes=SCOPES)
     except (ValueError, AttributeError, TypeError) as err:
         # The text of the error may hold parts of the file.
         raise errors.RequestError(f"{path}: not a usable Google credentials file") from err
-    raise errors.RequestError(f"{path}: Google credentials of type {str(kind)[:40]!r} are not supported")
+    shown = masking.quoted(str(kind), 40)
+    raise errors.RequestError(f"{path}: Google credentials of type {shown!r} are not supported")
 
 
-def _check_exchange(info: dict[str, Any], path: str) -> None:
-    """Refuse an external account whose token exchange is not at Google.
-
-    A malicious file could otherwise send any file of this pod, or a response of the metadata server, to its
-    author. Google's documentation requires this check for untrusted files.
-    """
-    for name in ("token_url", "service_account_impersonation_url"):
-        url = info.get(name) or ""
-        if url and not is_google(url):
-            raise errors.RequestError(f"{path}: {name} is not at https://*.googleapis.com")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    from google.auth import exceptions
-
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except exceptions.DefaultCredentialsError:
@@ -177,7 +158,7 @@ def _translated() -> Iterator[None]:
     except exceptions.TransportError as err:
         raise wire.failure("Google's token service", err, first=False) from err
     except exceptions.GoogleAuthError as err:
-        message = wire.printable(str(err.args[0] if err.args else type(err).__name__))
+        message = masking.quoted(str(err.args[0] if err.args else type(err).__name__))
         if err.retryable:
             raise errors.Transient(url="Google's token service", reason=message) from err
         raise errors.Unreachable(url="Google credentials", reason=message) from err

@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import dataclasses
 import logging
+import types
 import urllib.parse
 from typing import Any
 
 import requests
 import requests.auth
 
-from cdi_worker import errors
-from cdi_worker.formats import readers, smalljson
+from cdi_worker import errors, masking
+from cdi_worker.formats import coding, readers, smalljson
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
-from cdi_worker.sources.objects import buckets, crc32c, gcp, locations
+from cdi_worker.sources.objects import buckets, gcp, locations
+from cdi_worker.sources.objects.coverage import Coverage
 from cdi_worker.sources.web import http, pinned, session
+
+with gcp.import_libraries():
+    from google.auth import credentials
+    from google.cloud import storage
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +35,10 @@ LARGEST_METADATA = 1 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metadata:
-    """Metadata of one generation. ``crc32c``: as stored, in base64, may be empty; ``crc``: decoded."""
+    """Metadata of one generation. ``crc32c``: base64 of four bytes, big-endian; may be empty."""
 
     generation: int
     size: int
-    encoding: str
     crc32c: str
     crc: int | None
 
@@ -53,21 +58,20 @@ class GcsSource(http.HttpSource):
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._object = _Object(location, cancel)
-        self._coverage = crc32c.Coverage()
+        self._coverage = Coverage()
         super().__init__(self._object)
 
     def open(self, opening: base.Opening) -> base.Facts:
         self._stored = found = self._object.describe()
         # An attempt before this one may have read bytes of another generation.
-        self._coverage = crc32c.Coverage()
-        facts = super().open(opening)
-        if facts.size != found.size:
-            raise errors.SourceChanged(url=self.name, what="size", before=found.size, now=facts.size)
-        if facts.ranges is not None:
+        self._coverage = Coverage()
+        version, head = self._first_answer(opening, found.size)
+        if self.ranges is not None:
             # The head is not read again.
-            self._coverage.add(0, memoryview(facts.head))
-        return dataclasses.replace(
-            facts,
+            self._coverage.add(0, memoryview(head))
+        return self._facts(
+            version,
+            head,
             identity=f"generation {found.generation} crc32c {found.crc32c} size {found.size}",
             weak=False,
             digest=f"generation:{found.generation}",
@@ -77,7 +81,7 @@ class GcsSource(http.HttpSource):
         reader = super().stream(offset)
         if not offset:
             # From here on the stream's bytes are written, not those read before.
-            self._coverage = crc32c.Coverage()
+            self._coverage = Coverage()
         coverage, at = self._coverage, offset
 
         def see(data: memoryview) -> None:
@@ -85,7 +89,7 @@ class GcsSource(http.HttpSource):
             coverage.add(at, data)
             at += len(data)
 
-        return readers.Watched(reader, see)
+        return readers.WatchedReader(reader, see)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         # A stream may start meanwhile and replace the coverage: then these bytes are not written.
@@ -118,19 +122,13 @@ class _Object(pinned.Resource):
             gcp.refuse_plaintext(self._address.server, location.access)
         self._generation: int | None = None
         self._encoding = "identity"
-        bucket, name = (
-            urllib.parse.quote(item, safe="") for item in (self._address.bucket, self._address.key)
-        )
+        bucket, name = (urllib.parse.quote(item, safe="") for item in self._address[1:])
         self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
         super().__init__(self._media, location.access, cancel=cancel)
         self.name = wire.safe_url(location.address)
 
     def describe(self) -> Metadata:
         """Return the object's metadata, and pin later requests to its generation."""
-        with gcp.importing():
-            from google.auth import credentials
-            from google.cloud import storage
-
         client = storage.Client(
             project="-",
             credentials=credentials.AnonymousCredentials(),
@@ -140,21 +138,19 @@ class _Object(pinned.Resource):
         blob = client.bucket(self._address.bucket).blob(self._address.key)
         try:
             self._load(blob)
-            found = Metadata(
-                generation=int(blob.generation),
-                size=int(blob.size),
-                encoding=str(blob.content_encoding or "identity"),
-                crc32c=str(blob.crc32c or ""),
-                crc=_number(blob.crc32c),
-            )
+            # Objects with a content encoding are decompressed by the server unless the client accepts it.
+            self._encoding = coding.normal(str(blob.content_encoding or ""))
+            stored = str(blob.crc32c or "")
+            crc = base64.b64decode(stored, validate=True)
+            if stored and len(crc) != 4:
+                raise ValueError("a CRC-32C has four bytes")
+            number = int.from_bytes(crc) if stored else None
+            found = Metadata(int(blob.generation), int(blob.size), stored, number)
         except (ValueError, TypeError, AttributeError) as err:
-            reason = (
-                "the response is not object metadata; check that the URL is a Google Cloud Storage server"
-            )
-            raise errors.Unreachable(url=self.name, reason=reason) from err
+            reason = "the response is not object metadata"
+            advice = "check that the URL is a Google Cloud Storage server"
+            raise errors.Unreachable(url=self.name, reason=f"{reason}; {advice}") from err
         self._generation = found.generation
-        # Objects with a content encoding are decompressed by the server unless the client accepts it.
-        self._encoding = found.encoding
         self.url = f"{self._media}&generation={found.generation}"
         self.unpin()
         return found
@@ -185,7 +181,7 @@ class _Object(pinned.Resource):
         self._keys.close()
 
     def authorization(self) -> pinned.Authorization:
-        return self._keys.authorization() or pinned.NO_AUTH
+        return self._keys.authorization()
 
     def failure(self, response: requests.Response) -> errors.Error:
         """Return the error for a failed response, with its cause."""
@@ -204,14 +200,13 @@ class _Object(pinned.Resource):
             )
         if self._generation is not None and status == 401 and self._keys.renew():
             return errors.Transient(url=self.name, reason="the token is no longer accepted")
-        anonymously = "" if self._keys else " without credentials"
-        if status == 404:
-            what = f"no such object {self._address.key!r} in bucket {self._address.bucket!r}"
-            reason = (
-                f"no such bucket {self._address.bucket!r}" if "bucket does not exist" in message else what
-            )
+        bucket, key = self._address.bucket, self._address.key
+        if status == 404 and "bucket does not exist" in message:
+            reason = f"no such bucket {bucket!r}"
+        elif status == 404:
+            reason = f"no such object {key!r} in bucket {bucket!r}"
         elif status in {401, 403}:
-            reason = f"access denied{anonymously}: {message}"
+            reason = f"access denied{'' if self._keys else ' without credentials'}: {message}"
         else:
             reason = f"{plain.fields['reason']}: {message}"
         return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
@@ -223,29 +218,9 @@ class _Transport:
     def __init__(self, resource: _Object) -> None:
         self._resource = resource
 
-    def request(self, *, method: str, url: str, **_: object) -> _Answer:
-        return _Answer(self._resource.body(self._resource.send(method, url, {}), LARGEST_METADATA))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Answer:
-    """The parts of a response that Google's client uses."""
-
-    content: bytes
-    status_code: int = 200
-
-    def json(self) -> Any:
-        return smalljson.parse(self.content)
-
-
-def _number(stored: str | None) -> int | None:
-    """Decode a stored CRC: base64 of four bytes, big-endian. Raises ``ValueError``."""
-    if not stored:
-        return None
-    data = base64.b64decode(stored, validate=True)
-    if len(data) != 4:
-        raise ValueError("a CRC-32C has four bytes")
-    return int.from_bytes(data)
+    def request(self, *, method: str, url: str, **_: object) -> types.SimpleNamespace:
+        data = self._resource.body(self._resource.send(method, url, {}), LARGEST_METADATA)
+        return types.SimpleNamespace(content=data, status_code=200, json=lambda: smalljson.parse(data))
 
 
 def _error_details(text: str) -> tuple[str, set[str]]:
@@ -253,6 +228,6 @@ def _error_details(text: str) -> tuple[str, set[str]]:
     try:
         error = smalljson.parse(text)["error"]
         reasons = {str(item.get("reason")) for item in error.get("errors", [])}
-        return wire.printable(str(error.get("message", ""))), reasons
+        return masking.quoted(str(error.get("message", ""))), reasons
     except (ValueError, TypeError, KeyError, AttributeError):
-        return wire.printable("" if "<" in text else text), set()
+        return masking.quoted("" if "<" in text else text), set()

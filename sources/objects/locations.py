@@ -6,9 +6,16 @@ import dataclasses
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from cdi_worker import errors
 from cdi_worker.sources import fields, staged
+
+#: Parts of a login that are sent in headers, and so are ASCII: the variable and the option of each.
+KEYS: Final = {
+    "user": ("IMPORTER_ACCESS_KEY_ID", "--user"),
+    "session_token": ("IMPORTER_SESSION_TOKEN", "--session-token-file"),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,11 @@ class S3(staged.Files):
         yield from staged.Files.faults(self)
         if self.endpoint_url and not re.fullmatch(r"https?://[^/?#]+/?", self.endpoint_url):
             yield "malformed S3 endpoint URL (--endpoint-url, AWS_ENDPOINT_URL); expected http(s)://host[:port]"
+        for name, setting in KEYS.items():
+            try:
+                fields.token(getattr(self.access, name))
+            except errors.RequestError as err:
+                yield fields.Fault(f"{{}}: {err}", *setting)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import requests
 import requests.auth
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import aws, buckets, locations
@@ -99,7 +99,10 @@ class _Object(pinned.Resource):
         access = location.access
         self._address = parse(location.address)
         self._keys = aws.Keys(access, cancel)
-        self._region = location.region or self._default_region(location)
+        region = location.region
+        if not region and location.endpoint.startswith("s3://"):
+            region = location.default_region or self._keys.default_region() or DEFAULT_REGION
+        self._region = region or region_of(self._address.server)
         self._redirected = False
         #: Sent as If-Match once known.
         self.etag: str | None = None
@@ -110,16 +113,18 @@ class _Object(pinned.Resource):
         if self.etag:
             headers = {**headers, "If-Match": self.etag}
         response = super().send(method, url, headers)
-        if response.status_code == 200 and _holds_range(response):
+        found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if found and response.status_code == 200:
             # rclone's server answers a range request with 200 and the right body.
-            response.status_code = 206
+            count = int(found[2]) - int(found[1]) + 1
+            response.status_code = 206 if response.headers.get("Content-Length") == str(count) else 200
         if response.status_code in pinned.REDIRECTS and "x-amz-bucket-region" in response.headers:
             # The new URL needs another signature: the caller retries in the right region.
             raise self.failure(response)
         return response
 
     def authorization(self) -> pinned.Authorization:
-        return self._keys.signature(self._region) or pinned.NO_AUTH
+        return self._keys.signature(self._region)
 
     def learn(self, refusal: errors.Unreachable) -> bool:
         """Change region or credentials for another attempt. Return False if there is nothing to change."""
@@ -139,7 +144,8 @@ class _Object(pinned.Resource):
         """Return the error for a failed response, with its cause."""
         text = session.error_text(response)
         self.drop(response)
-        details = _error_details(text)
+        # Without an XML parser: the document is hostile.
+        details = {name: masking.quoted(html.unescape(value)) for name, value in ELEMENT.findall(text)}
         plain = session.status_error(self.name, response, text)
         code = details.get("Code", "")
         if code in TRANSIENT and not isinstance(plain, errors.Transient):
@@ -170,23 +176,6 @@ class _Object(pinned.Resource):
         # On a given server only the signature can use another region; on AWS the URL changes as well.
         usable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
         return errors.Unreachable(url=self.name, reason=reason, region=usable)
-
-    def _default_region(self, location: locations.S3) -> str:
-        if not location.endpoint.startswith("s3://"):
-            return region_of(self._address.server)
-        return location.default_region or self._keys.default_region() or DEFAULT_REGION
-
-
-def _holds_range(response: requests.Response) -> bool:
-    """Return whether the length of the body is that of its Content-Range."""
-    found = http.CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    length = response.headers.get("Content-Length")
-    return found is not None and length == str(int(found[2]) - int(found[1]) + 1)
-
-
-def _error_details(text: str) -> dict[str, str]:
-    """Return the elements of an XML error document, without an XML parser (hostile input)."""
-    return {name: wire.printable(html.unescape(value)) for name, value in ELEMENT.findall(text)}
 
 
 def _skew(server_time: str) -> str:

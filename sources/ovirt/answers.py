@@ -37,11 +37,11 @@ class Connection(ovirtsdk4.Connection):  # type: ignore[misc]  # without types
         response = super()._read_reponse(context)
         if response.body and "xml" in (self._get_header_value(response.headers, "content-type") or ""):
             try:
-                smallxml.parse(response.body, "answer", _refused)
+                smallxml.parse(
+                    response.body,
+                    "answer",
+                    lambda rule, reason: errors.Refused(format="answer", rule=rule, reason=reason),
+                )
             except errors.Error as err:
                 raise ValueError(str(err)) from err
         return response
-
-
-def _refused(rule: str, reason: str) -> errors.Refused:
-    return errors.Refused(format="answer", rule=rule, reason=reason)

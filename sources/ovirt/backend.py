@@ -1,22 +1,23 @@
-"""ovirt-imageio's client library, with responses that end and are those of the requested range.
+"""The backend of ovirt-imageio's client, with responses that end and are those of the requested range.
 
 Importing this loads the library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
+import ssl
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-import ovirt_imageio.client
 from ovirt_imageio._internal.backends import http
 
-from cdi_worker import errors
-from cdi_worker.sources import responses, sockets, wire
+from cdi_worker import errors, masking
+from cdi_worker.sources import certificates, responses, sockets
 
 #: Bytes of the longest list of extents. An extent has 72 bytes in JSON and 330 once parsed: 580,000 extents
 #: in 190 MiB, below the 256 MiB that a worker may have. Every other MiB of a disk of 1 TiB is as many; lists
@@ -29,10 +30,10 @@ class _Response(responses.Bounded):
     most = LONGEST
 
 
-class _Backend(http.Backend):  # type: ignore[misc]  # without types
+class Backend(http.Backend):  # type: ignore[misc]  # without types
     """The library's connection. It reads lists, options and errors whole, whatever their length."""
 
-    #: Bytes per second, and the disk in messages. The library clones the class.
+    #: Bytes per second, and the disk in messages. ``clone`` makes another object of the same class.
     slowest: ClassVar[float]
     disk: ClassVar[str]
 
@@ -57,7 +58,7 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
         found = _CONTENT_RANGE.fullmatch(stated or "")
         # Old daemons leave it out behind the middle of a disk, or state a wrong end (webob's content_range).
         if stated is not None and (found is None or int(found[1]) != self._position):
-            received = wire.printable(stated[:80])
+            received = masking.quoted(stated)
             reason = f"requested byte {self._position}, received {received}"
             raise errors.WrongRanges(url=self.disk, reason=reason)
         return response
@@ -75,8 +76,25 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
         response.reset()
         response.close()
 
+    def whole_size(self) -> int:
+        """Return the size of the disk: the length of a response that is broken off."""
+        size: int = self._emulate_head()
+        return size
+
+    def abort(self) -> None:
+        """Shut the socket down, which ends a read of another thread: the library has no call for that."""
+        # A connection that was closed meanwhile has no socket, or raises ValueError.
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            sockets.shut(self._con.sock)
+
     def _create_ssl_context(self) -> Any:
-        return sockets.separated(super()._create_ssl_context())
+        made = certificates.context()
+        if self._cafile:
+            made.load_verify_locations(self._cafile)
+        if not self._secure:
+            made.check_hostname = False
+            made.verify_mode = ssl.CERT_NONE
+        return made
 
     def _create_tcp_connection(self) -> Any:
         return self._bounded(super()._create_tcp_connection())
@@ -89,14 +107,7 @@ class _Backend(http.Backend):  # type: ignore[misc]  # without types
         return connection
 
 
-class Client(ovirt_imageio.client.ImageioClient):  # type: ignore[misc]  # without types
-    """The library's client, with ``_Backend``, which its constructor cannot be given."""
-
-    def __init__(self, url: str, *, disk: str, cafile: str | None, secure: bool, slowest: float) -> None:
-        backend = type("_Backend", (_Backend,), {"slowest": slowest, "disk": disk})
-        self._backend = backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
-
-    def read_into(self, offset: int, into: memoryview) -> Iterator[int]:
-        """Read a range; yield the bytes of each read, which follow one another from the start of ``into``."""
-        received: Iterator[int] = self._backend.read_into(offset, into)
-        return received
+def connect(url: str, *, disk: str, cafile: str | None, secure: bool, slowest: float) -> Any:
+    """Connect to the ticket at ``url``."""
+    backend = type("Backend", (Backend,), {"slowest": slowest, "disk": disk})
+    return backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)

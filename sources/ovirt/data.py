@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import http.client
 import logging
 import operator
@@ -12,14 +10,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, extents, responses, sockets, wire
+from cdi_worker import errors, masking
+from cdi_worker.sources import base, extents, responses, wire
 
 log = logging.getLogger(__name__)
 
 #: The largest offset of a file, in bytes.
 _MOST_BYTES = (1 << 63) - 1
+#: Tries for a list of extents that the server fails to make. It may be down, so each is left to the caller.
+TRIES = 3
 #: Statuses for an unknown or expired ticket.
 _REFUSED = frozenset({401, 403, 404, 410})
 
@@ -28,11 +27,12 @@ class TicketRefused(errors.Transient):
     """The ticket is invalid or has expired. The engine knows the cause."""
 
 
-def library() -> Any:
-    """Import and return ``backend``, which loads the client library."""
-    with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
-        from cdi_worker.sources.ovirt import backend
-    return backend
+class Failed(errors.Transient):
+    """The server answers with a status that may pass."""
+
+
+class Refused(errors.SourceError):
+    """The server answers with any other status."""
 
 
 class Pool:
@@ -42,7 +42,9 @@ class Pool:
     """
 
     def __init__(self, name: str, access: base.Access, authorities: str, cancel: base.Cancel) -> None:
-        self._client = library()
+        with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
+            from cdi_worker.sources.ovirt import backend
+        self._library = backend
         self._name = name
         self._access = access
         self._authorities = authorities
@@ -55,6 +57,8 @@ class Pool:
         self._model: Any = None
         self._allowed = 1
         self._lendings = 0
+        #: Failed lists of extents.
+        self._unlisted = 0
         #: Connections of earlier generations are discarded.
         self.generation = 0
         self._changed = threading.Condition()
@@ -67,9 +71,9 @@ class Pool:
         for url in urls:
             self._url = url
             try:
-                client = self._connected(first=not self._answered)
+                client = self._connect(first=not self._answered)
             except errors.SourceError as err:
-                log.info("no data at %r reason=%s", _host(url), err.fact)
+                log.info("no data at %r reason=%s", _host(url), err.message())
                 failures.append(err)
                 continue
             self._answered = True
@@ -84,10 +88,9 @@ class Pool:
             return
         raise failures[0]
 
-    def extents(self) -> extents.Kept:
-        """Return the extents of the whole disk. A server without extents reports one data extent."""
+    def _list(self) -> extents.Kept:
         found = extents.Kept()
-        with self._lent() as client, self._ending(client), self._translated():
+        with self._lend() as client:
             for run in client.extents("zero"):
                 # ``index``: JSON may hold anything.
                 start, length = operator.index(run.start), operator.index(run.length)
@@ -97,11 +100,32 @@ class Pool:
                 found.add(base.Extent(start, length, bool(operator.index(run.zero))))
         return found
 
+    def extents(self) -> extents.Kept:
+        """Return the extents of the whole disk: one of data, if the server has or lists none.
+
+        Raises ``errors.Transient`` for the first failures of the server.
+        """
+        try:
+            return self._list()
+        except (Failed, Refused) as err:
+            self._unlisted += 1
+            if isinstance(err, Failed) and self._unlisted < TRIES:
+                raise
+            log.warning("no extents of %r: all of it is read reason=%s", self._name, err)
+        found = extents.Kept()
+        with self._lend() as client:
+            size = client.whole_size()
+            if not 0 <= size <= _MOST_BYTES:
+                raise errors.Malformed(url=self._name, reason=f"the server reports a size of {size} bytes")
+            if size:
+                found.add(base.Extent(0, size, zero=False))
+        return found
+
     def read(self, offset: int, into: memoryview) -> int:
         """Read ``into`` at ``offset``; return the number of bytes read before the connection broke."""
         count = 0
         try:
-            with self._lent() as client, self._ending(client), self._translated():
+            with self._lend() as client:
                 for received in client.read_into(offset, into):
                     count += received
         except errors.Transient:
@@ -109,9 +133,6 @@ class Pool:
             if not count:
                 raise
         return count
-
-    def _ending(self, client: Any) -> cancelling.Ending:
-        return self._cancel.ending(functools.partial(_shut, client))
 
     def close(self) -> None:
         """Close idle connections, abort busy ones, and open none until ``connect``."""
@@ -122,55 +143,57 @@ class Pool:
             self._url = ""
             self.generation += 1
         for client in busy:
-            _shut(client)
+            client.abort()
         for client in idle:
             client.close()
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[Any]:
-        """Lend an idle or new connection, after waiting for a free one at the server's limit."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._lendings < self._allowed)
+    def _lend(self) -> Iterator[Any]:
+        """Lend an idle or new connection, after waiting for a free one at the server's limit.
+
+        The block raises ``errors.Error`` instead of the library's exceptions.
+        """
+        with self._cancel.notifying(self._changed) as ending, self._changed:
+            self._changed.wait_for(lambda: ending.was_called or self._lendings < self._allowed)
+            ending.check()
             if not self._url:
                 raise self._ended()
             self._lendings += 1
             generation = self.generation
             client = self._idle.pop() if self._idle else None
         try:
-            client = client or self._connected()
+            client = client or self._connect()
             with self._changed:
                 self._busy.add(client)
-            yield client
+            with self._cancel.ending(client.abort), self._translate_errors():
+                yield client
         except BaseException:
             # The response may be partly unread.
             generation = -1
             raise
         finally:
-            self._take_back(client, generation)
+            with self._changed:
+                self._lendings -= 1
+                self._busy.discard(client)
+                if is_kept := generation == self.generation:
+                    self._idle.append(client)
+                elif client is self._model:
+                    self._model = None
+                self._changed.notify()
+            if client is not None and not is_kept:
+                client.close()
 
     def _ended(self) -> errors.Transient:
         return errors.Transient(url=self._name, reason="the connections are closed")
 
-    def _take_back(self, client: Any, generation: int) -> None:
-        with self._changed:
-            self._lendings -= 1
-            self._busy.discard(client)
-            if generation == self.generation:
-                self._idle.append(client)
-                client = None
-            elif client is self._model:
-                self._model = None
-            self._changed.notify()
-        if client is not None:
-            client.close()
-
-    def _connected(self, *, first: bool = False) -> Any:
+    def _connect(self, *, first: bool = False) -> Any:
         insecure = self._access.insecure
         model = self._model
-        with self._translated(first=first):
+        with self._translate_errors(first=first):
             if model is not None:
-                return _like(model)
-            self._model = self._client.Client(
+                # A new one would load the system's CAs (20 ms of CPU) and request the server's options again.
+                return model.clone()
+            self._model = self._library.connect(
                 self._url,
                 disk=self._name,
                 cafile=None if insecure else self._authorities,
@@ -180,9 +203,9 @@ class Pool:
             return self._model
 
     @contextlib.contextmanager
-    def _translated(self, *, first: bool = False) -> Iterator[None]:
+    def _translate_errors(self, *, first: bool = False) -> Iterator[None]:
         try:
-            with wire.translated(self._name, first=first):
+            with wire.translate_errors(self._name, first=first):
                 yield
         except errors.Error:
             raise
@@ -195,42 +218,27 @@ class Pool:
 
     def _error(self, err: Exception) -> errors.Error | None:
         """Translate an exception of the library, whose classes are not public. None: unknown."""
-        code, message = getattr(err, "code", None), wire.printable(str(err))
+        code, message = getattr(err, "code", None), masking.quoted(str(err))
         answer = f"the imageio server answers {code} {message}".rstrip()
         if code in _REFUSED:
             return TicketRefused(url=self._name, reason=answer)
         if code == 200:
             return errors.NoRanges(url=self._name, reason="the server sent the whole disk instead of a range")
         if code in wire.TRANSIENT_STATUS:
-            return errors.Transient(url=self._name, reason=answer)
-        if code is not None:
-            return errors.SourceError(reason=f"{self._name}: {answer}")
+            return Failed(url=self._name, reason=answer)
+        if code is not None or type(err).__name__ == "UnsupportedOperation":
+            # The second is the library's own error for 404 instead of a list of extents.
+            return Refused(reason=f"{self._name}: {message if code is None else answer}")
         if isinstance(err, responses.TooLong):
             advice = "if the disk is very fragmented, download it with ovirt-img and import the file"
             return errors.SourceError(reason=f"{self._name}: {err}; {advice}")
-        if isinstance(err, http.client.HTTPException | RuntimeError):
-            return errors.Transient(url=self._name, reason=message or type(err).__name__)
-        if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
-            return errors.Transient(url=self._name, reason="invalid response")
+        if isinstance(err, http.client.HTTPException):
+            return wire.failure(self._name, err, first=False)
+        if isinstance(err, RuntimeError | ValueError | KeyError | TypeError | AttributeError):
+            # RuntimeError: the length of the response is not that of the range.
+            kind = errors.Malformed if isinstance(err, RuntimeError) else errors.Transient
+            return kind(url=self._name, reason=message if kind is errors.Malformed else "invalid response")
         return None
-
-
-def _like(client: Any) -> Any:
-    """Return another connection to the same server.
-
-    As the library's own downloads do it. A new client would load the system's CAs again (20 ms of CPU) and
-    request the server's options again.
-    """
-    twin = copy.copy(client)
-    twin._backend = client._backend.clone()  # noqa: SLF001  (the client has no public name for it)
-    return twin
-
-
-def _shut(client: Any) -> None:
-    # The library has no call to abort a read of another thread. A connection that was closed meanwhile
-    # raises ValueError.
-    with contextlib.suppress(AttributeError, TypeError, ValueError):
-        sockets.shut(client._backend._con.sock)  # noqa: SLF001  (the client has no public name for it)
 
 
 def _host(url: str) -> str:

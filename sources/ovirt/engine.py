@@ -33,26 +33,12 @@ _TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
 _UNVERIFIED = "(60, "
 
 
-#: Waits the given seconds, or raises ``errors.Cancelled``.
-Pause = Callable[[float], None]
-
-
 class NotFound(errors.Unreachable):
     """The object does not exist in the engine."""
 
 
 class Locked(errors.Transient):
     """The disk is locked by another operation."""
-
-
-def library() -> tuple[Any, Any]:
-    """Import and return the SDK, and ``answers``, which loads it."""
-    with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
-        import ovirtsdk4
-        import ovirtsdk4.types
-
-        from cdi_worker.sources.ovirt import answers
-    return ovirtsdk4, answers
 
 
 class Engine:
@@ -62,8 +48,15 @@ class Engine:
         self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
         self.is_https = location.endpoint.lower().startswith("https:")
-        self._sdk, answers = library()
-        self._refused: str = answers.REFUSED
+        with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
+            import ovirtsdk4
+            import ovirtsdk4.types
+
+            from cdi_worker.sources.ovirt import answers
+        self._sdk = ovirtsdk4
+        #: The SDK's classes of what the engine returns.
+        self.types: Any = ovirtsdk4.types
+        self._refused = answers.REFUSED
         access = location.access
         self._connection = answers.Connection(
             url=location.endpoint.rstrip("/"),
@@ -77,20 +70,18 @@ class Engine:
     def log_in(self) -> None:
         """Log in. The SDK sets no time-out here, and the engine's web server allows an hour."""
         try:
-            with self._translated("login"):
-                token = cancelling.apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
+            with self._translate_errors("login"):
+                token = cancelling.run_apart(
+                    self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT
+                )
             masking.hold(self, str(token))
         except TimeoutError as err:
             raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
 
-    @property
-    def types(self) -> Any:
-        """The SDK's classes of what the engine returns."""
-        return self._sdk.types
-
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
-        return self.ask(f"disk {number}", self._disks().disk_service(number).get, self.types.Disk)
+        service = self._connection.system_service().disks_service().disk_service(number)
+        return self.ask(f"disk {number}", service.get, self.types.Disk)
 
     def snapshot(self, disk: Any, number: str) -> Any | None:
         """Return the snapshot of ``disk`` with this id, or None."""
@@ -99,14 +90,11 @@ class Engine:
             what = f"snapshots in storage domain {domain.id}"
             listing = domains.storage_domain_service(domain.id).disk_snapshots_service().list
             for found in self.ask(what, listing, list):
-                self._check(what, found, self.types.DiskSnapshot)
+                if not isinstance(found, self.types.DiskSnapshot):
+                    raise self._invalid(what)
                 if found.id == number and (found.disk is None or found.disk.id in (None, disk.id)):
                     return found
         return None
-
-    def is_locked(self, number: str) -> bool:
-        """Return whether a disk is locked by a transfer or another operation."""
-        return bool(self.disk(number).status == self.types.DiskStatus.LOCKED)
 
     def transfer(self, disk: Any, snapshot: Any | None, form: str) -> Transfer:
         """Start a download of a disk, or of a snapshot of it. ``form``: ``raw`` or ``cow``.
@@ -130,29 +118,23 @@ class Engine:
 
     def close(self) -> None:
         """Log out. Failures are ignored: the session expires by itself."""
-        with contextlib.suppress(errors.Error, TimeoutError), self._translated("logout"):
-            cancelling.apart(self._connection.close, cancelling.NEVER, limit=LOGOUT)
+        with contextlib.suppress(errors.Error, TimeoutError), self._translate_errors("logout"):
+            cancelling.run_apart(self._connection.close, cancelling.NEVER, limit=LOGOUT)
 
     def ask(self, what: str, call: Callable[[], Any], kind: type = object) -> Any:
         """Return the result of an SDK call, of class ``kind``. ``what``: its subject, for messages."""
-        with self._translated(what):
-            found = cancelling.apart(call, self._cancel, grace=GRACE)
-        self._check(what, found, kind)
-        return found
-
-    def _check(self, what: str, found: Any, kind: type) -> None:
-        """Raise ``errors.Transient`` for an answer of another class: the SDK makes one of any element."""
+        with self._translate_errors(what):
+            found = cancelling.run_apart(call, self._cancel, grace=GRACE)
+        # The SDK makes an object of any element.
         if not isinstance(found, kind):
             raise self._invalid(what)
+        return found
 
     def _invalid(self, what: str) -> errors.Transient:
         return errors.Transient(url=self.name, reason=f"{what}: invalid response")
 
-    def _disks(self) -> Any:
-        return self._connection.system_service().disks_service()
-
     @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except (errors.Error, TimeoutError):
@@ -165,7 +147,10 @@ class Engine:
             raise self._invalid(what) from err
 
     def _error(self, what: str, err: Any) -> errors.Error:
-        message = _message(err)
+        # The engine's own message, without the SDK's wrapping.
+        fault = getattr(err, "fault", None)
+        detail = (fault.detail or fault.reason or "") if fault is not None else ""
+        message = " ".join(masking.quoted(detail.strip("[]") or str(err), 300).split())
         reason = f"{what}: {message}"
         if isinstance(err, self._sdk.NotFoundError):
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")
@@ -212,8 +197,10 @@ class Transfer:
         """Return the name of the phase; ``unknown`` if the SDK does not know it."""
         return _phase(self.look())
 
-    def urls(self, limit: float, pause: Pause) -> list[str]:
+    def urls(self, limit: float, pause: Callable[[float], None]) -> list[str]:
         """Wait until the transfer is ready; return the URLs of its data, the best first.
+
+        ``pause``: waits for some seconds, or raises ``errors.Cancelled``.
 
         Raises ``errors.Unreachable`` if the transfer ends, is not ready after ``limit`` seconds, or has only
         http URLs, though the engine has https: whoever reads the ticket in one reads the disk.
@@ -228,7 +215,12 @@ class Transfer:
                 if phase == "transferring" and urls:
                     # The last part of the path is the ticket.
                     masking.hold(self, *(url.rpartition("/")[2] for url in urls))
-                    return self._safe(urls)
+                    if self._engine.is_https:
+                        urls = [url for url in urls if url.lower().startswith("https:")]
+                    if urls:
+                        return urls
+                    reason = f"image transfer {self.id} has only http URLs, and the engine has https"
+                    raise errors.Unreachable(url=self._engine.name, reason=reason)
                 if phase == "paused_system":
                     self.resume()
             if phase in self.ENDED | self.ENDING or time.monotonic() > deadline:
@@ -237,13 +229,6 @@ class Transfer:
         raise errors.Unreachable(
             url=self._engine.name, reason=f"image transfer {self.id} is not ready (phase {phase})"
         )
-
-    def _safe(self, urls: list[str]) -> list[str]:
-        safe = [url for url in urls if url.lower().startswith("https:") or not self._engine.is_https]
-        if not safe:
-            reason = f"image transfer {self.id} has only http URLs, and the engine has https"
-            raise errors.Unreachable(url=self._engine.name, reason=reason)
-        return safe
 
     def extend(self) -> None:
         """Renew the ticket."""
@@ -296,11 +281,3 @@ def _looks() -> Iterator[float]:
     while True:
         yield delay
         delay = min(1.5 * delay, LONGEST_LOOK)
-
-
-def _message(err: Any) -> str:
-    """Return the engine's message of an error, without the SDK's wrapping."""
-    fault = getattr(err, "fault", None)
-    detail = (fault.detail or fault.reason or "") if fault is not None else ""
-    text = detail.strip("[]") or str(err)
-    return " ".join(masking.mask(text)[:300].split())

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cdi_worker import errors
@@ -64,6 +65,8 @@ class ImageioSource(base.Source):
         self._read = 0
         self._identity: str | None = None
         self._checkpoints: dict[str, frozenset[str]] = {}
+        #: The checkpoints as they were when the source was opened.
+        self._names: dict[str, frozenset[str]] = {}
         self._previous_size: int | None = None
 
     def open(self, opening: base.Opening) -> base.Facts:
@@ -82,29 +85,49 @@ class ImageioSource(base.Source):
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
-            head = self._look(self._identity)
-            self._check_size()
+            before = self._identity
+
+            def look() -> bytes:
+                self._find_locked(before)
+                self._connect()
+                self._extents = self._pool.extents()
+                return filled.head(self, min(HEAD_SIZE, self._extents.end), self.name)
+
+            # Retries on this transfer, as a new one waits for its lock.
+            try:
+                head = retry.patiently(look, self._patience.first, self._cancel)
+            except errors.TransferFailed as err:
+                raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
+            size, stated = self._extents.end, (self._snapshot or self._disk).provisioned_size
+            # The data server serves a truncated volume to its end, whatever the engine states of the disk.
+            if self._format == "raw" and stated and self._extents.end < stated:
+                reason = f"{self.name}: the image transfer has {size} bytes, the disk {stated}"
+                raise errors.SourceError(reason=f"{reason}; check the disk and its volumes in oVirt")
+            self._names = self._checkpoints
             self._open = stack.pop_all()
-        size = self._extents.end
         log.info("source disk=%r size=%r identity=%r", self._location.disk_id, size, self._identity)
-        has_extents = self._format == "raw" and any(extent.zero for extent in self._extents)
         return base.Facts(
             name=self.name,
             size=size,
             head=head,
             identity=self._identity,
             format=self._format,
-            checkpoints=self._checkpoints,
             previous_size=self._previous_size,
-            ranges=self,
-            extents=(lambda: extents.coarse(self._extents)) if has_extents else None,
         )
+
+    @property
+    def extents(self) -> Callable[[], Iterator[base.Extent]] | None:
+        has_zeros = self._format == "raw" and any(extent.zero for extent in self._extents)
+        return (lambda: extents.coarse(self._extents)) if has_zeros else None
+
+    def names(self, checkpoint: str) -> frozenset[str]:
+        return self._names.get(checkpoint, frozenset({checkpoint}))
 
     def close(self) -> None:
         self._open.close()
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return readers.Consecutive(self.read_range, offset, self._extents.end)
+        return readers.RangesReader(self.read_range, offset, self._extents.end)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read one range; see ``sources.base.RandomReader``."""
@@ -181,38 +204,11 @@ class ImageioSource(base.Source):
         if self._identity != before:
             raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
 
-    def _look(self, before: str | None) -> bytes:
-        """Find the locked disk, connect; return the first bytes.
-
-        Retries on this transfer, as a new one waits for its lock.
-        """
-
-        def look() -> bytes:
-            self._find_locked(before)
-            if self._transfer is not None:
-                self._connect(self._transfer)
-            self._extents = self._pool.extents()
-            return filled.head(self, min(HEAD_SIZE, self._extents.end), self.name)
-
-        try:
-            return retry.patiently(look, self._patience.first, self._cancel)
-        except errors.TransferFailed as err:
-            raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
-
-    def _check_size(self) -> None:
-        """Raise ``errors.SourceError`` if the transfer ends before the disk does.
-
-        The data server serves a truncated volume to its end, whatever the engine states of the disk.
-        """
-        stated = (self._snapshot or self._disk).provisioned_size
-        if self._format == "raw" and stated and self._extents.end < stated:
-            reason = f"{self.name}: the image transfer has {self._extents.end} bytes, the disk {stated}"
-            raise errors.SourceError(reason=f"{reason}; check the disk and its volumes in oVirt")
-
-    def _connect(self, transfer: engine.Transfer) -> None:
+    def _connect(self) -> None:
         """Wait until the transfer is ready, and connect to its data server."""
-        urls = transfer.urls(self._patience.ready, self._pause)
-        cancelling.apart(lambda: self._pool.connect(urls), self._cancel)
+        if self._transfer is not None:
+            urls = self._transfer.urls(self._patience.ready, self._pause)
+            cancelling.run_apart(lambda: self._pool.connect(urls), self._cancel)
 
     def _pause(self, seconds: float) -> None:
         turn = threading.Event()
@@ -238,31 +234,24 @@ class ImageioSource(base.Source):
             self._refusals += phase == "transferring"
             if phase == "transferring" and self._refusals < MAX_REFUSALS:
                 transfer.extend()
-                self._connect(transfer)
+                self._connect()
             elif phase == "paused_system":
                 transfer.resume()
-                self._connect(transfer)
+                self._connect()
             elif phase in transfer.BY_USER:
-                raise self._failed(offset, f"image transfer {transfer.id} was cancelled in the engine")
+                reason = f"image transfer {transfer.id} was cancelled in the engine"
+                raise errors.TransferFailed(url=self.name, offset=offset, reason=reason)
             elif phase not in {"initializing", "resuming", "paused_user"}:
-                self._replace(transfer, phase, offset)
-
-    def _replace(self, transfer: engine.Transfer, phase: str, offset: int) -> None:
-        if self._identity is None:
-            # The disk was unlocked meanwhile: its data may differ from the data read so far.
-            raise self._failed(
-                offset, f"the ticket of image transfer {transfer.id} has expired (phase {phase})"
-            )
-        before = self._identity
-        transfer.end(self._limit, succeeded=False)
-        self._begin()
-        # The disk was unlocked until now.
-        retry.patiently(lambda: self._find_locked(before), self._patience.first, self._cancel)
-        if self._transfer is not None:
-            self._connect(self._transfer)
-
-    def _failed(self, offset: int, reason: str) -> errors.TransferFailed:
-        return errors.TransferFailed(url=self.name, offset=offset, reason=reason)
+                before = self._identity
+                if before is None:
+                    # The disk was unlocked meanwhile: its data may differ from the data read so far.
+                    reason = f"the ticket of image transfer {transfer.id} has expired (phase {phase})"
+                    raise errors.TransferFailed(url=self.name, offset=offset, reason=reason)
+                transfer.end(self._limit, succeeded=False)
+                self._begin()
+                # The disk was unlocked until now.
+                retry.patiently(lambda: self._find_locked(before), self._patience.first, self._cancel)
+                self._connect()
 
     def _renew(self) -> None:
         """Renew the ticket, also while nothing is read: zeroing a target may take long."""
@@ -293,7 +282,9 @@ class ImageioSource(base.Source):
         if succeeded and phase not in {"finished_success", ""}:
             log.warning("all data was read, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
-            while time.monotonic() - started < limit() and self._engine.is_locked(self._location.disk_id):
+            while time.monotonic() - started < limit():
+                if self._engine.disk(self._location.disk_id).status != self._engine.types.DiskStatus.LOCKED:
+                    break
                 # The engine reports no events. Not ended by a cancel: the limit is shorter then.
                 time.sleep(engine.FIRST_LOOK)
 

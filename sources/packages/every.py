@@ -16,8 +16,15 @@ from cdi_worker.sources.packages import ova
 #: Disks that are imported together: each keeps some files open until all are complete.
 MOST: Final = 100
 
-#: Gets all disks, and returns what imports each.
-Begin: TypeAlias = Callable[[tuple[descriptor.Disk, ...]], list[Callable[[base.Source], None]]]
+#: Called with all disks; returns a function for each that imports it.
+Begin: TypeAlias = Callable[[tuple[descriptor.OvfDisk, ...]], list[Callable[[base.Source], None]]]
+
+
+class _Member(ova.OvaSource):
+    """One of several disks. Its source is notified once, when all are on storage."""
+
+    def finish(self) -> base.Provenance:
+        return base.Provenance()
 
 
 def each(whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, begin: Begin) -> None:
@@ -29,32 +36,29 @@ def each(whole: base.Image, expected: checksum.Checksum | None, cancel: base.Can
         disks = ova.disks(whole, cancel)
         _check_count(whole, disks)
         for disk, run in zip(disks, begin(disks), strict=True):
-            run(ova.OvaSource(whole, disk.file, None, cancel))
-    else:
-        with contextlib.closing(ova.Pass(whole, cancel, expected)) as stream:
-            _each_passing(whole, stream, begin)
+            run(_Member(whole, disk.file, None, cancel))
+        whole.verify()
+        return
+    imports: list[Callable[[base.Source], None]] = []
+    with contextlib.closing(ova.Pass(whole, cancel, expected)) as stream:
+        for file in stream.files():
+            if not imports:
+                disks = stream.archive.disks
+                ova.check(whole, *disks)
+                _check_count(whole, disks)
+                stream.archive.check_listed()
+                imports.extend(begin(disks))
+            imports[file.disk.index - 1](file)
     whole.verify()
 
 
-def _each_passing(whole: base.Image, stream: ova.Pass, begin: Begin) -> None:
-    imports: list[Callable[[base.Source], None]] = []
-    for file in stream.files():
-        if not imports:
-            disks = stream.archive.disks
-            ova.check(whole, *disks)
-            _check_count(whole, disks)
-            stream.archive.check_listed()
-            imports.extend(begin(disks))
-        imports[file.disk.index - 1](file)
-
-
-def _check_count(whole: base.Image, disks: tuple[descriptor.Disk, ...]) -> None:
+def _check_count(whole: base.Image, disks: tuple[descriptor.OvfDisk, ...]) -> None:
     if len(disks) > MOST:
         reason = f"{len(disks)} disks, at most {MOST} are imported together; choose each with --disk"
         raise errors.Unsupported(reason=f"{whole.facts.name}: {reason}")
 
 
-def image_name(disk: descriptor.Disk) -> str:
+def image_name(disk: descriptor.OvfDisk) -> str:
     """Return the name of the file for a disk: that in the OVA, without what says how it is packed."""
     name = pathlib.PurePosixPath(disk.file)
     if name.suffix.removeprefix(".").lower() in detect.COMPRESSIONS:

@@ -6,7 +6,6 @@ before the disk, as KubeVirt writes them (enhancement 256), else twice.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from typing import Final
@@ -18,7 +17,7 @@ from cdi_worker.images import image
 from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.packages import part, passing
-from cdi_worker.sources.registry import archive, blobs, documents, layer, locations
+from cdi_worker.sources.registry import archive, documents, layer, locations
 from cdi_worker.sources.registry import source as registry
 
 #: Files of an archive that is read by ranges: each header costs a request.
@@ -40,11 +39,7 @@ class PackedSource(registry.RegistrySource):
     """
 
     def __init__(
-        self,
-        whole: base.Image,
-        choice: str,
-        expected: checksum.Checksum | None,
-        cancel: base.Cancel,
+        self, whole: base.Image, choice: str, expected: checksum.Checksum | None, cancel: base.Cancel
     ) -> None:
         name = whole.facts.name
         reference = oci_reference.ArchiveReference(name, choice=choice)
@@ -52,9 +47,13 @@ class PackedSource(registry.RegistrySource):
         self.name = name
         self._whole = whole
         self._expected = expected
+        self._once = whole.facts.once
 
-    def open(self, opening: base.Opening) -> base.Facts:
-        return dataclasses.replace(super().open(opening), once=self._whole.facts.once)
+    def finish(self) -> base.Provenance:
+        whole, found = self._whole.finish(), super().finish()
+        return base.Provenance(
+            labels=found.labels, info=whole.info, verified={**found.verified, **whole.verified}
+        )
 
     def verify(self) -> None:
         super().verify()
@@ -90,7 +89,7 @@ class _Ranged(archive.Indexed):
         return part.Part(self._whole, offset, size, self._read_at)
 
 
-class _Passing(archive.Layout):
+class _Passing(archive.OciLayout):
     """An archive that passes once. Its documents are kept; one blob at a time can be read."""
 
     def __init__(
@@ -122,7 +121,7 @@ class _Passing(archive.Layout):
         opened = functools.partial(walk.Walk, kind="OCI archive")
         return passing.Pass(self._whole, self._cancel, self._expected, opened)
 
-    def _part(self, name: str) -> blobs.Piece:
+    def _part(self, name: str) -> base.Image:
         if name in self._passed and not self._whole.facts.once:
             # Another attempt to read the disk.
             self.close()
@@ -134,23 +133,22 @@ class _Passing(archive.Layout):
             if not (found := archive.file_name(entry)):
                 continue
             if entry.size <= documents.LARGEST_MANIFEST:
-                self._keep(found, entry.size)
+                if entry.size + sum(map(len, self._documents.values())) > _DOCUMENTS:
+                    reason = f"{self.name}: more than {_DOCUMENTS} bytes of documents"
+                    raise errors.Refused(format="container", rule="size", reason=reason)
+                document = bytearray(entry.size)
+                readers.fill(self._pass.archive, memoryview(document))
+                self._documents[found] = bytes(document)
                 continue
             self._passed.add(found)
             if found == name:
-                return blobs.Piece.of(passing.File(self._pass.archive, entry.size, self.name))
+                file = passing.PassingFile(self._pass.archive, entry.size, self.name)
+                return file.image(base.Opening(self._engine))
             if archive.INDEX not in self._documents and self._whole.facts.once:
                 raise self._late(archive.INDEX)
         data = self._documents[name]
-        return blobs.Piece.of(passing.File(readers.Bytes(data), len(data), self.name))
-
-    def _keep(self, name: str, size: int) -> None:
-        if size + sum(map(len, self._documents.values())) > _DOCUMENTS:
-            reason = f"{self.name}: more than {_DOCUMENTS} bytes of documents"
-            raise errors.Refused(format="container", rule="size", reason=reason)
-        data = memoryview(bytearray(size))
-        readers.fill(self._pass.archive, data)
-        self._documents[name] = bytes(data)
+        file = passing.PassingFile(readers.BytesReader(data), len(data), self.name)
+        return file.image(base.Opening(self._engine))
 
     def _late(self, name: str) -> errors.Unsupported:
         reason = (

@@ -14,32 +14,29 @@ _HEADERS: Final = 32 << 10
 
 
 class Part(base.Source):
-    """``size`` bytes from ``offset`` of ``whole``, an open image with ranges, which closing leaves open.
+    """``size`` bytes from ``offset`` of ``whole``, an open image with ranges. Closing it leaves that open.
 
     ``read``: see ``images.image.Image.at_random``.
     """
 
     def __init__(self, whole: base.Image, offset: int, size: int, read: views.Read) -> None:
         self.name = whole.facts.name
+        self.pace = whole.source.pace
         self._whole = whole
         self._offset = offset
         self._size = size
         self._read = read
 
     def open(self, opening: base.Opening) -> base.Facts:
-        reader = self._whole.facts.ranges
-        if isinstance(reader, readers.Continuing):
-            reader = _Continuing(reader, self._offset)
-        elif reader is not None:
-            reader = _Shifted(reader, self._offset)
-        return base.Facts(
-            name=self.name,
-            size=self._size,
-            head=self._read(self._offset, min(self._size, detect.HEAD)),
-            ranges=reader,
-            # How fast the server answers is known already.
-            pace=self._whole.facts.pace,
-        )
+        head = self._read(self._offset, min(self._size, detect.HEAD))
+        return base.Facts(name=self.name, size=self._size, head=head)
+
+    @property
+    def ranges(self) -> base.RandomReader | None:
+        reader = self._whole.source.ranges
+        if isinstance(reader, readers.ContinuingReader):
+            return _Continuing(reader, self._offset)
+        return None if reader is None else _Shifted(reader, self._offset)
 
     def stream(self, offset: int = 0) -> base.Reader:
         raise errors.NoRanges(url=self.name, reason="a part of an archive is read by ranges only")
@@ -47,7 +44,7 @@ class Part(base.Source):
 
 def seekable(whole: base.Image, read: views.Read) -> io.BufferedReader:
     """Return a stream of the headers and small files in ``whole``; ``read``: see ``Part``."""
-    return io.BufferedReader(readers.Seekable(read, whole.facts.size or 0), _HEADERS)
+    return io.BufferedReader(readers.SeekableIO(read, whole.facts.size or 0), _HEADERS)
 
 
 class _Shifted:
@@ -62,9 +59,9 @@ class _Shifted:
 
 
 class _Continuing(_Shifted):
-    """Also passes on which bytes a thread will read next (``formats.readers.Continuing``)."""
+    """Also announces the next bytes of a thread (``formats.readers.ContinuingReader``)."""
 
-    def __init__(self, reader: readers.Continuing, offset: int) -> None:
+    def __init__(self, reader: readers.ContinuingReader, offset: int) -> None:
         super().__init__(reader, offset)
         self._continuing = reader
 

@@ -13,7 +13,7 @@ from cdi_worker.images import image
 from cdi_worker.sources import base
 
 _SCRAP: Final = 1 << 20
-#: Bytes behind the archive: tools fill a record. A stream may be endless.
+#: Most bytes after the archive, which tools pad to a record. A stream may be endless.
 _LARGEST_END: Final = 64 << 20
 
 A = TypeVar("A", bound=walk.Walk)
@@ -30,7 +30,7 @@ class Pass(Generic[A]):
         archive: Callable[[base.Reader], A],
     ) -> None:
         arrivals = image.Arrivals()
-        #: Call it with what is to be called with the bytes that have arrived, and with those that will.
+        #: Takes the callback for the bytes that have arrived, and those that will.
         self.report = arrivals.report
         self._reader = whole.ordered(cancel, arrivals.add)
         self._hashing = None
@@ -55,10 +55,10 @@ class Pass(Generic[A]):
         self.is_finished = True
 
 
-class File(base.Source):
-    """The file of an archive that passes now; closing its reader leaves the archive open.
+class PassingFile(base.Source):
+    """The file at the current position of a stream; closing its reader leaves the archive open.
 
-    ``hashed``: the algorithms of ``digests``, which are known after ``rest``.
+    ``hashed``: the algorithms of ``digests``, which are complete after ``rest``.
     """
 
     def __init__(self, archive: base.Reader, size: int, name: str, hashed: Iterable[str] = ()) -> None:
@@ -66,11 +66,11 @@ class File(base.Source):
         self.size = size
         self.is_used = False
         self._is_read = False
-        self._hashes = {each: hashlib.new(each, usedforsecurity=False) for each in hashed}
-        self._rest = readers.Watched(archive, self._hash)
+        self.digests = {each: hashlib.new(each, usedforsecurity=False) for each in hashed}
+        self._rest = readers.WatchedReader(archive, self._hash)
         head = memoryview(bytearray(min(size, detect.HEAD)))
         self.head = bytes(head[: readers.fill(self._rest, head)])
-        self._replay = readers.Bytes(self.head)
+        self._replay = readers.BytesReader(self.head)
 
     def open(self, opening: base.Opening) -> base.Facts:
         return base.Facts(name=self.name, size=self.size, head=self.head, once=True)
@@ -79,7 +79,7 @@ class File(base.Source):
         if self.is_used or offset > len(self.head):
             raise errors.NoRanges(url=self.name, reason="it passes once")
         self.is_used = True
-        self._replay = readers.Bytes(self.head[offset:])
+        self._replay = readers.BytesReader(self.head[offset:])
         return self
 
     def readinto(self, into: memoryview, /) -> int:
@@ -95,10 +95,6 @@ class File(base.Source):
         while not self._is_read:
             self.readinto(scrap)
 
-    def digests(self) -> dict[str, str]:
-        """Return the digests by algorithm, in hex."""
-        return {name: each.hexdigest() for name, each in self._hashes.items()}
-
     def _hash(self, data: memoryview) -> None:
-        for each in self._hashes.values():
+        for each in self.digests.values():
             each.update(data)

@@ -41,7 +41,7 @@ class Resource(pinned.Resource):
         challenges = response.headers.get("WWW-Authenticate", "")
         refused = str(response.request.headers.get("Authorization", ""))
         try:
-            with session.translated(self.name, first=False):
+            with session.translate_errors(self.name, first=False):
                 # The connection can be reused only after the body was read.
                 session.body(response, 4096)
         finally:
@@ -55,7 +55,7 @@ class Resource(pinned.Resource):
 
 
 class Blob(http.HttpSource):
-    """A blob. Its digest identifies the bytes, so mirrors may differ in ETag and Last-Modified."""
+    """A blob. Its digest identifies the bytes: mirrors may differ in ETag and Last-Modified."""
 
     head_size = HEAD_SIZE
 
@@ -114,42 +114,13 @@ class Registry:
         documents.check(data, descriptor.digest, f"{self.name}: manifest")
         return data
 
-    def tagged(self, tag: str) -> bytes | None:
-        """Return the manifest or index with another tag of the repository, None if there is none."""
-        return self._optional("manifests", tag)
+    def look_up(self, kind: str, target: str) -> bytes | None:
+        """Return a document of the repository that need not exist; None if there is none.
 
-    def referrers(self, digest: str) -> bytes | None:
-        """Return the index of the artifacts that refer to a manifest, None if the registry has no such API.
-
-        Only its first page: a registry that needs a second one has hundreds of them.
+        ``kind``: ``manifests``, with the tag ``target``; or ``referrers``, the index of the artifacts that
+        refer to the manifest ``target``. Of that only the first page: a registry that needs a second one has
+        hundreds of them.
         """
-        return self._optional("referrers", digest)
-
-    def digest(self) -> str:
-        """Return the digest of the manifest or index. Uses HEAD, which registries do not count as a pull."""
-        stated = ""
-        # Some registries refuse HEAD. If the cause is another one, GET returns a better message.
-        with contextlib.suppress(errors.Unreachable), self._answer(self.reference.target, "HEAD") as response:
-            stated = response.headers.get(DIGEST_HEADER, "")
-        return stated if oci_reference.is_digest(stated) else documents.digest(self.root())
-
-    def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
-        """Return a reader of the blob, which verifies size and digest at the end."""
-        stop = self._cancel.child()
-        return blobs.Verified(descriptor, self.name, self._open(descriptor, stop), self._engine, stop)
-
-    def _open(self, descriptor: documents.Descriptor, cancel: base.Cancel) -> blobs.Piece:
-        def attempt() -> blobs.Piece:
-            return blobs.Piece.of(Blob(self._resource("blobs", descriptor.digest, cancel)))
-
-        blob = retry.patiently(attempt, self.access.patience, cancel)
-        if blob.facts.size not in {None, descriptor.size}:
-            expected, calculated = f"{descriptor.size} bytes", f"{blob.facts.size} bytes"
-            raise errors.DigestMismatch(url=blob.facts.name, expected=expected, calculated=calculated)
-        return blob
-
-    def _optional(self, kind: str, target: str) -> bytes | None:
-        """Return a document that need not exist."""
 
         def attempt() -> bytes | None:
             try:
@@ -159,19 +130,41 @@ class Registry:
 
         return retry.patiently(attempt, self.access.patience, self._cancel)
 
+    def digest(self) -> str:
+        """Return the digest of the manifest or index. Uses HEAD, which registries do not count as a pull."""
+        stated = ""
+        # Some registries refuse HEAD, or fail. If the cause is another one, GET returns a better message.
+        try:
+            with self._send(self.reference.target, "HEAD") as response:
+                stated = response.headers.get(DIGEST_HEADER, "")
+        except (errors.Unreachable, errors.Transient) as err:
+            if isinstance(err, errors.Transient) and err.retry_after:
+                raise
+            log.info("no answer to HEAD url=%r reason=%s", self.name, err.message())
+        return stated if oci_reference.is_digest(stated) else documents.digest(self.root())
+
+    def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
+        """Return a reader of the blob, which verifies size and digest at the end."""
+        stop = self._cancel.child()
+
+        def attempt() -> base.Image:
+            return Blob(self._resource("blobs", descriptor.digest, stop)).image(base.Opening(self._engine))
+
+        blob = retry.patiently(attempt, self.access.patience, stop)
+        if blob.facts.size not in {None, descriptor.size}:
+            raise documents.other_size(blob.facts.name, descriptor, blob.facts.size)
+        return blobs.Verified(descriptor, self.name, blob, stop)
+
     def _manifest(self, target: str, kind: str = "manifests") -> bytes:
-        with self._answer(target, kind=kind) as response:
+        with self._send(target, kind=kind) as response:
             data = session.body(response, documents.LARGEST_MANIFEST)
         if len(data) > documents.LARGEST_MANIFEST:
-            raise errors.Unsupported(
-                reason=f"{self.name}: the manifest is larger than {documents.LARGEST_MANIFEST} bytes"
-            )
+            what = f"the manifest is larger than {documents.LARGEST_MANIFEST} bytes"
+            raise errors.Unsupported(reason=f"{self.name}: {what}")
         return data
 
     @contextlib.contextmanager
-    def _answer(
-        self, target: str, method: str = "GET", kind: str = "manifests"
-    ) -> Iterator[requests.Response]:
+    def _send(self, target: str, method: str = "GET", kind: str = "manifests") -> Iterator[requests.Response]:
         resource = self._resource(kind, target, self._cancel, documents.ACCEPT)
         response = resource.get(None, method)
         try:
@@ -179,7 +172,7 @@ class Registry:
                 raise _NotFound(url=self.name, reason="no such repository, tag or digest")
             if response.status_code != 200:
                 raise session.status_error(self.name, response)
-            with session.translated(self.name, first=False):
+            with session.translate_errors(self.name, first=False):
                 yield response
         finally:
             resource.drop(response)
@@ -199,6 +192,7 @@ class Registry:
             try:
                 resource.drop(resource.get(None))
             except (errors.Unreachable, errors.Transient) as err:
-                log.warning("no https, trying http registry=%r reason=%s", self.reference.api_host, err.fact)
+                host, reason = self.reference.api_host, err.message()
+                log.warning("no https, trying http registry=%r reason=%s", host, reason)
                 return "http"
         return "https"

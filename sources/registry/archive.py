@@ -9,13 +9,14 @@ import contextlib
 import io
 import os
 import stat
+from collections.abc import Mapping
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, readers
 from cdi_worker.formats.tar import headers
 from cdi_worker.formats.tar import walk as tar_walk
 from cdi_worker.images import image
-from cdi_worker.sources import base
+from cdi_worker.sources import base, smallfile
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import blobs, documents
 
@@ -26,7 +27,7 @@ MOST_BLOBS = 100_000
 LONGEST_NAME = 255
 
 
-class Layout:
+class OciLayout:
     """The blobs of an OCI image layout, by digest."""
 
     def __init__(
@@ -40,8 +41,8 @@ class Layout:
     def close(self) -> None:
         """Close the archive."""
 
-    def _part(self, name: str) -> blobs.Piece:
-        """Return a file of the archive. Raises ``errors.Unreachable`` if there is none."""
+    def _part(self, name: str) -> base.Image:
+        """Open a file of the archive. Raises ``errors.Unreachable`` if there is none."""
         raise NotImplementedError
 
     def root(self) -> bytes:
@@ -50,7 +51,8 @@ class Layout:
         With a tag: the entry of index.json with that reference name. Without: the only entry, or index.json
         itself if its entries are the platforms of one image.
         """
-        data = self._read(INDEX)
+        with contextlib.closing(self._part(INDEX).rest(self._cancel, 0)) as reader:
+            data = blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
         index = documents.parse(data, self.name)
         if not isinstance(index, documents.Index):
             raise self._unreachable(f"{INDEX} is not an image index")
@@ -61,19 +63,16 @@ class Layout:
             return self.manifest(entries[0])
         if not tag and entries and all(item.architecture for item in entries):
             return data
-        there = ", ".join(item.annotations.get(documents.REF_NAME, item.digest) for item in index.manifests)
-        raise self._unreachable(f"{len(entries)} images match; choose one by its tag: {there or 'none'}")
+        found = ", ".join(item.annotations.get(documents.REF_NAME, item.digest) for item in index.manifests)
+        raise self._unreachable(f"{len(entries)} images match; choose one by its tag: {found or 'none'}")
 
     def manifest(self, descriptor: documents.Descriptor) -> bytes:
         """Return the manifest of an index entry, verified."""
         with contextlib.closing(self.blob(descriptor)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
-    def tagged(self, _tag: str) -> None:
+    def look_up(self, _kind: str, _target: str) -> None:
         """Return None: an archive is of one image, without its signatures."""
-
-    def referrers(self, _digest: str) -> None:
-        """Return None, as ``tagged``."""
 
     def digest(self) -> str:
         """Return the digest of the manifest or index."""
@@ -83,15 +82,9 @@ class Layout:
         """Return a reader of the blob, which verifies size and digest at the end."""
         part = self._part("blobs/" + descriptor.digest.replace(":", "/"))
         if part.facts.size != descriptor.size:
-            expected, calculated = f"{descriptor.size} bytes", f"{part.facts.size} bytes"
             name = f"{self.name}: blob {descriptor.digest}"
-            raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        return blobs.Verified(descriptor, self.name, part, self._engine, self._cancel.child())
-
-    def _read(self, name: str) -> bytes:
-        document = image.Image(*self._part(name), self._engine)
-        with contextlib.closing(document.rest(self._cancel, 0)) as reader:
-            return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
+            raise documents.other_size(name, descriptor, part.facts.size)
+        return blobs.Verified(descriptor, self.name, part, self._cancel.child())
 
     def _missing(self, name: str) -> errors.Unreachable:
         return self._unreachable(f"has no {name}; check that it is a complete OCI archive")
@@ -100,33 +93,32 @@ class Layout:
         return errors.Unreachable(url=self.name, reason=reason)
 
 
-class Indexed(Layout):
+class Indexed(OciLayout):
     """An archive of which all headers are read, and files in place."""
 
-    def __init__(
-        self, reference: oci_reference.ArchiveReference, cancel: base.Cancel, engine: image.Engine
-    ) -> None:
-        super().__init__(reference, cancel, engine)
-        self._members: dict[str, tuple[int, int]] = {}
+    #: Offset and size of each file.
+    _members: Mapping[str, tuple[int, int]]
 
-    def _part(self, name: str) -> blobs.Piece:
+    def _part(self, name: str) -> base.Image:
         if name not in self._members:
             raise self._missing(name)
-        return blobs.Piece.of(self._at(*self._members[name]))
+        return self._at(*self._members[name]).image(base.Opening(self._engine))
 
     def _at(self, offset: int, size: int) -> base.Source:
         """Return these bytes of the archive."""
         raise NotImplementedError
 
     def _find_blobs(self, stream: io.BufferedReader, end: int, most: int = MOST_BLOBS) -> None:
-        """Record offset and size of each file of the tar, which has ``end`` bytes. Reads only headers."""
+        """Find the files of the tar, which has ``end`` bytes. Reads only headers."""
+        found: dict[str, tuple[int, int]] = {}
+        self._members = found
         walk = tar_walk.Walk(stream)
         try:
             for entry in walk.within(end):
-                if len(self._members) > most:
+                if len(found) > most:
                     raise self._unreachable("truncated, or not an OCI archive")
                 if name := file_name(entry):
-                    self._members[name] = entry.offset, entry.size
+                    found[name] = entry.offset, entry.size
         except errors.ImageError as err:
             if isinstance(err, errors.Truncated) and walk.at >= headers.BLOCK:
                 raise self._unreachable("truncated, or not an OCI archive") from err
@@ -143,7 +135,7 @@ class Archive(Indexed):
     ) -> None:
         super().__init__(reference, cancel, engine)
         try:
-            self._file = open(reference.path, "rb", opener=_open_file)  # noqa: SIM115 - closed by close()
+            self._file = open(reference.path, "rb", opener=smallfile.open_without_wait)  # noqa: SIM115 - closed by close()
         except OSError as err:
             raise self._unreachable(errors.words(err)) from err
         try:
@@ -163,15 +155,10 @@ class Archive(Indexed):
         return _Part(self._file.fileno(), offset, size, self.name)
 
 
-def file_name(entry: tar_walk.Entry) -> str:
+def file_name(entry: tar_walk.Member) -> str:
     """Return the name of a file of a layout; empty for anything else."""
     is_file = entry.type == headers.FILE and len(entry.name) <= LONGEST_NAME
     return entry.name.removeprefix("./") if is_file else ""
-
-
-def _open_file(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _is_named(item: documents.Descriptor, tag: str) -> bool:
@@ -195,7 +182,7 @@ class _Part(base.Source):
         return base.Facts(name=self.name, size=self._size, head=bytes(head))
 
     def stream(self, offset: int = 0) -> base.Reader:
-        return readers.Consecutive(self._read_range, self._offset + offset, self._offset + self._size)
+        return readers.RangesReader(self._read_range, self._offset + offset, self._offset + self._size)
 
     def _read_range(self, offset: int, into: memoryview) -> int:
         try:

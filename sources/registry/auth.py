@@ -12,20 +12,19 @@ import logging
 import re
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import requests
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import smalljson
-from cdi_worker.sources import base, handshakes, wire
+from cdi_worker.sources import base, handshakes, smallfile, wire
+from cdi_worker.sources import fields as location_fields
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.web import session
 
 log = logging.getLogger(__name__)
 
-LARGEST_ANSWER = 1 << 20
 CLIENT_ID = "cdi-worker"
 # Possessive quantifiers: no quadratic backtracking in a hostile header of 64 KiB.
 _SCHEME = re.compile(r"[\s,]*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)")
@@ -52,7 +51,13 @@ def credentials(access: base.Access, auth_file: str, reference: oci_reference.Re
     """Return user and password if given, else the credentials in the Docker configuration file."""
     if access.user or access.password or not auth_file:
         return Credentials(access.user, access.password)
-    return from_docker(_read(auth_file), reference, auth_file)
+    try:
+        document = smalljson.parse(smallfile.read(auth_file))
+    except ValueError as err:
+        raise errors.RequestError(f"{auth_file}: not a readable Docker configuration file") from err
+    if not isinstance(document, dict):
+        raise errors.RequestError(f"{auth_file}: not a Docker configuration file")
+    return from_docker(document, reference, auth_file)
 
 
 def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference, name: str) -> Credentials:
@@ -62,16 +67,14 @@ def from_docker(document: Mapping[str, Any], reference: oci_reference.Reference,
     match wins. Credential helpers are programs and are not run.
     """
     entries = document.get("auths", document if "credHelpers" not in document else {})
-    wanted = f"{reference.host}/{reference.repository}"
+    wanted = reference.name
     fitting = {}
     for key, entry in entries.items() if isinstance(entries, dict) else ():
         prefix = _normal(key)
         if isinstance(entry, dict) and (wanted == prefix or wanted.startswith(f"{prefix}/")):
             fitting[prefix] = entry
-    if fitting:
-        entry = fitting[max(fitting, key=len)]
-        if found := _entry(entry, name):
-            return found
+    if fitting and (found := _entry(fitting[max(fitting, key=len)], name)):
+        return found
     helpers = document.get("credHelpers")
     if document.get("credsStore") or (isinstance(helpers, dict) and reference.host in helpers):
         log.warning("credential helpers are not supported file=%r host=%r", name, reference.host)
@@ -120,34 +123,26 @@ class Authorizer:
             raise errors.Unreachable(url=url, reason="the token challenge has no valid realm")
         if self._credentials != Credentials():
             self._refuse_plaintext(url, realm)
-        fields = {"service": service} if service else {}
-        fields["scope"] = self._scope
-        with session.translated(name, first=not self._answered):
-            ask = self._exchange if self._credentials.identity else self._ask
-            answer = ask(realm, fields)
-            with answer:
-                if answer.status_code != 200:
-                    raise session.status_error(name, answer)
-                data = session.body(answer, LARGEST_ANSWER)
+        form = {"service": service} if service else {}
+        form["scope"] = self._scope
+        login, basic = self._credentials, self._credentials.basic()
+        method, given = "GET", dict[str, Any](params=form)
+        if login.identity:
+            form |= {"grant_type": "refresh_token", "client_id": CLIENT_ID, "refresh_token": login.identity}
+            method, given = "POST", {"data": form}
+        elif basic:
+            form["account"] = login.user
+            given["headers"] = {"Authorization": basic}
+        with (
+            session.translate_errors(name, first=not self._answered),
+            session.ask(self._session, self._access, method, realm, **given) as answer,
+        ):
+            if answer.status_code != 200:
+                raise session.status_error(name, answer)
+            data = session.body(answer, session.LARGEST_ANSWER)
         self._answered = True
         log.debug("token realm=%r scope=%r", name, self._scope)
         return _token_of(data, name)
-
-    def _ask(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
-        basic = self._credentials.basic()
-        if basic:
-            fields = {**fields, "account": self._credentials.user}
-        headers = {"Authorization": basic} if basic else {}
-        return session.ask(self._session, self._access, "GET", realm, params=fields, headers=headers)
-
-    def _exchange(self, realm: str, fields: Mapping[str, str]) -> requests.Response:
-        form = {
-            **fields,
-            "grant_type": "refresh_token",
-            "client_id": CLIENT_ID,
-            "refresh_token": self._credentials.identity,
-        }
-        return session.ask(self._session, self._access, "POST", realm, data=form)
 
     def _refuse_plaintext(self, url: str, destination: str) -> None:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""
@@ -174,7 +169,7 @@ def parse_challenges(header: str) -> dict[str, dict[str, str]]:
 
 def _token_of(data: bytes, name: str) -> str:
     try:
-        answer = smalljson.parse(data) if len(data) <= LARGEST_ANSWER else None
+        answer = smalljson.parse(data) if len(data) <= session.LARGEST_ANSWER else None
     except ValueError:
         answer = None
     if isinstance(answer, dict):
@@ -182,16 +177,6 @@ def _token_of(data: bytes, name: str) -> str:
         if isinstance(token, str) and token.isascii() and token.isprintable():
             return token
     raise errors.Unreachable(url=name, reason="the token server's response has no token")
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        document = smalljson.parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise errors.RequestError(f"{path}: not a readable Docker configuration file") from err
-    if not isinstance(document, dict):
-        raise errors.RequestError(f"{path}: not a Docker configuration file")
-    return document
 
 
 def _normal(key: str) -> str:
@@ -207,7 +192,7 @@ def _entry(entry: Mapping[str, Any], name: str) -> Credentials | None:
     """Return the credentials of one entry, or None. ``auth``: user and password in base64."""
     identity = entry.get("identitytoken")
     if isinstance(identity, str) and identity:
-        return Credentials(identity=identity)
+        return Credentials(identity=location_fields.named(location_fields.token, identity, name))
     user, password = entry.get("username"), entry.get("password")
     packed = entry.get("auth")
     if isinstance(packed, str) and packed:
@@ -216,5 +201,6 @@ def _entry(entry: Mapping[str, Any], name: str) -> Credentials | None:
         except (binascii.Error, UnicodeDecodeError) as err:
             raise errors.RequestError(f"{name}: an auth entry is not base64 of user:password") from err
     if isinstance(user, str) and isinstance(password, str) and user:
-        return Credentials(user, password)
+        login = (location_fields.named(location_fields.secret, each, name) for each in (user, password))
+        return Credentials(*login)
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -13,41 +12,22 @@ from cdi_worker.sources import base
 from cdi_worker.sources.registry import documents
 
 
-class Piece(NamedTuple):
-    """A blob, or a file of an archive, that is open."""
-
-    source: base.Source
-    facts: base.Facts
-
-    @classmethod
-    def of(cls, source: base.Source) -> Self:
-        """Open ``source``."""
-        return cls(source, source.open(base.Opening()))
-
-
 class Verified:
     """A reader of a blob that verifies size and digest at the end. Raises ``errors.DigestMismatch``.
 
-    ``head``: the first bytes, already in memory. ``read`` reads the rest when it is needed; a thread reads
-    and hashes ahead, because hashing takes about as long as decompressing. ``stop`` aborts that thread and
-    the reads of ``blob``.
+    The bytes after ``head`` are read when they are needed; a thread reads and hashes ahead, because hashing
+    takes about as long as decompressing. ``stop`` aborts that thread and the reads of ``blob``.
     """
 
     def __init__(
-        self,
-        descriptor: documents.Descriptor,
-        name: str,
-        blob: Piece,
-        engine: image.Engine,
-        stop: cancelling.Child,
+        self, descriptor: documents.Descriptor, name: str, blob: base.Image, stop: cancelling.Child
     ) -> None:
         self.head = blob.facts.head
         self._descriptor = descriptor
         self._name = f"{name}: blob {descriptor.digest}"
         self._hash = hashlib.new(descriptor.digest.partition(":")[0], self.head, usedforsecurity=False)
         self._blob = blob
-        self._engine = engine
-        #: Of the bytes of ``blob``, once those after ``head`` are read.
+        #: Counts the bytes of ``blob``, once those after ``head`` are read.
         self.arrivals = image.Arrivals()
         self._stop = stop
         self._done = 0
@@ -79,9 +59,8 @@ class Verified:
         if len(self.head) < self._descriptor.size:
             if self._rest is None:
                 self.arrivals.add(len(self.head))
-                whole = image.Image(*self._blob, self._engine)
-                rest = whole.rest(self._stop, len(self.head), self.arrivals.add)
-                self._rest = ahead.Reader(readers.Watched(rest, self._hash.update), self._stop)
+                rest = self._blob.rest(self._stop, len(self.head), self.arrivals.add)
+                self._rest = ahead.AheadReader(readers.WatchedReader(rest, self._hash.update), self._stop)
             if count := self._rest.readinto(into):
                 return count
         self._ended = True

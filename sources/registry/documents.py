@@ -15,16 +15,11 @@ from cdi_worker import errors, units
 from cdi_worker.formats import smalljson
 from cdi_worker.sources import reference
 
-#: Accepted media types. Docker's schema 1 is obsolete and not accepted.
-INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
+#: Accepted media types of manifests and indexes. Docker's schema 1 is obsolete and not accepted.
+ACCEPT = (
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, "
+    "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 )
-MANIFEST_TYPES = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 #: Registries must accept manifests of 4 MiB (OCI distribution specification); most accept no larger ones.
 LARGEST_MANIFEST = 4 << 20
 TITLE = "org.opencontainers.image.title"
@@ -73,7 +68,7 @@ class Descriptor:
         stated = self.annotations.get(DISK_SIZE)
         try:
             return None if stated is None else units.parse_quantity(stated)
-        except errors.RequestError as err:
+        except ValueError as err:
             raise errors.Refused(format="artifact", rule="size", reason=f"{DISK_SIZE}: {err}") from err
 
     @property
@@ -124,21 +119,19 @@ def parse(data: bytes, name: str) -> Index | Manifest:
     """
     document = load(data, name)
     if document.get("schemaVersion") == 1 or "fsLayers" in document:
-        reason = (
-            f"{name}: Docker image manifest schema 1 is obsolete; push the image again with a current tool"
-        )
-        raise errors.Unsupported(reason=reason)
+        what = "Docker image manifest schema 1 is obsolete; push the image again with a current tool"
+        raise errors.Unsupported(reason=f"{name}: {what}")
     if "manifests" in document and "layers" in document:
         # Clients could disagree on its type: CVE-2021-41190.
-        raise errors.Refused(
-            format="container", rule="ambiguous", reason=f"{name}: both an index and a manifest"
-        )
-    if "manifests" in document:
-        return Index(tuple(_descriptor(item, name) for item in _list(document, "manifests", name)))
-    if "layers" in document:
-        layers = tuple(_descriptor(item, name) for item in _list(document, "layers", name))
-        return Manifest(_descriptor(document.get("config"), name), layers)
-    raise errors.Unsupported(reason=f"{name}: neither an image index nor an image manifest")
+        reason = f"{name}: both an index and a manifest"
+        raise errors.Refused(format="container", rule="ambiguous", reason=reason)
+    key = "manifests" if "manifests" in document else "layers"
+    if key not in document:
+        raise errors.Unsupported(reason=f"{name}: neither an image index nor an image manifest")
+    if not isinstance(document[key], list):
+        raise errors.Unsupported(reason=f"{name}: malformed {key}")
+    found = tuple(_descriptor(item, name) for item in document[key])
+    return Index(found) if key == "manifests" else Manifest(_descriptor(document.get("config"), name), found)
 
 
 def load(data: bytes, name: str) -> dict[str, Any]:
@@ -147,9 +140,8 @@ def load(data: bytes, name: str) -> dict[str, Any]:
         # Who signs it may use a parser that takes the first of two members with one name.
         document = smalljson.parse(data, unique=True)
     except ValueError as err:
-        raise errors.Unsupported(
-            reason=f"{name}: not JSON, or a name in it is repeated, or it is nested too deeply"
-        ) from err
+        reason = f"{name}: not JSON, or a name in it is repeated, or it is nested too deeply"
+        raise errors.Unsupported(reason=reason) from err
     if not isinstance(document, dict):
         raise errors.Unsupported(reason=f"{name}: not a JSON object")
     return document
@@ -165,6 +157,12 @@ def check(data: bytes, expected: str, name: str) -> None:
     calculated = digest(data, expected.partition(":")[0])
     if calculated != expected:
         raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
+
+
+def other_size(url: str, descriptor: Descriptor, size: int | None) -> errors.DigestMismatch:
+    """Return the error for a blob of ``size`` bytes, which is not that of its descriptor."""
+    expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
+    return errors.DigestMismatch(url=url, expected=expected, calculated=calculated)
 
 
 def normal_architecture(wanted: str) -> str:
@@ -218,19 +216,14 @@ def contradiction(entry: Descriptor, config: Mapping[str, Any]) -> str:
     What either does not state does not count.
     """
     stated = _mapping(config)
-    pairs = (
-        (entry.system, stated.get("os", "")),
-        (normal_architecture(entry.architecture or "unstated"), _architecture(stated)),
-        (entry.variant, stated.get("variant", "")),
+    ours, theirs = (
+        normal_architecture(each or "unstated") for each in (entry.architecture, stated.get("architecture"))
     )
+    pairs = (entry.system, stated.get("os", "")), (ours, theirs), (entry.variant, stated.get("variant", ""))
     if all(listed in {"", "unstated", own} or own in {"", "unstated"} for listed, own in pairs):
         return ""
     own = "/".join(filter(None, (stated.get(name) for name in ("os", "architecture", "variant"))))
     return f"its index lists it as {entry.platform}, and it is {own}"
-
-
-def _architecture(config: Mapping[str, str]) -> str:
-    return normal_architecture(config.get("architecture") or "unstated")
 
 
 class Ambiguous(errors.Refused):
@@ -253,7 +246,7 @@ def artifact(
     found = [item for item in manifest.layers if (annotations or {}).items() <= item.annotations.items()]
     if choice:
         found = [
-            item for item in found if choice in {item.digest, item.title, item.disk_name, item.media_type}
+            each for each in found if choice in {each.digest, each.title, each.disk_name, each.media_type}
         ]
     elif not annotations:
         found = disks(manifest) or [item for item in manifest.layers if not item.is_layer]
@@ -262,7 +255,8 @@ def artifact(
     if len(found) == 1:
         return found[0]
     names = ", ".join(item.label for item in found or disks(manifest) or manifest.layers)
-    wanted = " ".join(filter(None, (repr(choice) if choice else "", *_shown(annotations or {}))))
+    shown = (f"{key}={value}" for key, value in (annotations or {}).items())
+    wanted = " ".join(filter(None, (repr(choice) if choice else "", *shown)))
     what = "several files" if found else f"no file {wanted}"
     how = "choose one with #title, #digest, #media-type or --layer-annotation"
     fields = {"format": "artifact", "rule": "one disk", "reason": f"{name}: {what} among: {names}; {how}"}
@@ -272,17 +266,6 @@ def artifact(
 def disks(manifest: Manifest) -> list[Descriptor]:
     """Return the layers with a KubeVirt disk type (KubeVirt enhancement 256)."""
     return [item for item in manifest.layers if item.media_type.startswith(DISK_TYPE)]
-
-
-def _shown(annotations: Mapping[str, str]) -> list[str]:
-    return [f"{key}={value}" for key, value in annotations.items()]
-
-
-def _list(document: Mapping[str, Any], key: str, name: str) -> list[object]:
-    value = document[key]
-    if not isinstance(value, list):
-        raise errors.Unsupported(reason=f"{name}: malformed {key}")
-    return value
 
 
 def _descriptor(item: object, name: str) -> Descriptor:

@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.formats.tar import headers, walk
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cdi_worker.sources.registry import api, archive
 
     #: A store of manifests and blobs: a registry or an archive.
-    Store: TypeAlias = api.Registry | archive.Layout
+    Store: TypeAlias = api.Registry | archive.OciLayout
 
 HEAD_SIZE = 256 * 1024
 
@@ -39,14 +39,17 @@ class Disk:
         reader = store.blob(blob)
         #: Takes the callback for the bytes of the blob; see ``image.Arrivals``.
         self.report = reader.arrivals.report
-        if hidden is None:
-            self._content: Layer | _Whole = _Whole(reader, blob)
-        else:
-            self._content = Layer(plain(reader, reader.head), hidden, f"{store.name}: layer {blob.digest}")
+        self._layer: Layer | None = None
+        self._content: base.Reader = reader
+        self.is_found, self.path, self.size = True, blob.title, blob.size
+        if hidden is not None:
+            name = f"{store.name}: layer {blob.digest}"
+            self._content = self._layer = Layer(plain(reader, reader.head), hidden, name)
         self._finished = False
         try:
-            self.is_found = self._content.find()
-            self.path, self.size = self._content.path, self._content.size
+            if self._layer is not None:
+                self.is_found = self._layer.find()
+                self.path, self.size = self._layer.path, self._layer.size
             self._peeked = readers.Peek(self._content, min(HEAD_SIZE, self.size))
         except BaseException:
             self.close()
@@ -62,34 +65,19 @@ class Disk:
 
     def finish(self) -> None:
         """Read the blob to its end, where its digest is verified. Safe to call twice."""
-        if not self._finished:
-            self._content.finish()
+        if self._finished:
+            return
+        if self._layer is not None:
+            self._layer.finish()
+        else:
+            rest = memoryview(bytearray(HEAD_SIZE))
+            while self._content.readinto(rest):
+                pass
         self._finished = True
 
     def hides(self) -> Hidden:
         """Return the names hidden from the layers below."""
-        return self._content.hides()
-
-
-class _Whole:
-    """A blob that is the disk itself; see ``Layer``."""
-
-    def __init__(self, reader: base.Reader, blob: documents.Descriptor) -> None:
-        self.readinto = reader.readinto
-        self.close = reader.close
-        self.path = blob.title
-        self.size = blob.size
-
-    def find(self) -> bool:
-        return True
-
-    def finish(self) -> None:
-        rest = memoryview(bytearray(HEAD_SIZE))
-        while self.readinto(rest):
-            pass
-
-    def hides(self) -> Hidden:
-        return Hidden()
+        return Hidden() if self._layer is None else self._layer.hides()
 
 
 def find(
@@ -117,9 +105,8 @@ def find(
             return disk
         hidden = disk.hides()
         disk.close()
-    count = len(manifest.layers)
-    reason = f"{store.name}: failed to find VM disk image file: none below /disk in {count} layers"
-    raise errors.Unsupported(reason=reason)
+    where = f"none below /disk in {len(manifest.layers)} layers"
+    raise errors.Unsupported(reason=f"{store.name}: failed to find VM disk image file: {where}")
 
 
 FOLDER = "disk"
@@ -159,7 +146,8 @@ class Layer:
 
     def __init__(self, reader: base.Reader, hidden: Hidden, name: str) -> None:
         self.close = reader.close
-        self._tar = walk.Walk(reader)
+        self._file: base.Reader
+        self._tar = self._file = walk.Walk(reader)
         self._hidden = hidden
         self._name = name
         self._disks: list[str] = []
@@ -170,9 +158,10 @@ class Layer:
 
     def find(self) -> bool:
         """Seek to the disk. Return False if the layer, read to its end, has no disk."""
-        with self._named():
+        with self._name_errors():
             while entry := self._tar.next():
                 if self._look(entry):
+                    self._file = self._tar.file()
                     self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
                     return True
             self._tar.drain()
@@ -180,12 +169,12 @@ class Layer:
 
     def readinto(self, into: memoryview, /) -> int:
         """Read the disk."""
-        with self._named():
-            return self._tar.readinto(into)
+        with self._name_errors():
+            return self._file.readinto(into)
 
     def finish(self) -> None:
         """Read the layer to its end. Raises ``errors.Refused`` if there is more than one disk."""
-        with self._named():
+        with self._name_errors():
             while entry := self._tar.next():
                 self._look(entry)
             self._tar.drain()
@@ -199,14 +188,14 @@ class Layer:
         return Hidden(self._hidden.names | self._whiteouts, self._hidden.everything or self._opaque)
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_errors(self) -> Iterator[None]:
         """Add the layer's name to errors of decompression and tar."""
         try:
             yield
         except errors.Corrupt as err:
             raise type(err)(**{**err.fields, "format": f"{err.fields['format']} of {self._name}"}) from err
 
-    def _look(self, entry: walk.Entry) -> bool:
+    def _look(self, entry: walk.Member) -> bool:
         """Record an entry. Return whether it is the first disk."""
         parts = [part for part in posixpath.normpath(f"/{entry.name}").split("/") if part]
         if parts in ([OPAQUE], [WHITEOUT + FOLDER], [FOLDER, OPAQUE]):
@@ -215,7 +204,7 @@ class Layer:
             return self._look_inside(entry, parts[1:])
         return False
 
-    def _look_inside(self, entry: walk.Entry, parts: list[str]) -> bool:
+    def _look_inside(self, entry: walk.Member, parts: list[str]) -> bool:
         path = f"/{FOLDER}/{'/'.join(parts)}".rstrip("/")
         if not parts and entry.type == headers.DIRECTORY:
             return False
@@ -229,10 +218,11 @@ class Layer:
             raise self._refused("link", f"{path} is a link to {entry.link!r}; the disk must be a file")
         if entry.type == headers.DIRECTORY or len(parts) != 1:
             raise self._refused("directory", f"{path}: expected one file in /{FOLDER}, no directories")
-        if entry.type != headers.FILE:
+        if entry.type not in {headers.FILE, headers.SPARSE}:
             raise self._refused("file type", f"{path} is not a regular file")
         if len(parts[0]) > LONGEST_NAME:
-            raise self._refused("name", f"{path[:80]}…: the name is longer than {LONGEST_NAME} characters")
+            reason = f"{masking.quoted(path)}: the name is longer than {LONGEST_NAME} characters"
+            raise self._refused("name", reason)
         self._disks.append(parts[0])
         if len(self._disks) > MOST_FILES:
             raise self._several(f"more than {MOST_FILES}")

@@ -25,6 +25,8 @@ class Registry(base.Location):
         option="--architecture",
         help="Architecture of the container image [default: this machine's, or the only one].",
         key="platform.architecture",
+        # A digest is that of the index, for all architectures.
+        verbs=fields.READ,
     )
     layer_annotation: str = fields.field(
         env="CDI_WORKER_LAYER_ANNOTATION",

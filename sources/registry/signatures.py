@@ -46,33 +46,29 @@ def find(store: Store, digest: str) -> Iterator[Candidate]:
 
 def _all(store: Store, digest: str) -> Iterator[Candidate]:
     tag = digest.replace(":", "-")
-    if (data := store.tagged(f"{tag}.sig")) is not None:
+    if (data := store.look_up("manifests", f"{tag}.sig")) is not None:
         yield from _layers(store, data)
-    listed = store.referrers(digest)
+    listed = store.look_up("referrers", digest)
     if listed is None:
         # A registry without the API: clients keep the list in a tag.
-        listed = store.tagged(tag)
-    index = None if listed is None else _parsed(store, listed)
+        listed = store.look_up("manifests", tag)
+    index = None if listed is None else _parse(store, listed)
     for entry in index.manifests if isinstance(index, documents.Index) else ():
         if (
             entry.artifact_type in TYPES
             and entry.annotations.get(PREDICATE, bundle.PREDICATE) == bundle.PREDICATE
         ):
-            yield from _referrer(store, entry)
-
-
-def _referrer(store: Store, entry: documents.Descriptor) -> Iterator[Candidate]:
-    try:
-        data = store.manifest(entry)
-    except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
-        yield _unreadable(store, entry, err)
-    else:
-        yield from _layers(store, data)
+            try:
+                data = store.manifest(entry)
+            except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
+                yield _unreadable(store, entry, err)
+            else:
+                yield from _layers(store, data)
 
 
 def _layers(store: Store, data: bytes) -> Iterator[Candidate]:
     """Yield the signatures in a manifest, one for each layer."""
-    manifest = _parsed(store, data)
+    manifest = _parse(store, data)
     for layer in manifest.layers if isinstance(manifest, documents.Manifest) else ():
         if layer.media_type == simple.MEDIA_TYPE:
             yield _read(store, layer, simple.LARGEST)
@@ -95,7 +91,7 @@ def _read(store: Store, layer: documents.Descriptor, limit: int) -> Candidate:
     return Candidate(name, bundle=data)
 
 
-def _parsed(store: Store, data: bytes) -> documents.Index | documents.Manifest | None:
+def _parse(store: Store, data: bytes) -> documents.Index | documents.Manifest | None:
     """Return a document; None, which has no signatures, for one that cannot be read."""
     try:
         return documents.parse(data, f"{store.name}: signatures")

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, signature
@@ -15,9 +15,6 @@ from cdi_worker.images import image
 from cdi_worker.sources import base, labels
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
-
-if TYPE_CHECKING:
-    from cdi_worker.sources.trust import images
 
 log = logging.getLogger(__name__)
 
@@ -45,37 +42,66 @@ class RegistrySource(base.Source):
         self._store: layer.Store | None = None
         self._disk: layer.Disk | None = None
         self._fresh = True
+        self._once = False
+        self._description: Mapping[str, object] = {}
+        self._provenance = base.Provenance()
         self._engine = image.Engine()
 
     def open(self, opening: base.Opening) -> base.Facts:
+        obstacle: errors.Error | None = None
+        signatures: tuple[signature.Signature, ...] = ()
+        name, architecture = self.name, self._location.architecture
         try:
-            judge: images.Judge | None = opening.judging(self._reference) if opening.judging else None
+            judge = None
+            if opening.signed_by:
+                from cdi_worker.sources.registry import signatures as stored
+                from cdi_worker.sources.trust import images
+
+                judge = images.judge(self._reference, opening.signed_by)
             self._engine = opening.engine
-            self._store = self._open_store()
-            chosen = choose(self._store, self._location.architecture)
-            signatures = self._verified(self._store, judge, chosen.digests) if judge else ()
-            found = resolve(self._store, chosen, self._location.architecture)
-            self._check_platform(chosen, found, is_signed=bool(signatures))
-            self._disk, obstacle = self._find(self._store, found.manifest)
+            store = self._store = self._open_store()
+            image = choose(store, architecture)
+            if judge is not None:
+                candidates = (each for digest in image.digests for each in stored.find(store, digest))
+                signatures = (judge.find(candidates, image.digests),)
+            config = read_config(store, image.manifest.config, architecture)
+            self._check_platform(image, config, is_signed=bool(signatures))
+            try:
+                annotations = self._location.annotations
+                disk = layer.find(store, image.manifest, self._reference.choice, annotations)
+            except documents.Ambiguous as err:
+                # The first one can be examined.
+                disk, obstacle = layer.Disk(store, err.first), err
+            self._disk = disk
         except BaseException:
             self.close()
             raise
-        disk = self._disk
-        log.info("source url=%r digest=%r disk=%r size=%d", self.name, found.digest, disk.path, disk.size)
+        verified = {"manifest": image.digests[0], "layer": disk.blob.digest}
+        found = labels.from_environment(_object(config.get("config")).get("Env"))
+        self._provenance = base.Provenance(labels=found, verified=verified)
+        self._description = _description(image, config, disk, found, signatures)
+        log.info("source url=%r digest=%r disk=%r size=%d", name, image.digests[0], disk.path, disk.size)
         return base.Facts(
-            name=self.name,
+            name=name,
             size=disk.size,
             head=disk.head,
             identity=f"{disk.blob.digest} {disk.path}".rstrip(),
             disk_size=disk.blob.disk_size,
             signatures=signatures,
-            verified={"manifest": found.digest, "layer": disk.blob.digest},
+            once=self._once,
             obstacle=obstacle,
-            labels=found.labels(),
-            description=_description(found, disk, signatures),
-            # A layer is compressed, and holes of a disk in it take no bytes.
-            wire=base.Wire(disk.blob.size, self._ordered),
         )
+
+    @property
+    def wire(self) -> base.Wire | None:
+        # A layer is compressed, and holes of a disk in it take no bytes.
+        return None if self._disk is None else base.Wire(self._disk.blob.size, self._ordered)
+
+    def describe(self) -> Mapping[str, object]:
+        return self._description
+
+    def finish(self) -> base.Provenance:
+        return self._provenance
 
     def digest(self) -> str:
         """Return the digest of the manifest or index, for callers that poll a tag: no image is read."""
@@ -87,32 +113,16 @@ class RegistrySource(base.Source):
             return archive.Archive(self._reference, self._cancel, self._engine)
         return api.Registry(self._reference, self._location, self._cancel, self._engine)
 
-    def _verified(
-        self, store: layer.Store, judge: images.Judge, digests: tuple[str, ...]
-    ) -> tuple[signature.Signature, ...]:
-        from cdi_worker.sources.registry import signatures
-
-        return judge.check((each for digest in digests for each in signatures.find(store, digest)), digests)
-
-    def _check_platform(self, chosen: Chosen, image: Image, *, is_signed: bool) -> None:
+    def _check_platform(self, image: Image, config: Mapping[str, Any], *, is_signed: bool) -> None:
         """Refuse a signed image that an index lists for another platform: others may have written the index.
 
         Unsigned images often have a wrong configuration, and there is nothing to verify.
         """
-        found = documents.contradiction(chosen.entry, image.config) if chosen.entry else ""
+        found = documents.contradiction(image.entry, config) if image.entry else ""
         if found and is_signed:
             raise errors.Untrusted(url=self.name, fault=signature.OTHER_DATA, reason=found)
         if found:
             log.warning("wrong platform url=%r: %s", self.name, found)
-
-    def _find(
-        self, store: layer.Store, manifest: documents.Manifest
-    ) -> tuple[layer.Disk, errors.Error | None]:
-        """Return the disk; of several the first one, which can be examined, and why it is not imported."""
-        try:
-            return layer.find(store, manifest, self._reference.choice, self._location.annotations), None
-        except documents.Ambiguous as err:
-            return layer.Disk(store, err.first), err
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""
@@ -126,20 +136,17 @@ class RegistrySource(base.Source):
         if self._disk is None:
             raise errors.SourceError(reason=f"{self.name}: the source is not open")
         if not self._fresh:
-            self._open_again(self._disk)
+            # What was read before may have been of another blob: it was not verified.
+            self._disk.close()
+            before, self._disk = self._disk, self._disk.again()
+            if (before.path, before.size) != (self._disk.path, self._disk.size):
+                then, now = (f"{each.path!r} of {each.size} bytes" for each in (before, self._disk))
+                raise errors.SourceChanged(url=self.name, what="disk", before=then, now=now)
         self._fresh = False
         self._disk.report(advance)
         # Closing the reader leaves the disk open for ``verify``.
         disk = self._disk
-        return readers.Consecutive(lambda _, into: disk.readinto(into), 0, sys.maxsize)
-
-    def _open_again(self, before: layer.Disk) -> None:
-        """Open the disk again. What was read before may have been of another blob: it was not verified."""
-        before.close()
-        self._disk = now = before.again()
-        if (before.path, before.size) != (now.path, now.size):
-            then, found = (f"{disk.path!r} of {disk.size} bytes" for disk in (before, now))
-            raise errors.SourceChanged(url=self.name, what="disk", before=then, now=found)
+        return readers.RangesReader(lambda _, into: disk.readinto(into), 0, sys.maxsize)
 
     def verify(self) -> None:
         """Read the rest of the blob; check its digest, and that the layer has no second disk."""
@@ -148,9 +155,14 @@ class RegistrySource(base.Source):
 
 
 def _description(
-    image: Image, disk: layer.Disk, signatures: tuple[signature.Signature, ...]
+    image: Image,
+    config: Mapping[str, Any],
+    disk: layer.Disk,
+    found: Mapping[str, str],
+    signatures: tuple[signature.Signature, ...],
 ) -> dict[str, object]:
     """Return digest, platforms, layers, disk and labels of the image."""
+    system, architecture = config.get("os"), config.get("architecture")
     layers = [
         {"digest": item.digest, "size": item.size, "mediaType": item.media_type}
         for item in image.manifest.layers
@@ -165,12 +177,13 @@ def _description(
         for item in documents.disks(image.manifest)
     ]
     return {
-        "digest": image.digest,
-        "platforms": image.platforms or [image.platform],
+        "digest": image.digests[0],
+        "platforms": image.platforms
+        or [f"{system}/{architecture}" if system and architecture else "unstated"],
         "layers": layers,
         "disk": disk.path or disk.blob.media_type,
         "diskLayer": disk.blob.digest,
-        "labels": image.labels(),
+        "labels": found,
         **({"signatures": [dataclasses.asdict(each) for each in signatures]} if signatures else {}),
         **({"disks": disks} if disks else {}),
     }
@@ -190,46 +203,9 @@ BOOTABLE = ("containers.bootc", "ostree.bootable")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """A container image. ``digest``: of the reference's manifest or index; ``platforms``: of the index."""
+    """The image for an architecture. ``digests``: of the reference's document, ..., and of the manifest.
 
-    digest: str
-    platforms: list[str]
-    manifest: documents.Manifest
-    config: Mapping[str, Any]
-
-    def labels(self) -> dict[str, str]:
-        """Return the labels in the image's environment (contract, Labels)."""
-        variables = self._runtime().get("Env")
-        return labels.from_environment(variables if isinstance(variables, list) else [])
-
-    @property
-    def platform(self) -> str:
-        """Return the platform in the configuration."""
-        system, architecture = self.config.get("os"), self.config.get("architecture")
-        return f"{system}/{architecture}" if system and architecture else "unstated"
-
-    def check(self, architecture: str, name: str) -> None:
-        """Refuse an image for another architecture and a bootable container image."""
-        documents.check_platform(self.config, architecture, name)
-        stated = self._runtime().get("Labels")
-        stated = stated if isinstance(stated, dict) else {}
-        for label in BOOTABLE:
-            if stated.get(label) in ("1", "true"):  # of any type: a list has no hash
-                reason = (
-                    f"{name} is a bootable container image ({label}), not a disk; build a disk image from it"
-                )
-                raise errors.Refused(format="container", rule="bootable container", reason=reason)
-
-    def _runtime(self) -> Mapping[str, Any]:
-        runtime = self.config.get("config")
-        return runtime if isinstance(runtime, dict) else {}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
-    """The manifest for an architecture. ``digests``: of the reference's document, and of the manifest.
-
-    ``entry``: what an index says about it; None without an index.
+    ``platforms``, ``entry``: those of the index, and what it says about the manifest; empty without an index.
     """
 
     digests: tuple[str, ...]
@@ -238,7 +214,7 @@ class Chosen:
     entry: documents.Descriptor | None = None
 
 
-def choose(store: layer.Store, architecture: str) -> Chosen:
+def choose(store: layer.Store, architecture: str) -> Image:
     """Read index and manifest of the image for ``architecture``.
 
     Raises ``errors.WrongPlatform``, ``errors.DigestMismatch``, ``errors.Unsupported``, ``errors.Refused``.
@@ -255,30 +231,34 @@ def choose(store: layer.Store, architecture: str) -> Chosen:
         chosen = documents.choose(document, architecture, store.name)
         digests.append(chosen.digest)
         document = documents.parse(store.manifest(chosen), store.name)
-    return Chosen(tuple(digests), platforms, document, chosen)
+    return Image(tuple(digests), platforms, document, chosen)
 
 
-def resolve(store: layer.Store, chosen: Chosen, architecture: str) -> Image:
-    """Read the configuration of an image. Raises the errors of ``choose``."""
-    image = Image(
-        chosen.digests[0], chosen.platforms, chosen.manifest, _config(store, chosen.manifest.config)
-    )
-    image.check(architecture, store.name)
-    return image
+def read_config(store: layer.Store, of: documents.Descriptor, architecture: str) -> Mapping[str, Any]:
+    """Return the configuration of an image; empty if an artifact's is not a JSON object.
+
+    Raises ``errors.WrongPlatform`` for another architecture, ``errors.Refused`` for a bootable container, and
+    the errors of ``choose``.
+    """
+    config: Mapping[str, Any] = {}
+    if of.media_type in CONFIG_TYPES or of.digest != EMPTY:
+        with contextlib.closing(store.blob(of)) as reader:
+            data = blobs.read_all(reader, documents.LARGEST_MANIFEST, store.name)
+        try:
+            config = documents.load(data, store.name)
+        except errors.Unsupported:
+            if of.media_type in CONFIG_TYPES:
+                raise
+    documents.check_platform(config, architecture, store.name)
+    stated = _object(_object(config.get("config")).get("Labels"))
+    for label in BOOTABLE:
+        if stated.get(label) in ("1", "true"):  # of any type: a list has no hash
+            what = f"{store.name} is a bootable container image ({label}), not a disk"
+            reason = f"{what}; build a disk image from it"
+            raise errors.Refused(format="container", rule="bootable container", reason=reason)
+    return config
 
 
-def _config(store: layer.Store, descriptor: documents.Descriptor) -> Mapping[str, Any]:
-    """Return the configuration; empty if an artifact's is not a JSON object."""
-    if descriptor.media_type not in CONFIG_TYPES and descriptor.digest == EMPTY:
-        return {}
-    reader = store.blob(descriptor)
-    try:
-        data = blobs.read_all(reader, documents.LARGEST_MANIFEST, store.name)
-    finally:
-        reader.close()
-    try:
-        return documents.load(data, store.name)
-    except errors.Unsupported:
-        if descriptor.media_type in CONFIG_TYPES:
-            raise
-        return {}
+def _object(value: object) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}

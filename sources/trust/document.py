@@ -1,4 +1,4 @@
-"""Small files beside a disk, read from any source that serves files: checksums, maps and their signatures."""
+"""Small files beside a disk, read from any source that serves files: checksums, and their signatures."""
 
 from __future__ import annotations
 
@@ -42,16 +42,21 @@ class Place:
 
     def read(self, limit: int, cancel: base.Cancel) -> bytes:
         """Return the file. Raises ``errors.SourceError``, also for one of more than ``limit`` bytes."""
-        with _timed(cancel, self.name) as stop, base.opened(self.kind.open(self.location, stop)) as image:
+        with (
+            _limit_time(cancel, self.name) as stop,
+            base.open_image(self.kind.open(self.location, stop)) as image,
+        ):
             facts = image.facts
+            data = bytearray(facts.head)
             if facts.size is None or facts.size > len(facts.head):
-                # A reader of ranges goes on after the head; a stream begins with it.
-                start = len(facts.head) if facts.ranges is not None else 0
-                data = bytearray(facts.head[:start])
+                # A reader of ranges continues after the head; a stream begins with it.
+                start = len(data) if image.source.ranges is not None else 0
+                del data[start:]
                 if facts.size is None or facts.size <= limit:
-                    _read(image.source.stream(start), data, limit)
-            else:
-                data = bytearray(facts.head)
+                    with contextlib.closing(image.source.stream(start)) as reader:
+                        buffer = memoryview(bytearray(64 << 10))
+                        while len(data) <= limit and (count := reader.readinto(buffer)):
+                            data += buffer[:count]
             if len(data) > limit or (facts.size or 0) > limit:
                 raise errors.SourceError(reason=f"{self.name}: is larger than {limit >> 20} MiB")
             image.verify()
@@ -73,9 +78,8 @@ def place(url: str, disk: kind.Kind, location: base.Location) -> Place:
         return Place(disk, dataclasses.replace(location, endpoint=url))
     found = sources.find_scheme(scheme if "://" in url or scheme == "file" else "")
     if found.name not in KINDS or url == "-":
-        raise errors.RequestError(
-            f"{wire.safe_url(url)}: a file about a disk has an http, https, s3, gs or file URL"
-        )
+        what = "a file about a disk has an http, https, s3, gs or file URL"
+        raise errors.RequestError(f"{wire.safe_url(url)}: {what}")
     access = dataclasses.replace(location.access, user="", password="", session_token="", headers=())
     return Place(found, found.accept(base.Location(url, access)))
 
@@ -86,16 +90,8 @@ def _server(url: str) -> tuple[str, str, int | None]:
     return (found[0], "", None) if found[0] in {"s3", "gs"} else found
 
 
-def _read(reader: base.Reader, data: bytearray, limit: int) -> None:
-    """Append to ``data`` what ``reader`` returns, until there are more than ``limit`` bytes."""
-    with contextlib.closing(reader):
-        buffer = memoryview(bytearray(64 << 10))
-        while len(data) <= limit and (count := reader.readinto(buffer)):
-            data += buffer[:count]
-
-
 @contextlib.contextmanager
-def _timed(cancel: base.Cancel, name: str) -> Iterator[base.Cancel]:
+def _limit_time(cancel: base.Cancel, name: str) -> Iterator[base.Cancel]:
     """Yield a cancel that is set after ``PATIENCE``. Raises ``errors.Unreachable`` then."""
     with cancel.child() as stop:
         timer = threading.Timer(PATIENCE, stop.set, ("timed out",))

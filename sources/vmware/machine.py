@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdi_worker import errors
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import base, extents
 from cdi_worker.sources.vmware import session
 
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 #: The change id of the beginning: everything that is allocated has changed since then.
 ALLOCATED = "*"
+#: Seconds for which the request for the allocated areas is repeated: VDDK lists them, too.
+ALLOCATED_LIMIT = 2.0
 #: In bytes. VDDK reads whole sectors.
 SECTOR = 512
 #: Requests of a list of changed areas: so many, and one more for each so many bytes that are covered. The
@@ -47,13 +50,10 @@ class Machine:
         self._session = opened
         self._machine = machine = opened.find(uuid)
         self.reference = _reference(machine)
-        #: The reference of the ESXi host that it runs on; empty if it is hidden from this user.
-        self.host: str
-        self.name, power, self.host = opened.call(
-            "read the virtual machine",
-            lambda: (str(machine.name), str(machine.runtime.powerState), _host(machine)),
+        self.name, power = opened.call(
+            "read the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
         )
-        log.info("machine name=%r moref=%r power=%s host=%r", self.name, self.reference, power, self.host)
+        log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
 
     def disk(self, file: str) -> VirtualDisk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
@@ -82,12 +82,13 @@ class Machine:
                 raise self._malformed(
                     f"reaches only byte {start} of {disk.size} after {requests - 1} requests"
                 )
-            begin, end, changed = self._session.call(
-                f"list the areas changed since {change_id!r}",
-                lambda start=start: _listed(  # type: ignore[misc]  # mypy cannot infer it with a default
-                    self._machine.QueryChangedDiskAreas(snapshot, disk.key, start, change_id)
-                ),
-            )
+
+            def ask(start: int = start) -> tuple[int, int, list[tuple[int, int]]]:
+                answer = self._machine.QueryChangedDiskAreas(snapshot, disk.key, start, change_id)
+                changed = [(int(area.start), int(area.length)) for area in answer.changedArea]
+                return int(answer.startOffset), int(answer.startOffset + answer.length), changed
+
+            begin, end, changed = self._session.call(f"list the areas changed since {change_id!r}", ask)
             log.debug("changed areas from=%d to=%d count=%d", start, end, len(changed))
             if end <= start:
                 where = f"at byte {end} of {disk.size}"
@@ -113,11 +114,10 @@ class Machine:
         if not disk.snapshot or not disk.change_id:
             return None
         try:
-            areas = self.changed(disk, ALLOCATED)
-        except errors.Transient:
-            raise
+            areas = retry.patiently(lambda: self.changed(disk, ALLOCATED), ALLOCATED_LIMIT, cancelling.NEVER)
         except errors.SourceError as err:
-            log.info("allocated areas unknown to vSphere reason=%s", err)
+            level = logging.WARNING if isinstance(err, errors.TransferFailed) else logging.INFO
+            log.log(level, "allocated areas unknown to vSphere reason=%s", err)
             return None
         # Without VMFS everything counts as allocated; VDDK may know more.
         return areas if sum(area.length for area in areas) < disk.size else None
@@ -130,16 +130,13 @@ class Machine:
     def _disk(self, file: str) -> VirtualDisk:
         now = _disks(self._machine.config)
         earlier = [each for _, snapshot in self._snapshots() for each in _disks(snapshot.config)]
-        for matches in (
-            lambda backing: backing.fileName == file,
-            lambda backing: file in _parents(backing),
-        ):
+        for matches in (lambda backing: backing.fileName == file, lambda backing: file in _parents(backing)):
             found = {(each.key, each.diskObjectId or ""): each for each in earlier if matches(each.backing)}
             found |= {(each.key, each.diskObjectId or ""): each for each in now if matches(each.backing)}
             if len(found) > 1:
                 raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
             for each in found.values():
-                return _described(each)
+                return _describe(each)
         names = ", ".join(repr(each.backing.fileName) for each in now)
         raise errors.Unreachable(
             url=self._session.name,
@@ -161,14 +158,14 @@ class Machine:
         for each in _disks(snapshot.config):
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
-                return dataclasses.replace(_described(each), snapshot=_reference(snapshot))
+                return dataclasses.replace(_describe(each), snapshot=_reference(snapshot))
         raise errors.Unreachable(
             url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
         )
 
     def _since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         for _, snapshot in self._snapshots():
-            for each in map(_described, _disks(snapshot.config)):
+            for each in map(_describe, _disks(snapshot.config)):
                 # The id of a disk is part of its change ids.
                 if each.change_id == change_id and each.object_id == disk.object_id:
                     return dataclasses.replace(each, snapshot=_reference(snapshot))
@@ -190,19 +187,13 @@ def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
         areas.add(base.Extent(start, end - start, zero=False))
 
 
-def grown(areas: extents.Kept, before: int, size: int) -> extents.Kept:
+def grow(areas: extents.Kept, before: int, size: int) -> extents.Kept:
     """Return ``areas`` and all from the byte ``before`` to ``size``."""
     found = extents.Kept()
     for area in areas:
         add(found, area.offset, min(area.offset + area.length, before), size)
     add(found, before, size, size)
     return found
-
-
-def _listed(answer: Any) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return begin and end of what a list of changed areas covers, and its areas."""
-    changed = [(int(area.start), int(area.length)) for area in answer.changedArea]
-    return int(answer.startOffset), int(answer.startOffset + answer.length), changed
 
 
 def _disks(config: Any) -> list[Any]:
@@ -214,10 +205,6 @@ def _disks(config: Any) -> list[Any]:
     ]
 
 
-def _host(machine: Any) -> str:
-    return _reference(machine.runtime.host) if machine.runtime.host else ""
-
-
 def _reference(managed: Any) -> str:
     return str(managed._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
 
@@ -227,7 +214,7 @@ def _parents(backing: Any) -> Iterator[str]:
         yield backing.fileName
 
 
-def _described(disk: Any) -> VirtualDisk:
+def _describe(disk: Any) -> VirtualDisk:
     return VirtualDisk(
         file=disk.backing.fileName,
         key=disk.key,

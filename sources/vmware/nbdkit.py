@@ -64,7 +64,12 @@ def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(workspace.Workspace())
-        secrets = {key: _in_memory(text, stack) for key, text in plugin.secrets.items()}
+        secrets: dict[str, int] = {}
+        for key, text in plugin.secrets.items():
+            # A file in memory can be read repeatedly: vddk may restart nbdkit.
+            secrets[key] = os.memfd_create("secret")
+            stack.callback(os.close, secrets[key])
+            os.write(secrets[key], text.encode())
         files = {key: str(pathlib.Path(folder, key)) for key in plugin.files}
         for key, path in files.items():
             # The plugin wants a path that it can resolve, which one below /proc/self/fd is not.
@@ -101,16 +106,32 @@ class _Server:
             started, says_started = os.pipe()
             stack.callback(os.close, started)
             stack.callback(os.close, says_started)
-            argv = _argv(
-                self._plugin, self._secrets, f"--unix={self.socket}", f"--pidfile={_path(says_started)}"
+            plugin = self._plugin
+            argv = (
+                "nbdkit",
+                "--foreground",
+                # SIGTERM before the SIGKILL of ``process``: plugins close their sessions at the server.
+                "--exit-with-parent",
+                "--readonly",
+                f"--threads={plugin.threads}",
+                f"--unix={self.socket}",
+                f"--pidfile={_path(says_started)}",
+                *(["--verbose"] if plugin.debug else []),
+                *(f"--debug={flag}={value}" for flag, value in plugin.debug.items()),
+                plugin.name,
+                *(f"{key}={value}" for key, value in plugin.parameters.items()),
+                *(f"{key}=+{_path(fd)}" for key, fd in self._secrets.items()),
             )
             fds = (says_started, *self._secrets.values())
-            plugin = self._plugin
             command = process.Command(argv, plugin.package, _ADDRESS_SPACE, fds, plugin.library_path)
             with self._lock:
                 self._ending.check()
                 self._running = running = process.Process(command, on_line=self._follow.on_line)
-            _await(running, started, self._follow.cancel)
+            with cancelling.wake_on(self._follow.cancel) as wake:
+                while not running.ready(started, None, wake.fd):
+                    if running.ended:
+                        raise running.failure()
+                    wake.check()
 
     def keep(self) -> None:
         """Read the log, so that nbdkit never blocks on a full pipe, and start nbdkit again when it ends.
@@ -152,38 +173,5 @@ class _Server:
             self._running.stop()
 
 
-def _argv(plugin: Plugin, secrets: Mapping[str, int], *places: str) -> tuple[str, ...]:
-    return (
-        "nbdkit",
-        "--foreground",
-        # SIGTERM before the SIGKILL of ``process``: plugins close their sessions at the server.
-        "--exit-with-parent",
-        "--readonly",
-        f"--threads={plugin.threads}",
-        *places,
-        *(["--verbose"] if plugin.debug else []),
-        *(f"--debug={flag}={value}" for flag, value in plugin.debug.items()),
-        plugin.name,
-        *(f"{key}={value}" for key, value in plugin.parameters.items()),
-        *(f"{key}=+{_path(fd)}" for key, fd in secrets.items()),
-    )
-
-
-def _in_memory(text: str, stack: contextlib.ExitStack) -> int:
-    """Return a descriptor of a secret in memory. Readable repeatedly, because vddk may restart nbdkit."""
-    fd = os.memfd_create("secret")
-    stack.callback(os.close, fd)
-    os.write(fd, text.encode())
-    return fd
-
-
 def _path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
-
-
-def _await(running: process.Process, started: int, cancel: cancelling.Cancel) -> None:
-    with cancelling.woken(cancel) as wake:
-        while not running.ready(started, None, wake.fd):
-            if running.ended:
-                raise running.failure()
-            wake.check()

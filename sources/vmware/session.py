@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors, masking
-from cdi_worker.sources import handshakes, responses, sockets, wire
+from cdi_worker.sources import certificates, handshakes, responses, wire
 from cdi_worker.sources.vmware import locations
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,13 @@ class Session:
         host, port = parts.hostname or "", parts.port or 443
         pin = location.thumbprint
         context = _pinned(pin) if pin else wire.tls_context(location.access)
-        with self._translated("connect"):
-            self.server = Server(host, port, _thumbprint(host, port, context))
+        with (
+            self._translate_errors("connect"),
+            socket.create_connection((host, port), wire.TIMEOUT[0]) as plain,
+            context.wrap_socket(plain, server_hostname=host) as wrapped,
+        ):
+            # VDDK always requires the thumbprint.
+            self.server = Server(host, port, _digest(wrapped))
         self._stub = pyvmomi().SoapStubAdapter(
             host,
             port,
@@ -69,7 +74,7 @@ class Session:
 
     def __enter__(self) -> Self:
         try:
-            with self._translated("log in"):
+            with self._translate_errors("log in"):
                 self._log_in()
                 log.info("vsphere url=%r product=%r", self.name, self._content.about.fullName)
         except errors.Error:
@@ -79,7 +84,7 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         # An expired session needs no logout; other failures must not hide the error of the block.
-        with contextlib.suppress(errors.Error), self._translated("log out"):
+        with contextlib.suppress(errors.Error), self._translate_errors("log out"):
             self._content.sessionManager.Logout()
         self._stub.DropConnections()
 
@@ -103,7 +108,7 @@ class Session:
 
     def call(self, doing: str, function: Callable[[], T]) -> T:
         """Return the result of ``function``, after a new login if the session has expired."""
-        with self._translated(doing):
+        with self._translate_errors(doing):
             try:
                 return function()
             except pyvmomi().vim.fault.NotAuthenticated:
@@ -118,7 +123,7 @@ class Session:
         masking.hold(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
 
     @contextlib.contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str) -> Iterator[None]:
         vmodl = pyvmomi().vmodl
         try:
             yield
@@ -126,12 +131,13 @@ class Session:
             raise
         except ssl.SSLCertVerificationError as err:
             cause = handshakes.certificate(err)
-            remedy = handshakes.pinned(cause.remedy)
+            remedy = handshakes.add_pinning(cause.remedy)
             raise errors.Unreachable(url=self.name, reason=cause.reason, remedy=remedy) from err
         except responses.TooLong as err:
             raise errors.Unreachable(url=self.name, reason=f"{doing}: {err}; check the server") from err
         except (OSError, http.client.HTTPException) as err:
-            raise errors.Transient(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
+            kind = errors.Malformed if wire.violation(err) else errors.Transient
+            raise kind(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
         except vmodl.MethodFault as err:
             raise self._fault(doing, err) from err
         except Exception as err:
@@ -206,8 +212,7 @@ def _pinned(thumbprint: str) -> ssl.SSLContext:
     digits = re.sub(r"[:\s]", "", thumbprint).upper()
     if not re.fullmatch(r"[0-9A-F]{40}", digits):
         raise errors.RequestError(f"thumbprint {thumbprint!r} is not a SHA-1 thumbprint: 20 bytes in hex")
-    context = _PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
-    sockets.separated(context)
+    context = certificates.prepare(_PinnedContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.thumbprint = ":".join(re.findall("..", digits))
@@ -217,15 +222,6 @@ def _pinned(thumbprint: str) -> ssl.SSLContext:
 def _digest(connected: ssl.SSLSocket) -> str:
     certificate = connected.getpeercert(binary_form=True) or b""
     return hashlib.sha1(certificate, usedforsecurity=False).digest().hex(":").upper()
-
-
-def _thumbprint(host: str, port: int, context: ssl.SSLContext) -> str:
-    """Return the thumbprint of the server's certificate, checked by ``context``. VDDK always requires it."""
-    with (
-        socket.create_connection((host, port), wire.TIMEOUT[0]) as plain,
-        context.wrap_socket(plain, server_hostname=host) as wrapped,
-    ):
-        return _digest(wrapped)
 
 
 def pyvmomi() -> Any:

@@ -17,7 +17,7 @@ READS = 4
 #: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a
 #: line counts, because the failure of one read fails all others of its connection.
 LOG_WAIT, RECENT = 1.0, 2.0
-#: Seconds without an extent after which their list fails, if the connection breaks.
+#: Seconds without an extent after which the rest is read without them, if the connection breaks.
 LISTING_LIMIT = 10.0
 #: Longest time in which VDDK opens a disk, in seconds: it may take a minute.
 LIMIT = 180.0
@@ -78,7 +78,7 @@ class Log:
         with self._changed:
             self._changed.wait_for(lambda: not self._connections, CLOSE_LIMIT)
 
-    def explained(self, error: errors.Error, at: int = 0) -> errors.Error:
+    def explain(self, error: errors.Error, at: int = 0) -> errors.Error:
         """Add VDDK's message to ``error`` at byte ``at``.
 
         It is permanent if VDDK reports a permanent cause, or if nbdkit cannot be started again.
@@ -96,7 +96,7 @@ class Log:
             if re.search(pattern, message, re.IGNORECASE):
                 return errors.Unreachable(url=self._name, reason=f"{cause} (VDDK: {message})")
         if isinstance(error, errors.Transient):
-            return errors.Transient(url=self._name, reason=f"{reported} (VDDK: {message})")
+            reported = f"{reported} (VDDK: {message})"
         return type(error)(**{**error.fields, "reason": reported})
 
     def _recent(self) -> list[str]:

@@ -42,28 +42,27 @@ READ_SIZE = 512 * 1024
 CLOUDS = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"})
 
 
-class LedInside(Exception):
+class InternalAddress(Exception):
     """An external server or name server directs us to an internal address (server-side request forgery)."""
 
 
 class Border:
     """Refuses connections from an external first server to internal addresses. One per session.
 
-    The user chooses the first server; redirects and DNS choose later ones. So the address of the connected
-    peer counts, not the name. Private networks are allowed: mirrors of a cluster are there. A proxy counts
-    as external; it must enforce its own rules.
+    The user chooses the first server; redirects and DNS choose later ones, so that the address of the peer
+    counts. Private networks are allowed: mirrors of a cluster are there. A proxy counts as external.
     """
 
     def __init__(self) -> None:
         self._is_free: bool | None = None
 
-    def cross(self, peer: str | None) -> None:
-        """Check a connection to ``peer`` (None: through a proxy). Raises ``LedInside`` if it is forbidden."""
+    def check(self, peer: str | None) -> None:
+        """Raise ``InternalAddress`` if a connection to ``peer`` is forbidden. None: through a proxy."""
         inside = peer is not None and is_inside(peer)
         if self._is_free is None:
             self._is_free = inside
         if inside and not self._is_free:
-            raise LedInside(
+            raise InternalAddress(
                 f"leads to {peer}, an internal address of this machine or its cloud; to import from there, "
                 "give that URL directly"
             )
@@ -104,7 +103,7 @@ class Adapter(requests.adapters.HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = self._pools
 
     def get_connection_with_tls_context(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_secure(request.url):
+        if request.url.lower().startswith("https:"):
             self.poolmanager.connection_pool_kw["ssl_context"] = self._context()
         return super().get_connection_with_tls_context(request, *args, **kwargs)
 
@@ -120,7 +119,7 @@ class Adapter(requests.adapters.HTTPAdapter):
         return {"Proxy-Authorization": value} if value else {}
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        if _is_secure(url):
+        if url.lower().startswith("https:"):
             conn.cert_reqs = self._context().verify_mode
 
     def connect_early(
@@ -164,17 +163,13 @@ def read(raw: Any, into: memoryview) -> int:
     return len(data)
 
 
-def waited(response: requests.Response) -> float:
+def waiting_time(response: requests.Response) -> float:
     """Return the seconds from a request to its answer, whose body is not read yet.
 
     Not those before the request, which ``response.elapsed`` has too: to connect, and to load the CAs.
     """
     connection = getattr(response.raw, "connection", None)
     return float(getattr(connection, "waited", response.elapsed.total_seconds()))
-
-
-def _is_secure(url: str) -> bool:
-    return url.lower().startswith("https:")
 
 
 class _Plain(urllib3.connection.HTTPConnection):
@@ -189,7 +184,7 @@ class _Plain(urllib3.connection.HTTPConnection):
     waited: float
     #: The socket of the response, also if the connection is not kept alive.
     answering: Any = None
-    _is_left = False
+    _is_abandoned = False
 
     def __init__(
         self, *args: Any, cancel: cancelling.Cancel, border: Border, slowest: float, **kwargs: Any
@@ -207,9 +202,9 @@ class _Plain(urllib3.connection.HTTPConnection):
     def connect(self) -> None:
         try:
             # The socket is only accessible after the handshakes; before, it cannot be shut down.
-            cancelling.apart(super().connect, self._cancel, grace=0, late=super().close)
+            cancelling.run_apart(super().connect, self._cancel, grace=0, late=super().close)
         except errors.Cancelled:
-            self._is_left = True
+            self._is_abandoned = True
             raise
 
     def close(self) -> None:
@@ -218,14 +213,14 @@ class _Plain(urllib3.connection.HTTPConnection):
         Closing the socket under that thread would free the descriptor's number for another file, on which
         the thread would start TLS.
         """
-        if not self._is_left:
+        if not self._is_abandoned:
             super().close()
 
     def _new_conn(self) -> socket.socket:
         made = super()._new_conn()
         try:
             # Before any byte is sent: an internal service may act on the first bytes, even of TLS.
-            self._border.cross(None if self.proxy else made.getpeername()[0])
+            self._border.check(None if self.proxy else made.getpeername()[0])
         except BaseException:
             made.close()
             raise
@@ -316,3 +311,8 @@ class _PlainPool(urllib3.HTTPConnectionPool):
 
 class _SecurePool(_PlainPool, urllib3.HTTPSConnectionPool):
     ConnectionCls = _Secure
+
+    def _validate_conn(self, conn: Any) -> None:
+        """Connect. urllib3 warns of each connection that is not verified, which the user has asked for."""
+        if conn.is_closed:
+            conn.connect()

@@ -7,13 +7,14 @@ import logging
 import re
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import requests
 
 from cdi_worker import errors
 from cdi_worker.formats import coding, readers, remembered
-from cdi_worker.images.engine import pace, seams
+from cdi_worker.images.engine import seams
+from cdi_worker.images.engine.pace import Pace
 from cdi_worker.sources import base
 from cdi_worker.sources.web import connections, pinned
 
@@ -34,14 +35,13 @@ VERSION_HEADERS = ("x-amz-version-id", "x-goog-generation", "x-ms-version-id")
 class Version(NamedTuple):
     """ETag, version id, modification time and size in a response.
 
-    ``etag``: strong or weak (RFC 9110, 8.8.1). ``encoding``: the content coding, without which the bytes of
-    two responses cannot be compared. Only values that both responses have are compared.
+    ``etag``: strong or weak (RFC 9110, 8.8.1). ``encoding``: the Content-Encoding.
     """
 
     etag: str | None
     modified: str | None
     size: int | None
-    encoding: str = coding.IDENTITY
+    encoding: str = ""
     version: str | None = None
 
     @property
@@ -53,10 +53,10 @@ class Version(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The version id or the strong ETag as one word; empty if there is neither."""
-        if self.version:
-            return f"version:{_word(self.version)}"
-        return f"etag:{_word(self.etag or '')}" if self.strong else ""
+        """The version id or the strong ETag; empty if there is neither."""
+        text = f"version:{self.version}" if self.version else f"etag:{self.etag}" if self.strong else ""
+        # RFC 9110, 8.8.3 allows no blanks in it.
+        return "".join(text.split())
 
     @property
     def identity(self) -> str | None:
@@ -69,7 +69,7 @@ class Version(NamedTuple):
         return " ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def difference(self, other: Version) -> tuple[str, object, object] | None:
-        """Return name, own and other value of the first difference, or None.
+        """Return name, own and other value of the first difference between what both state, or None.
 
         Replicas and the edges of a CDN have other modification times for the same object: only a weak
         validator needs them.
@@ -91,48 +91,30 @@ class HttpSource(base.Source):
 
     #: Bytes of the first request.
     head_size = HEAD_SIZE
+    pace: Pace
 
     def __init__(self, resource: pinned.Resource) -> None:
         self._resource = resource
         self.name = self._resource.name
-        self._pace = pace.Pace()
+        self.pace = Pace()
         self._version: Version | None = None
         self._has_ranges = False
         self._first: readers.Peek | None = None
-        #: Per thread: its open response, and the end of the range that it will read.
+        #: Of each thread: ``answer``, its open response, and ``end``, that of the range it will read.
         self._thread = threading.local()
 
     def open(self, opening: base.Opening) -> base.Facts:
-        response = self._resource.get(f"bytes=0-{self.head_size - 1}")
-        if response.status_code in {400, 405, 416, 501}:
-            # An empty object has no first byte; some servers refuse all ranges.
-            self._resource.drop(response)
-            response = self._resource.get(None)
-        if response.status_code == 206:
-            version, head = self._open_ranges(response, opening)
-        elif response.status_code == 200:
-            version, head = self._open_stream(response)
-        else:
-            raise self._resource.failure(response)
-        facts = base.Facts(
-            name=self.name,
-            size=version.size,
-            head=head,
-            identity=version.identity,
-            weak=version.strong is None,
-            digest=version.digest,
-            ranges=self if self._has_ranges else None,
-            pace=self._pace,
-        )
-        log.info(
-            "source url=%r size=%r identity=%r weak=%r ranges=%r",
-            facts.name,
-            facts.size,
-            facts.identity,
-            facts.weak,
-            self._has_ranges,
-        )
-        return facts
+        return self._facts(*self._first_answer(opening))
+
+    def _facts(self, version: Version, head: bytes, **stated: Any) -> base.Facts:
+        """Return the facts in the first response; those ``stated`` elsewhere take precedence."""
+        weak = version.strong is None
+        served = {"size": version.size, "identity": version.identity, "weak": weak, "digest": version.digest}
+        return base.Facts(name=self.name, head=head, **{**served, **stated})
+
+    @property
+    def ranges(self) -> base.RandomReader | None:
+        return self if self._has_ranges else None
 
     def close(self) -> None:
         """Close all connections, also those that other threads are reading from."""
@@ -153,7 +135,7 @@ class HttpSource(base.Source):
         return _HttpStream(self._resource, response)
 
     def expect(self, offset: int, length: int, /) -> None:
-        """Set the range of this thread's next request; see ``formats.readers.Continuing``."""
+        """Set the range of this thread's next request; see ``formats.readers.ContinuingReader``."""
         self._thread.end = offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
@@ -165,7 +147,11 @@ class HttpSource(base.Source):
             answer = None
         end = getattr(self._thread, "end", 0)
         if answer is None:
-            answer = self._ask(offset, end if offset < end else offset + len(into))
+            end = end if offset < end else offset + len(into)
+            response = self._resource.get(f"bytes={offset}-{end - 1}")
+            if response.status_code != 206:
+                self._raise_status(response)
+            answer = _Range(self._resource, response, offset, self._check_range(response, offset))
         done = answer.fill(into)
         if answer.left and done == len(into):
             self._thread.answer = answer
@@ -173,16 +159,30 @@ class HttpSource(base.Source):
             answer.close()
         return done
 
-    def _ask(self, offset: int, end: int) -> _Range:
-        response = self._resource.get(f"bytes={offset}-{end - 1}")
-        if response.status_code != 206:
-            self._raise_status(response)
-        return _Range(self._resource, response, offset, self._check_range(response, offset))
+    def _first_answer(self, opening: base.Opening, size: int | None = None) -> tuple[Version, bytes]:
+        """Send the first request; return the version and the first bytes of the object.
 
-    # -- the first answer ---------------------------------------------------------------------
+        Raises ``errors.SourceChanged`` unless it has ``size`` bytes, if that is known already.
+        """
+        response = self._resource.get(f"bytes=0-{self.head_size - 1}")
+        if response.status_code in {400, 405, 416, 501}:
+            # An empty object has no first byte; some servers refuse all ranges.
+            self._resource.drop(response)
+            response = self._resource.get(None)
+        if response.status_code == 206:
+            version, head = self._open_ranges(response, opening)
+        elif response.status_code == 200:
+            version, head = self._open_stream(response)
+        else:
+            raise self._resource.failure(response)
+        stated = (version.size, version.identity, version.strong is None, self._has_ranges)
+        log.info("source url=%r size=%r identity=%r weak=%r ranges=%r", self.name, *stated)
+        if size is not None and version.size != size:
+            raise errors.SourceChanged(url=self.name, what="size", before=size, now=version.size)
+        return version, head
 
     def _open_ranges(self, response: requests.Response, opening: base.Opening) -> tuple[Version, bytes]:
-        """Return the version and the first bytes of an object that is served by ranges."""
+        """Return the version and the first bytes of an object of which the server sent a range."""
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if not found or int(found[1]) != 0 or found[3] == "*":
             self._resource.drop(response)
@@ -190,33 +190,29 @@ class HttpSource(base.Source):
         size = int(found[3])
         self._version = version = _version(response, size)
         self._has_ranges = True
-        self._pace.answered(connections.waited(response))
+        self.pace.answered(connections.waiting_time(response))
         if opening.whole and not opening.engine.given_up:
-            # For the requests that follow the head. Its own connection is one of them.
+            # For the requests after the head, whose own connection is reused.
             options = opening.engine.options
             requests_left = -((self.head_size - size) // options.chunk)
-            wanted = min(self._pace.enough(options.connections), requests_left)
+            wanted = min(self.pace.enough(options.connections), requests_left)
             self._resource.connect_early(response, wanted - 1)
         head = bytearray(min(self.head_size, size))
         with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
             begun = time.monotonic()
             filled = answer.fill(memoryview(head))
-            self._pace.received(filled, time.monotonic() - begun)
+            self.pace.received(filled, time.monotonic() - begun)
+        first = bytes(head[:filled])
+        known = remembered.Remembered(first)
+        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known, pace=self.pace)
         try:
-            self._read_on(head, filled)
+            while filled < len(head):
+                filled += rest.read_range(filled, memoryview(head)[filled:])
         except errors.NoRanges as err:
             log.warning("reading one ordered stream reason=%s", err)
             return self._open_stream(self._resource.get(None))
         self._check_coding(version, bytes(head))
         return version, bytes(head)
-
-    def _read_on(self, head: bytearray, filled: int) -> None:
-        """Read the rest of the first bytes, of which the first response had ``filled``."""
-        first = bytes(head[:filled])
-        known = remembered.Remembered(first)
-        rest = seams.Seams(self, len(head), name=self.name, head=first, known=known, pace=self._pace)
-        while filled < len(head):
-            filled += rest.read_range(filled, memoryview(head)[filled:])
 
     def _open_stream(self, response: requests.Response) -> tuple[Version, bytes]:
         """Return the version and the first bytes of an object that is sent as a whole."""
@@ -226,10 +222,8 @@ class HttpSource(base.Source):
         self._version = version = _version(response, _length(response))
         if version.size is None and "Transfer-Encoding" not in response.headers:
             # RFC 9112, 8: only a format or a checksum shows whether such a body is complete.
-            log.warning(
-                "no length url=%r: a connection that ends early looks like the end; give a checksum",
-                self.name,
-            )
+            what = "a connection that ends early looks like the end; give a checksum"
+            log.warning("no length url=%r: %s", self.name, what)
         first = readers.Peek(_HttpStream(self._resource, response), self.head_size)
         self._check_coding(version, first.head)
         self._first = first
@@ -237,9 +231,7 @@ class HttpSource(base.Source):
 
     def _check_coding(self, version: Version, head: bytes) -> None:
         """Raise ``errors.Unsupported`` for a content coding that is not undone."""
-        coding.check(version.encoding, head)
-
-    # -- requests -------------------------------------------------------------------------------
+        coding.check(version.encoding, head, self.name)
 
     def _raise_status(self, response: requests.Response) -> None:
         """Raise the error for a response that is not the requested range."""
@@ -268,20 +260,22 @@ class HttpSource(base.Source):
         self._check_version(response, None if found[3] == "*" else int(found[3]))
         if start != offset or end < start:
             self._resource.drop(response)
-            raise errors.WrongRanges(
-                url=self.name, reason=f"requested byte {offset}, received bytes {start}-{end}"
-            )
+            reason = f"requested byte {offset}, received bytes {start}-{end}"
+            raise errors.WrongRanges(url=self.name, reason=reason)
         return end - start + 1
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
         now = _version(response, size)
-        if self._version and response.status_code < 300 and self._version.encoding != now.encoding:
+        known = self._version
+        if known is None:
+            return
+        was, is_ = coding.normal(known.encoding), coding.normal(now.encoding)
+        if response.status_code < 300 and was != is_:
+            # Their bytes cannot be compared.
             self._resource.drop(response)
-            codings = f"{self._version.encoding} and {now.encoding}"
-            reason = f"{self.name}: responses with different content encodings: {codings}; correct the server"
-            raise errors.SourceError(reason=reason)
-        changed = self._version and self._version.difference(now)
-        if changed:
+            reason = f"responses with different content encodings: {was} and {is_}; correct the server"
+            raise errors.SourceError(reason=f"{self.name}: {reason}")
+        if changed := known.difference(now):
             self._resource.drop(response)
             what, before, after = changed
             raise errors.SourceChanged(url=self.name, what=what, before=before, now=after)
@@ -295,7 +289,7 @@ class _HttpStream:
         self._response = response
 
     def readinto(self, into: memoryview, /) -> int:
-        with self._resource.reading(self._response):
+        with self._resource.read_from(self._response):
             return connections.read(self._response.raw, into)
 
     def close(self) -> None:
@@ -319,7 +313,7 @@ class _Range(_HttpStream):
         broken: errors.Transient | None = None
         try:
             # One block for all reads: each returns what has arrived.
-            with self._resource.reading(self._response):
+            with self._resource.read_from(self._response):
                 while done < len(into) and (count := connections.read(self._response.raw, into[done:])):
                     done += count
         except errors.Cancelled:
@@ -330,26 +324,21 @@ class _Range(_HttpStream):
             broken = err
         if not done:
             self.close()
+            if isinstance(broken, errors.Malformed):
+                raise broken
             reason = broken.fields["reason"] if broken else "empty response"
             raise errors.CutShort(url=self._resource.name, reason=reason) from broken
         self._offset += done
         self.left -= done
-        if not self.left:
-            self._end()
+        if not self.left and self._response.raw.length_remaining is None:
+            # Read the end of a body without a length: else its connection cannot be used again. The range is
+            # complete, even if the connection breaks here.
+            with contextlib.suppress(errors.Transient):
+                if self.readinto(memoryview(bytearray(1))):
+                    self.close()
+                    reason = "a response longer than its range"
+                    raise errors.WrongRanges(url=self._resource.name, reason=reason)
         return done
-
-    def _end(self) -> None:
-        """Read the end of a body without a length, or else its connection cannot be used again.
-
-        Raises ``errors.NoRanges`` if the body is longer than the range.
-        """
-        if self._response.raw.length_remaining is not None:
-            return
-        # The range itself is complete, even if the connection breaks here.
-        with contextlib.suppress(errors.Transient):
-            if self.readinto(memoryview(bytearray(1))):
-                self.close()
-                raise errors.WrongRanges(url=self._resource.name, reason="a response longer than its range")
 
     def skip_to(self, offset: int, into: memoryview) -> bool:
         """Skip to ``offset``, with ``into`` as a buffer. Return False if the response does not reach it."""
@@ -359,11 +348,6 @@ class _Range(_HttpStream):
             except errors.Transient:
                 return False
         return self._offset == offset and self.left > 0
-
-
-def _word(text: str) -> str:
-    """Return a value of a header without the blanks that it may not have (RFC 9110, 8.8.3)."""
-    return "".join(text.split())
 
 
 def _length(response: requests.Response) -> int | None:
@@ -376,5 +360,5 @@ def _version(response: requests.Response, size: int | None) -> Version:
     found = (headers.get(name) for name in VERSION_HEADERS)
     # Amazon's version id of objects in buckets without versions is "null".
     version = next((value for value in found if value and value != "null"), None)
-    encoding = coding.normal(headers.get("Content-Encoding", ""))
+    encoding = headers.get("Content-Encoding", "")
     return Version(headers.get("ETag"), headers.get("Last-Modified"), size, encoding, version)

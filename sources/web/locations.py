@@ -50,13 +50,9 @@ class Http(staged.Files):
 
     @property
     def unverifiable(self) -> str:
-        if self.pulled_elsewhere:
+        if self.pull_method == "node":
             return "the node pulled the image, and nobody here sees its signature; use pullMethod pod"
         return base.UNVERIFIABLE
-
-    @property
-    def pulled_elsewhere(self) -> bool:
-        return self.pull_method == "node"
 
     def faults(self) -> Iterator[str]:
         yield from staged.Files.faults(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
 import os
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 READY_PATIENCE = 3600.0
 DISK = "disk.img"
 LARGEST_INFO = 1 << 20
-#: Characters of the name in the ready file: Linux has no longer paths.
+#: Most characters of the name in the ready file: PATH_MAX of Linux.
 LONGEST_NAME = 4096
 
 
@@ -56,19 +55,19 @@ class NodePullSource(http.HttpSource):
         super().__init__(pinned.Resource(endpoint, self._location.access, cancel=self._cancel))
         return super().open(opening)
 
-    def finish(self, facts: base.Facts) -> base.Facts:
+    def finish(self) -> base.Provenance:
         """Fetch the labels in the environment of the serving container, then create the done file.
 
         The server exits on it.
         """
-        facts = dataclasses.replace(facts, labels=self._ask_labels())
+        found = self._ask_labels()
         try:
             # The volume is shared with a container of a foreign image, which may create links.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self._location.done_file, flags, 0o666))
         except OSError as err:
             raise errors.target_error(self._location.done_file, err, "create") from err
-        return facts
+        return base.Provenance(labels=found)
 
     def _ask_labels(self) -> Mapping[str, str]:
         """Return the labels from ``GET /info``. A failure is logged: the disk is usable without labels."""
@@ -76,7 +75,7 @@ class NodePullSource(http.HttpSource):
         try:
             with (
                 session.new_session(self._location.access, self._cancel) as fresh,
-                session.translated(url, first=False),
+                session.translate_errors(url, first=False),
             ):
                 answer = fresh.get(url, timeout=wire.TIMEOUT, allow_redirects=False, stream=True)
                 if answer.status_code != 200:
@@ -87,8 +86,7 @@ class NodePullSource(http.HttpSource):
         except (errors.Error, ValueError) as err:
             log.warning("no labels url=%r error=%s", url, type(err).__name__)
             return {}
-        variables = info.get("env") if isinstance(info, dict) else None
-        return labels.from_environment(variables if isinstance(variables, list) else [])
+        return labels.from_environment(info.get("env") if isinstance(info, dict) else None)
 
     def _wait(self) -> str:
         """Wait for the ready file and return its content, the name of the disk."""

@@ -46,7 +46,7 @@ class Resource:
         *,
         cancel: cancelling.Cancel,
     ) -> None:
-        parts = checked(url)
+        parts = parse(url)
         if parts.username is not None and not access.user:
             user, password = (urllib.parse.unquote(item or "") for item in (parts.username, parts.password))
             access = dataclasses.replace(access, user=user, password=password)
@@ -94,17 +94,15 @@ class Resource:
         """Return the target of a redirect from ``url``."""
         try:
             there = urllib.parse.urljoin(url, location)
-            parts = checked(there)
+            parts = parse(there)
         except (ValueError, errors.RequestError) as err:
             reason = "redirects to a URL that is not http or https"
             raise errors.Unreachable(url=self.name, reason=reason) from err
         masking.hold(self, *masking.address(there), *masking.repeated(there))
         if parts.scheme == "http" and url.startswith("https:"):
             # Mirrors do this; a checksum protects the content.
-            log.warning(
-                "redirected from https to %s: the content can be changed on the way",
-                wire.safe_url(there),
-            )
+            what = "the content can be changed on the way"
+            log.warning("redirected from https to %s: %s", wire.safe_url(there), what)
         return there
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
@@ -115,7 +113,7 @@ class Resource:
             headers = {**headers, **extra}
             auth = self.authorization()
         try:
-            with session.translated(self.name, first=not self._answered):
+            with session.translate_errors(self.name, first=not self._answered):
                 response = self._session.request(
                     method,
                     url,
@@ -159,7 +157,7 @@ class Resource:
         if response.status_code != 200:
             raise self.failure(response)
         try:
-            with session.translated(self.name, first=False):
+            with session.translate_errors(self.name, first=False):
                 return session.body(response, limit)
         finally:
             self.drop(response)
@@ -198,7 +196,7 @@ class Resource:
             response.close()
 
     @contextlib.contextmanager
-    def reading(self, response: requests.Response) -> Iterator[None]:
+    def read_from(self, response: requests.Response) -> Iterator[None]:
         """Read from a response in the block, whose exceptions are translated.
 
         Raises ``Cancelled`` if the read was aborted.
@@ -208,7 +206,7 @@ class Resource:
             raise errors.Transient(url=self.name, reason="closed")
         self._being_read.add(response)
         try:
-            with session.translated(self.name, first=False):
+            with session.translate_errors(self.name, first=False):
                 yield
         finally:
             self._being_read.discard(response)
@@ -249,19 +247,15 @@ class Header(requests.auth.AuthBase):
 NO_AUTH = Header("", "")
 
 
-#: A port is a number from 0 to 65535.
-EXPECTED = "http(s)://host[:port]/path"
-
-
-def checked(url: str) -> urllib.parse.SplitResult:
+def parse(url: str) -> urllib.parse.SplitResult:
     """Parse an http(s) URL. Raises ``RequestError``."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
     except ValueError as err:
-        raise wire.malformed(url, EXPECTED) from err
+        raise wire.malformed(url, wire.WEB) from err
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise wire.malformed(url, EXPECTED)
+        raise wire.malformed(url, wire.WEB)
     return parts
 
 

@@ -31,7 +31,21 @@ def find(access: Access, url: str) -> str:
     chosen = {"http": access.http_proxy, "https": access.https_proxy}.get(scheme, "")
     if not chosen or _is_direct(access.no_proxy, _ascii(host), str(port)):
         return ""
-    return _checked(chosen, f"{scheme}_proxy")
+    # Without a scheme it is spoken to over http.
+    proxy = chosen if "://" in chosen else f"http://{chosen}"
+    try:
+        parts = urllib.parse.urlsplit(proxy)
+        is_whole = bool(parts.scheme and parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        # Without the text, which may contain a password; nor does the exception belong to the message.
+        expected = "[http://][user:password@]host[:port]"
+        raise errors.RequestError(f"{scheme}_proxy: malformed; expected {expected}") from None
+    if parts.scheme not in SCHEMES:
+        reason = f"proxies of the scheme {parts.scheme!r} are not supported; use http or https"
+        raise errors.RequestError(f"{scheme}_proxy: {reason}")
+    return proxy
 
 
 def authorization(proxy: str) -> str:
@@ -42,24 +56,6 @@ def authorization(proxy: str) -> str:
     # RFC 7617, 2.1: UTF-8. The password may be empty.
     login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
     return "Basic " + base64.b64encode(login.encode("utf-8", "surrogateescape")).decode()
-
-
-def _checked(text: str, variable: str) -> str:
-    """Return a proxy as a URL: without a scheme it is spoken to over http."""
-    url = text if "://" in text else f"http://{text}"
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_whole = bool(parts.scheme and parts.hostname) and parts.port != 0
-    except ValueError:
-        is_whole = False
-    if not is_whole:
-        # Without the text, which may contain a password; nor does the exception belong to the message.
-        expected = "[http://][user:password@]host[:port]"
-        raise errors.RequestError(f"{variable}: malformed; expected {expected}") from None
-    if parts.scheme not in SCHEMES:
-        reason = f"proxies of the scheme {parts.scheme!r} are not supported; use http or https"
-        raise errors.RequestError(f"{variable}: {reason}")
-    return url
 
 
 def _is_direct(no_proxy: str, host: str, port: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import requests
 import urllib3
 import urllib3.exceptions
 
-from cdi_worker import errors, lazy, masking
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import wire
 from cdi_worker.sources.base import Access
@@ -24,7 +23,10 @@ from cdi_worker.sources.web import connections, proxies
 
 USER_AGENT = "cdi-worker/0.1"
 MAX_REDIRECTS = 10
+MALFORMED = "malformed header: it, or a credential, has a line break or a character that is not Latin-1"
 LARGEST_ERROR = 64 * 1024
+#: Bytes of the answer of a token service, which has a few KiB.
+LARGEST_ANSWER = 1 << 20
 #: Seconds for the body of a small response: a document, an error.
 SMALL_TIME = 60.0
 
@@ -51,8 +53,7 @@ class _Session(requests.Session):
     Even with ``allow_redirects=False`` requests reads and decodes the whole body of a redirect, unlimited.
     """
 
-    def get_redirect_target(self, resp: requests.Response) -> None:
-        return None
+    def get_redirect_target(self, resp: requests.Response) -> None: ...
 
 
 def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
@@ -60,14 +61,9 @@ def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
 
     ``cancel`` aborts its connects and its waits for responses.
     """
-    # It logs URLs with their signatures: of each request at debug level, of malformed headers as a warning.
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
     session = _Session()
     session.trust_env = False
     session.verify = not access.insecure
-    if access.insecure:
-        # The user asked for it; a warning for each connection is noise.
-        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
     adapter = connections.Adapter(
@@ -86,12 +82,11 @@ def proxy(access: Access, url: str) -> dict[str, str]:
 
 def retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: seconds or a date)."""
-    if not value:
-        return None
-    if value.strip().isascii() and value.strip().isdigit():
-        return float(value)
+    text = (value or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
     try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return None
 
@@ -104,12 +99,11 @@ def hold(owner: object, response: requests.Response) -> None:
 
 def status_error(url: str, response: requests.Response, text: str = "") -> errors.Error:
     """Return the error for the status of a failed response. ``text``: its body, if it was read already."""
-    status, reason = response.status_code, wire.printable(response.reason or "")
+    status, reason = response.status_code, masking.quoted(response.reason or "")
     message = f"server answers {status} {reason}".rstrip()
     if status in wire.TRANSIENT_STATUS:
-        return errors.Transient(
-            url=url, reason=message, retry_after=retry_after(response.headers.get("Retry-After"))
-        )
+        delay = retry_after(response.headers.get("Retry-After"))
+        return errors.Transient(url=url, reason=message, retry_after=delay)
     sent = response.request.url or ""
     if status == 400 and sent.startswith("http:"):
         message += wire.advice(sent, text or error_text(response))
@@ -120,7 +114,7 @@ def status_error(url: str, response: requests.Response, text: str = "") -> error
         407: "; the proxy requires credentials",
         410: "; the object was removed permanently",
     }.get(status, "")
-    remedy = lazy.load("cdi_worker.remedy:PASSWORD") if status == 401 else None
+    remedy = errors.Remedy([("give them", "user and password")]) if status == 401 else None
     return errors.Unreachable(url=url, reason=message + advice, remedy=remedy)
 
 
@@ -153,7 +147,12 @@ def ask(
 
 
 def exchange(
-    connection: requests.Session, access: Access, method: str, url: str, limit: int, **given: Any
+    connection: requests.Session,
+    access: Access,
+    method: str,
+    url: str,
+    limit: int = LARGEST_ANSWER,
+    **given: Any,
 ) -> tuple[requests.Response, bytes]:
     """Send a request of a library as ``ask``; return the response and its body, see ``body``."""
     with ask(connection, access, method, url, **given) as answer:
@@ -169,7 +168,7 @@ def error_text(response: requests.Response) -> str:
 
 
 @contextmanager
-def translated(url: str, *, first: bool) -> Iterator[None]:
+def translate_errors(url: str, *, first: bool) -> Iterator[None]:
     """Translate exceptions of requests and urllib3; see ``wire.failure``."""
     try:
         yield
@@ -179,10 +178,15 @@ def translated(url: str, *, first: bool) -> Iterator[None]:
         # A label of the host is empty or too long.
         urllib3.exceptions.LocationParseError,
     ) as err:
-        raise wire.malformed(url, "http(s)://host[:port]/path") from err
+        raise wire.malformed(url, wire.WEB) from err
     except (requests.exceptions.InvalidHeader, UnicodeEncodeError) as err:
-        raise errors.RequestError("malformed header") from err
-    except connections.LedInside as err:
+        raise errors.RequestError(MALFORMED) from err
+    except ValueError as err:
+        # http.client's: its text is the header, which may be a credential.
+        if not str(err).startswith("Invalid header"):
+            raise
+        raise errors.RequestError(MALFORMED) from None
+    except connections.InternalAddress as err:
         raise errors.Unreachable(url=url, reason=str(err)) from err
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as err:
         raise wire.failure(url, err, first=first) from err

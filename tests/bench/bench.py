@@ -1,17 +1,15 @@
-"""What a row is made of: its declaration, its two sides, and the bench that runs them.
+"""What a row is made of: its declaration, its sides, and the bench that runs them.
 
 A new row is a function in a module of ``rows``, found by itself::
 
-    @row("nbd", rival="`nbdcopy`", aim=0.9)
+    @benches.row("raw over NBD", rival="nbdcopy")
     def plain(bench: Bench) -> Iterator[Sides]:
-        with nbd_servers.served(bench.raw) as url:
+        with nbd_exports.nbdkit(...) as port:
+            url = f"nbd://127.0.0.1:{port}/"
             yield Sides(
                 ours=bench.imports(url, bench.file),
                 rival=bench.shell(f"nbdcopy {url} {bench.file}", bench.file),
-                work=Work(fetched=inputs.DATA, written=inputs.DATA),
             )
-
-``make bench`` then measures it as it is and in each setting of ``settings``, and shows it in the table.
 """
 
 from __future__ import annotations
@@ -21,82 +19,65 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.bench import inputs, measure
 from tests.bench.measure import Cost
-from tests.bench.settings import Setting
-from tests.support import limits, servers, worker
+from tests.bench.settings import MACHINE, Setting
+from tests.support import devices, limits, servers, worker
 
 #: Run one side once.
 Side = Callable[[], Cost]
-#: The number that the aim bounds, and what it is if not the time by that of the rival.
-Verdict = tuple[float | None, str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What a row cannot do without: bytes from the network and to the disk, a form to unpack.
+class Bound(NamedTuple):
+    """A number that must not be larger than ``most``."""
 
-    The machine's limit is made of it (``machine``). ``unpack``: a name of ``inputs.FORMS``.
-    """
+    what: str
+    value: float
+    most: float
 
-    fetched: int = 0
-    written: int = 0
-    unpack: str = ""
+    def __str__(self) -> str:
+        verdict = "holds" if self.value <= self.most else "DOES NOT HOLD"
+        return f"{self.what}: {self.value:.2f}, at most {self.most}: {verdict}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sides:
-    """The sides of a row, measured in turns. ``others``: more of them, for ``verdict`` and notes.
+    """The sides of a row, measured in turns.
 
-    ``go``: CDI's Go worker, measured where ``settings.GO`` names one. ``verdict`` gets the medians of our
-    side, the rival and the others, and returns what the aim bounds, with a note; by default the time by the
-    rival's.
+    ``cdi``: CDI's own worker, where ``go.PROGRAMS`` names one. ``bounds`` gets the medians of our side and of
+    the rival, and returns what must hold.
     """
 
     ours: Side
     rival: Side | None = None
-    others: Sequence[Side] = ()
-    go: Side | None = None
-    work: Work = Work()
-    verdict: Callable[[Sequence[Cost]], Verdict] | None = None
-
-    def judge(self, costs: Sequence[Cost]) -> Verdict:
-        """Return what the aim bounds, with a note."""
-        if self.verdict:
-            return self.verdict(costs)
-        return (costs[0].wall / costs[1].wall if self.rival else None), ""
+    cdi: Side | None = None
+    bounds: Callable[[Sequence[Cost]], Sequence[Bound]] = lambda _: ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The declaration of a row. ``rival``: what it is compared with, for the reader.
+    """The declaration of a row. ``rival``: what it is compared with, as a command.
 
-    ``target``: "file" or "block", as shown. ``pod``: whether it is measured as a pod, too. ``curve``: of the
-    plots by size, and the size in bytes; without an aim, the row is only a point of that plot. ``only``:
-    the setting of a row that is measured in no other.
+    ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
+    program can be much faster. ``is_extra``: not on the page (``--more``). ``setting``: the only one that it
+    is measured in; None: any.
     """
 
     name: str
     open: Callable[[Bench], contextlib.AbstractContextManager[Sides]]
     target: str = "file"
     rival: str = ""
-    aim: float | None = None
-    pod: bool = True
-    curve: tuple[str, int] | None = None
-    only: str = ""
-
-    def is_for(self, setting: Setting) -> bool:
-        """Return whether the row is measured in a setting."""
-        if self.only or setting.is_special:
-            return self.only == setting.name
-        return self.pod or not setting.is_pod
+    is_least: bool = False
+    is_extra: bool = False
+    setting: Setting | None = None
 
     @property
     def key(self) -> str:
-        """Return what identifies the row between reports."""
+        """Return what identifies the row."""
         return f"{self.name}, {self.target}"
 
 
@@ -111,50 +92,38 @@ def row(
     *,
     target: str = "file",
     rival: str = "",
-    aim: float | None = None,
-    pod: bool = True,
-    curve: tuple[str, int] | None = None,
-    only: str = "",
+    is_least: bool = False,
+    is_extra: bool = False,
+    setting: Setting | None = None,
 ) -> Callable[[Opening], Opening]:
     """Declare the decorated function as a row; it yields its sides once, while its servers run."""
 
     def declare(opening: Opening) -> Opening:
-        ROWS.append(Row(name, contextlib.contextmanager(opening), target, rival, aim, pod, curve, only))
+        opened = contextlib.contextmanager(opening)
+        ROWS.append(Row(name, opened, target, rival, is_least, is_extra, setting))
         return opening
 
     return declare
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
-    """Sizes in ``rows.scale``: imports at once, bytes of each, and extents of the largest disk."""
-
-    imports: int = 50
-    size: int = 128 << 20
-    extents: int = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
 class Bench:
     """What the rows measure with, in one setting.
 
-    ``directory``: for inputs and servers; ``file`` and ``block``: the targets, on storage of the setting.
-    ``group``: the control group of every side, if the setting has limits. ``before``: where another version
-    of the worker is installed. ``is_alone``: without the rivals. ``recorder``: the command, with its options,
-    that runs and records each command.
+    ``directory``: for inputs and servers; ``file`` and ``block``: the targets. ``group``: the control group
+    of every side, if the setting has limits. ``before``: the checkout of another version of the worker, or
+    where pip has installed it. ``is_alone``: without the rivals.
     """
 
     directory: Path
     web: servers.Web
     file: Path
     block: Path
-    setting: Setting
-    group: limits.Cgroup | None
-    rounds: int
-    scale: Scale = Scale()
+    setting: Setting = MACHINE
+    group: limits.Cgroup | None = None
+    rounds: int = 1
     before: Path | None = None
     is_alone: bool = False
-    recorder: Sequence[str | Path] = ()
 
     @functools.cached_property
     def raw(self) -> Path:
@@ -176,12 +145,7 @@ class Bench:
 
     def run(self, argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
         """Measure a command in the setting."""
-        return measure.run([*self.prefix, *argv], timeout=timeout)
-
-    @property
-    def prefix(self) -> tuple[str | Path, ...]:
-        """Return the prefix of a command that must run in the setting's control group."""
-        return (*(self.group.prefix if self.group else ()), *self.recorder)
+        return measure.run([*(self.group.prefix if self.group else ()), *argv], timeout=timeout)
 
     def command(self, argv: Sequence[str | Path], target: Path) -> Side:
         """Return a side that runs a command which writes ``target``, removed before if it is a file."""
@@ -193,7 +157,7 @@ class Bench:
         return run
 
     def earlier(self, ours: Side) -> Side | None:
-        """Return our side with the worker that is installed in ``before``."""
+        """Return our side with the worker in ``before``."""
         path = self.before
         if path is None:
             return None
@@ -242,20 +206,13 @@ def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[se
 
 @contextlib.contextmanager
 def opened(
-    directory: Path,
-    setting: Setting,
-    rounds: int,
-    scale: Scale,
-    before: Path | None = None,
-    is_alone: bool = False,
+    directory: Path, setting: Setting, rounds: int, before: Path | None, is_alone: bool
 ) -> Iterator[Bench]:
     """Prepare the servers, the targets and the limits of a setting."""
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(nginx(directory, "plain", servers.Settings()))
-        folder, block = stack.enter_context(setting.storage(directory))
+        block = stack.enter_context(devices.loop(directory, setting.size))
         group = stack.enter_context(setting.limited())
-        bench = Bench(
-            directory, web, folder / "target", block, setting, group, rounds, scale, before, is_alone
-        )
+        bench = Bench(directory, web, directory / "target", block, setting, group, rounds, before, is_alone)
         stack.callback(bench.fresh, bench.file)
         yield bench

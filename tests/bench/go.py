@@ -11,10 +11,11 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.bench import settings
 from tests.bench.bench import Bench, Side
 from tests.bench.measure import Cost
 
+#: The directory of CDI's own binaries (cdi-importer), for those who have them.
+PROGRAMS = "CDI_GO_WORKER"
 #: Arguments: the root, the directories of data and scratch, the binaries, the block device or "", the
 #: command.
 _ENTER = """
@@ -36,7 +37,7 @@ exec chroot . "$@"
 
 def importer(bench: Bench, kind: str, endpoint: str, **env: str) -> Side | None:
     """Return a side that imports with CDI's Go worker, or None without one. ``env``: of its contract."""
-    programs = os.environ.get(settings.GO)
+    programs = os.environ.get(PROGRAMS)
     if programs is None:
         return None
     given = {

@@ -12,10 +12,6 @@ from pathlib import Path
 
 from tests.support import devices, processes, repository
 
-GIB = 1 << 30
-#: Bytes of real files on the disk.
-DATA = 400 << 20
-
 #: How each form is made from ``{raw}``, into ``{out}``.
 FORMS = {
     "raw.gz": "pigz -c {raw} > {out}",
@@ -23,7 +19,6 @@ FORMS = {
     "raw.zst": "zstd -q -T2 -c {raw} > {out}",
     "qcow2": "qemu-img convert -O qcow2 {raw} {out}",
     "c.qcow2": "qemu-img convert -c -O qcow2 {raw} {out}",
-    "qcow2.gz": "qemu-img convert -O qcow2 {raw} {out}.tmp && pigz -c {out}.tmp > {out} && rm {out}.tmp",
     "c.qcow2.layer": "qemu-img convert -c -O qcow2 {raw} {out}.tmp &&"
     " tar -P --transform 's,.*,disk/disk.img,' -c {out}.tmp | pigz -c > {out} && rm {out}.tmp",
     "vmdk": "qemu-img convert -O vmdk {raw} {out}",
@@ -31,13 +26,16 @@ FORMS = {
 }
 
 
-def bytecode() -> None:
+def bytecode(before: Path | None = None) -> None:
     """Compile our modules as pip does; otherwise Python's compiler would be measured, too."""
-    for package in ("importer", "sources", "formats", "images", "scratch"):
-        compileall.compile_dir(repository.ROOT / package, quiet=1)
+    for root in filter(None, (repository.ROOT, before)):
+        for package in ("cdi_worker", "importer", "sources", "formats", "images", "scratch"):
+            # Where pip has installed it, only the first one exists.
+            if (root / package).is_dir():
+                compileall.compile_dir(root / package, quiet=1)
 
 
-def disk(directory: Path, size: int = 2 * GIB, data: int = DATA) -> Path:
+def disk(directory: Path, size: int, data: int) -> Path:
     """Return a disk of ``size`` bytes whose ext4 file system holds about ``data`` bytes of /usr."""
     path = directory / f"disk-{size >> 20}.raw"
     if path.exists():
@@ -67,19 +65,6 @@ def form(raw: Path, name: str) -> Path:
     return path
 
 
-def huge(directory: Path, form: str = "qcow2") -> Path:
-    """Return an image of 1 TiB with 100 MiB of data spread over it."""
-    path = directory / f"huge.{form}"
-    if not path.exists():
-        growing = path.with_suffix(".part")
-        processes.run("qemu-img", "create", "-q", "-f", form, growing, "1T")
-        writes = [f"write -q -P {1 + part} {part * 10}G 1M" for part in range(100)]
-        arguments = [item for command in writes for item in ("-c", command)]
-        processes.run("qemu-io", "-f", form, *arguments, growing)
-        growing.rename(path)
-    return path
-
-
 def noise(directory: Path, size: int) -> Path:
     """Return a file of ``size`` bytes without zeros that does not compress."""
     path = directory / f"noise-{size >> 20}.raw"
@@ -103,7 +88,7 @@ def folder(directory: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(own)
 
 
-def fill(mount: Path, data: int, largest: int = GIB) -> None:
+def fill(mount: Path, data: int, largest: int = 1 << 30) -> None:
     """Copy files of /usr, of up to ``largest`` bytes, in alphabetical order: ``data`` bytes of them."""
     left = data
     for root, folders, files in os.walk("/usr"):

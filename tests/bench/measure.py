@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import statistics
 import subprocess
 import threading
 import time
@@ -32,12 +31,11 @@ class Cost:
 class Crowd:
     """Commands that ran at once: the seconds of each, and the cost of all.
 
-    ``cost.memory`` and ``descriptors`` are those of the largest command, with its children.
+    ``cost.memory`` is that of the largest command, with its children.
     """
 
     cost: Cost
     walls: Sequence[float]
-    descriptors: int
 
 
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
@@ -63,7 +61,7 @@ def together(commands: Sequence[Sequence[str | Path]], *, timeout: float = 900) 
         walls = [each.result() for each in ending]
     after = os.times()
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    return Crowd(Cost(max(walls), cpu, sampler.memory), walls, sampler.descriptors)
+    return Crowd(Cost(max(walls), cpu, sampler.memory), walls)
 
 
 def _finish(process: subprocess.Popen[bytes], started: float, timeout: float) -> float:
@@ -80,31 +78,20 @@ def _finish(process: subprocess.Popen[bytes], started: float, timeout: float) ->
     return ended
 
 
-def median(costs: Sequence[Cost]) -> Cost:
-    """Return the medians of several runs, and the maximum of memory."""
-    return Cost(
-        statistics.median(cost.wall for cost in costs),
-        statistics.median(cost.cpu for cost in costs),
-        max(cost.memory for cost in costs),
-    )
-
-
 class _Sampler(threading.Thread):
-    """Samples the commands with these process ids; keeps the largest values of any one command."""
+    """Samples the memory of the commands with these process ids; keeps that of the largest."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(daemon=True)
         self.stop = threading.Event()
-        self.memory = self.descriptors = 0
+        self.memory = 0
         self._pids = pids
 
     def run(self) -> None:
         # A sample takes the kernel some time for each process.
         while not self.stop.wait(0.02 * len(self._pids)):
             for pid in self._pids:
-                family = _family(pid)
-                self.memory = max(self.memory, sum(map(_memory, family)))
-                self.descriptors = max(self.descriptors, sum(map(_descriptors, family)))
+                self.memory = max(self.memory, sum(map(_memory, _family(pid))))
 
 
 def _family(pid: int) -> list[int]:
@@ -125,10 +112,3 @@ def _memory(pid: int) -> int:
         return 0
     sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines[1:] if line.endswith("kB")}
     return sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0)
-
-
-def _descriptors(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return 0

@@ -1,7 +1,6 @@
 """A server that discards what it receives: the lower bound for the time of an upload.
 
-``python -m tests.bench.null PORT [CERTIFICATE KEY]`` answers one PUT or POST after the other, over TLS if it
-is given a key pair.
+``python -m tests.bench.null PORT CERTIFICATE KEY`` answers one PUT or POST after the other, over TLS.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ import sys
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-def serve(port: int, pair: list[str]) -> None:
+def serve(port: int, certificate: str, key: str) -> None:
     """Serve until killed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    if pair:
-        context.load_cert_chain(*pair)
+    context.load_cert_chain(certificate, key)
     buffer = bytearray(1 << 20)
     with socket.create_server(("127.0.0.1", port)) as listener:
         while True:
             plain, _ = listener.accept()
-            with contextlib.suppress(OSError), plain:
-                if not pair:
-                    _take(plain, buffer)
-                    continue
-                with context.wrap_socket(plain, server_side=True) as connection:
-                    _take(connection, buffer)
+            with (
+                contextlib.suppress(OSError),
+                plain,
+                context.wrap_socket(plain, server_side=True) as connection,
+            ):
+                _take(connection, buffer)
 
 
 def _take(connection: socket.socket, buffer: bytearray) -> None:
@@ -50,4 +48,4 @@ def _take(connection: socket.socket, buffer: bytearray) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])
+    serve(int(sys.argv[1]), *sys.argv[2:])

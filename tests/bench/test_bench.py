@@ -1,4 +1,4 @@
-"""What the benchmark makes of its figures: failures and aims."""
+"""What the benchmark makes of its figures: comparisons, failures, bounds and the page."""
 
 from __future__ import annotations
 
@@ -8,57 +8,96 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.bench import bench as benches
-from tests.bench import profile, public, report, run, wire
-from tests.bench.bench import Bench, Row, Sides, Work
-from tests.bench.machine import Machine
+from tests.bench import compare, page, rows, wire
+from tests.bench.bench import Bench, Bound, Row, Sides
+from tests.bench.compare import BEFORE, CDI, OURS, Comparison
 from tests.bench.measure import Cost
-from tests.bench.results import Result, Results
 from tests.bench.rows import scale
-from tests.bench.settings import FAR, MACHINE, POD
+from tests.bench.settings import POD
 from tests.support import limits, processes, repository, servers, worker
 
 MiB = 1 << 20
+RIVAL = "curl | dd"
 
 
-def measured(bench: Bench, sides: Sides, aim: float | None = None) -> Result:
-    row = Row("row", lambda _: contextlib.nullcontext(sides), aim=aim)
-    return run.row(bench, row, Machine(bench, {"network": 100, "disk file": 10}))
+def measured(bench: Bench, sides: Sides, **declared: bool) -> Comparison:
+    return compare.row(bench, Row("raw", lambda _: contextlib.nullcontext(sides), rival=RIVAL, **declared))
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     web = servers.Web("http", 1, tmp_path, tmp_path)
-    return Bench(tmp_path, web, tmp_path / "target", tmp_path / "block", MACHINE, None, rounds=3)
+    return Bench(tmp_path, web, tmp_path / "target", tmp_path / "block", rounds=3)
 
 
 def always(wall: float) -> Callable[[], Cost]:
     return lambda: Cost(wall, wall, 0)
 
 
-def test_ratio_of_medians_is_compared_with_the_aim(bench: Bench) -> None:
-    walls = iter([1.0, 9.0, 2.0])
-    result = measured(bench, Sides(lambda: Cost(next(walls), 0, 0), always(4)), aim=0.5)
-    assert (result.ratio, result.verdict) == (0.5, "ok")
-    assert measured(bench, Sides(always(3), always(4)), aim=0.5).verdict == "**missed**"
+def test_sides_alternate_after_a_warm_up(bench: Bench) -> None:
+    ran = []
+
+    def side(name: str, *walls: float) -> Callable[[], Cost]:
+        left = iter(walls)
+
+        def run() -> Cost:
+            ran.append(name)
+            return Cost(next(left), 0.5, 30 * MiB)
+
+        return run
+
+    found = measured(bench, Sides(side("ours", 9, 1, 1, 1), side("rival", 9, 2, 4, 3)))
+    assert ran == ["ours", "rival"] * 4
+    assert "cdi-worker ran 3.00 ± 1.00 times as fast as curl | dd" in str(found)
+    assert "3.000 s ±  1.000 s" in str(found)
 
 
-def test_machine_limit_excuses_a_missed_aim(bench: Bench) -> None:
-    sides = Sides(always(1.1), always(1.0), work=Work(fetched=50, written=10))
-    result = measured(bench, sides, aim=0.5)
-    assert (result.limit, result.verdict) == (("disk", 1.0), "limit")
+def test_one_round_has_no_warm_up(bench: Bench) -> None:
+    once = dataclasses.replace(bench, rounds=1)
+    walls = iter([1.0])
+    found = measured(once, Sides(lambda: Cost(next(walls), 0, 0)))
+    assert found.figures[OURS].mean == 1
+
+
+def test_page_has_a_line_for_each_row(bench: Bench) -> None:
+    walls = iter([9.0, 2.0, 4.0, 3.0])
+    sides = Sides(lambda: Cost(1, 0.5, 30 * MiB), lambda: Cost(next(walls), 1.0, 0))
+    least = measured(bench, Sides(always(8), always(1)), is_least=True)
+    text = page.page([measured(bench, sides), least], 3, 0.2)
+    assert (
+        r"| raw, file | `curl \| dd` | 3.00 ± 1.00 s | 1.00 ± 0.00 s | **3.00** ± 1.00 | 0.50 | 30 MiB |"
+        in text
+    )
+    assert r"| raw, file | `curl \| dd`¹ | 1.00 ± 0.00 s | 8.00 ± 0.00 s | **0.12** ± 0.00 |  |  |" in text
+    assert "**3.0 times as fast**" in text
+    assert CDI not in text
+
+
+def test_worker_of_cdi_has_a_column_where_it_was_measured(bench: Bench) -> None:
+    def fail() -> Cost:
+        raise AssertionError("no such option")
+
+    with_cdi = measured(bench, Sides(always(2), always(4), always(3)))
+    failed = measured(bench, Sides(always(2), always(4), fail))
+    without = measured(bench, Sides(always(2), always(4)))
+    lines = page.page([with_cdi, failed, without], 3, 0.2).splitlines()
+    column = [line.split(" | ")[-1] for line in lines if line.startswith("| ")]
+    assert column == [f"{CDI} |", "--- |", "3.00 ± 0.00 s (1.50) |", "failed |", " |"]
+    assert failed.is_right
 
 
 def test_failure_of_a_side_is_its_result(bench: Bench) -> None:
     fail = bench.command(["sh", "-c", "echo no such disk; exit 1"], bench.file)
-    result = measured(bench, Sides(fail, always(1), work=Work(1, 1)), aim=0.5)
-    assert result.verdict == "**failed**"
-    assert result.failure.endswith("no such disk")
-    assert "no such disk" in measured(bench, Sides(always(1), fail), aim=0.5).rival_failure
+    found = measured(bench, Sides(fail, always(1)))
+    assert f"{OURS} failed: " in str(found)
+    assert "no such disk" in found.failures[OURS]
+    found = measured(bench, Sides(always(1), fail))
+    assert "no such disk" in found.failures[RIVAL]
+    assert not found.is_right
 
 
 def test_failure_to_start_a_row_does_not_end_the_run(bench: Bench) -> None:
@@ -67,15 +106,29 @@ def test_failure_to_start_a_row_does_not_end_the_run(bench: Bench) -> None:
         pytest.skip("needs a server")
         yield Sides(always(1))
 
-    result = run.row(bench, Row("row", opening), Machine(bench, {}))
-    assert (result.skipped, result.verdict) == ("needs a server", "not run")
+    found = compare.row(bench, Row("row", opening))
+    assert str(found) == "row, file\n  cdi-worker failed: not run: needs a server"
+    assert not found.is_right
 
 
 def test_row_killed_for_memory_says_so(bench: Bench) -> None:
     with limits.cgroup(memory=32 * MiB, cpus=1) as group:
         pod = dataclasses.replace(bench, setting=POD, group=group, rounds=1)
         eat = pod.command([sys.executable, "-c", "bytearray(128 << 20)"], pod.file)
-        assert measured(pod, Sides(eat, always(1))).failure.startswith("killed for memory")
+        assert measured(pod, Sides(eat, always(1))).failures[OURS].startswith("killed for memory")
+
+
+def test_bounds_are_of_the_medians(bench: Bench) -> None:
+    walls = iter([9.0, 1.0, 9.0, 2.0])
+
+    def bounds(costs: object) -> list[Bound]:
+        assert costs == [Cost(2, 0, 0), Cost(4, 4, 0)]
+        return [Bound("half", 0.5, 0.5), Bound("all", 1.1, 1.0)]
+
+    found = measured(bench, Sides(lambda: Cost(next(walls), 0, 0), always(4), bounds=bounds))
+    assert "half: 0.50, at most 0.5: holds" in str(found)
+    assert "all: 1.10, at most 1.0: DOES NOT HOLD" in str(found)
+    assert not found.is_right
 
 
 def test_another_version_is_measured_in_turn_with_this_one(bench: Bench, tmp_path: Path) -> None:
@@ -83,46 +136,41 @@ def test_another_version_is_measured_in_turn_with_this_one(bench: Bench, tmp_pat
     earlier.mkdir(parents=True)
     (earlier / "__main__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
     compared = dataclasses.replace(bench, before=earlier.parent)
-    result = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
-    assert (tmp_path / "ran").read_text() == "xxx"
-    assert result.ours
-    assert result.before
-    assert f"before {result.before.wall:.2f} s" in report.line(result)
+    found = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
+    assert (tmp_path / "ran").read_text() == "xxxx"
+    assert {OURS, BEFORE} == found.figures.keys()
+    assert "of the time and" in str(found)
     (earlier / "__main__.py").write_text("exit('too old')")
-    result = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
-    assert (result.before, result.failure) == (None, "")
-    assert result.rival_failure.endswith("too old")
+    found = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
+    assert found.failures[BEFORE].endswith("too old")
 
 
-def test_pod_is_compared_with_the_go_worker(bench: Bench) -> None:
-    pod = dataclasses.replace(bench, setting=POD)
-    result = measured(pod, Sides(always(3), always(9), go=always(4)), aim=0.5)
-    assert (result.ratio, result.aim, result.verdict) == (0.75, run.POD_AIM, "**missed**")
+def test_checkout_is_another_version(bench: Bench, tmp_path: Path) -> None:
+    """Its links to the folders beside are followed."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("importer", "sources", "formats", "images", "scratch"):
+        (checkout / name).symlink_to(repository.ROOT / name)
+    processes.run("cp", "-r", repository.ROOT / "cdi_worker", checkout)
+    compared = dataclasses.replace(bench, before=checkout)
+    code = "import cdi_worker.units, sys; sys.exit(cdi_worker.__file__)"
+    found = measured(compared, Sides(compared.command([sys.executable, "-c", code], bench.file)))
+    assert found.failures[OURS].endswith(str(repository.ROOT / "cdi_worker" / "__init__.py"))
+    assert found.failures[BEFORE].endswith(str(checkout / "cdi_worker" / "__init__.py"))
 
 
-def test_page_has_a_line_for_each_row(tmp_path: Path) -> None:
-    now = Results(tmp_path / "now")
-    result = Result("qcow2", "file", "curl", 0.5, Cost(1, 1, MiB), Cost(2, 2, MiB), ratio=0.5)
-    now.keep("machine", "qcow2, file", result)
-    page = report.page(["qcow2, file"], Results(tmp_path / "now"))
-    assert "| qcow2 | file | curl | 1.00 | 2.00 |" in page
-
-
-def test_rows_of_one_setting_are_measured_in_no_other() -> None:
-    everywhere, single = (
-        Row("row", lambda _: contextlib.nullcontext(Sides(always(1))), only=only) for only in ("", "far")
-    )
-    assert (everywhere.is_for(POD), everywhere.is_for(FAR)) == (True, False)
-    assert (single.is_for(POD), single.is_for(FAR)) == (False, True)
-    assert not dataclasses.replace(everywhere, pod=False).is_for(POD)
+def test_version_alone_is_compared_without_rivals(bench: Bench) -> None:
+    alone = dataclasses.replace(bench, is_alone=True)
+    found = measured(alone, Sides(always(1), always(2), always(3), lambda _: [Bound("all", 2, 1)]))
+    assert found.figures.keys() == {OURS}
+    assert found.is_right
 
 
 def test_rows_have_names_of_their_own() -> None:
-    from tests.bench import rows
-
     assert rows
     keys = [row.key for row in benches.ROWS]
     assert len(keys) == len({*keys})
+    assert all(row.rival for row in benches.ROWS)
 
 
 _ROUND_TRIP = """
@@ -155,55 +203,3 @@ def test_images_of_many_extents_are_valid(tmp_path: Path, spacing: int) -> None:
     data = [extent for extent in mapped if extent["data"]]
     assert [extent["start"] // spacing for extent in data] == [*range(5000)]
     assert {extent["length"] for extent in data} == {scale.CLUSTER}
-
-
-def test_public_page_says_how_many_times_as_fast(tmp_path: Path, bench: Bench) -> None:
-    name = "raw, file"
-    walls = {"ours": iter([9.0, 1.0, 1.0, 1.0]), "rival": iter([9.0, 2.0, 4.0, 3.0])}
-    sides = Sides(
-        lambda: Cost(next(walls["ours"]), 0.5, 30 * MiB), lambda: Cost(next(walls["rival"]), 1.0, 0)
-    )
-    found = public.compare(bench, Row("raw", lambda _: contextlib.nullcontext(sides)))
-    assert isinstance(found, public.Comparison)
-    assert "cdi-worker ran 3.00 ± 1.00 times as fast as curl | dd" in str(found)
-    assert "3.000 s ±  1.000 s" in str(found)
-    text = public.page([found], 3, 0.2)
-    assert (
-        f"| {name} | `curl \\| dd` | 3.00 ± 1.00 s | 1.00 ± 0.00 s | **3.00** ± 1.00 | 0.50 | 30 MiB |"
-        in text
-    )
-    assert "**3.0 times as fast**" in text
-
-
-def test_row_without_figures_says_why(bench: Bench) -> None:
-    def fail() -> Cost:
-        raise AssertionError("no such disk")
-
-    calls = iter([Cost(1, 1, 1)])
-    sides = Sides(lambda: next(calls, None) or fail(), always(1))
-    found = public.compare(bench, Row("raw", lambda _: contextlib.nullcontext(sides)))
-    assert found == "raw, file: cdi-worker failed: no such disk"
-
-
-def test_public_rows_are_declared() -> None:
-    assert set(public.ROWS) <= {row.key for row in benches.ROWS}
-
-
-def test_flame_graph_shows_who_called_whom() -> None:
-    folded = [
-        "main (cdi_worker/importer/cli.py);Command.main (click/core.py);write (cdi_worker/a.py) 60",
-        "main (cdi_worker/importer/cli.py);read (lib<1>.py) 39",
-        "rare (cdi_worker/importer/cli.py) 1",
-        "rarer (cdi_worker/importer/cli.py) 0",
-    ]
-    found = ET.fromstring(profile.drawn(folded, "row: now"))
-    shapes = {
-        str(each[0].text): (float(each.attrib["x"]), float(each.attrib["y"]), float(each.attrib["width"]))
-        for each in found.iter("{http://www.w3.org/2000/svg}rect")
-    }
-    assert shapes == {
-        "main (cdi_worker/importer/cli.py): 99.0%": (0.0, 15.0, 990.0),
-        "read (lib<1>.py): 39.0%": (0.0, 30.0, 390.0),
-        "write (cdi_worker/a.py): 60.0%": (390.0, 30.0, 600.0),
-        "rare (cdi_worker/importer/cli.py): 1.0%": (990.0, 15.0, 10.0),
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,14 +16,12 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import group, parameters, signatures
+from cdi_worker.importer.commands import group, parameters
 from cdi_worker.importer.kubernetes import datavolume, documents, signed
 from cdi_worker.sources import trust
 from tests.support import misbehave, repository, signing, tls, worker
 
 SIGNER = signing.Signer()
-#: An image that a policy rejects is refused before anything is contacted.
-IMAGE = "docker://registry.invalid/repository"
 DISK = b"unsigned" * 512
 
 
@@ -42,7 +39,6 @@ class Setting:
     outcome: str
     field: str = ""
     in_pods: bool = True
-    source: str = ""
 
     @property
     def variable(self) -> str:
@@ -57,12 +53,6 @@ def _key(folder: Path) -> str:
     return SIGNER.write(folder / "key.pem")
 
 
-def _policy(folder: Path) -> str:
-    path = folder / "policy.json"
-    path.write_text('{"default": [{"type": "reject"}]}')
-    return str(path)
-
-
 def _authority(folder: Path) -> str:
     path = folder / "authorities"
     path.mkdir()
@@ -73,18 +63,9 @@ def _ca_file(folder: Path) -> str:
     return str(tls.Authority(folder).certificate)
 
 
-CERTIFICATE = "a certificate needs --certificate-identity"
 SETTINGS = (
     Setting("signed-by", "signedby", _key, "signature not verifiable", "signed_by"),
-    Setting("certificate-identity", "certificate-identiy", lambda _: "a@b", CERTIFICATE, "identity"),
-    Setting(
-        "certificate-oidc-issuer", "certificate-oidc-isuer", lambda _: "https://i", CERTIFICATE, "issuer"
-    ),
-    Setting("trusted-root", "trustedroot", _key, CERTIFICATE, "trusted_root"),
-    Setting("signature-annotation", "signature-anotation", lambda _: "a=b", "needs a signer", "annotations"),
-    Setting("signature-policy", "signature-polcy", _policy, "rejects it", "policy", source=IMAGE),
     Setting("checksum-file", "checksumfile", lambda _: "/missing/SUMS", "/missing/SUMS", "checksum_file"),
-    Setting("map", "mapp", lambda _: "/missing/MAP", "/missing/MAP", "map"),
     Setting("checksum", "cheksum", lambda _: f"sha256:{64 * '0'}", "checksum mismatch", in_pods=False),
     Setting("ca-dir", "cadir", _authority, "", in_pods=False),
     Setting("ca-file", "cafile", _ca_file, "", in_pods=False),
@@ -121,7 +102,7 @@ class Terminal:
         assert not self.target.exists()
 
     def obeys(self, setting: Setting, *arguments: str, **env: str) -> None:
-        done = worker.run("import", setting.source or self.url, self.target, *arguments, env=env)
+        done = worker.run("import", self.url, self.target, *arguments, env=env)
         assert (done.status == 0) == (not setting.outcome), done.errors
         assert setting.outcome in done.errors
         assert self.target.exists() == (not setting.outcome)
@@ -187,36 +168,6 @@ def test_valid_variable_is_obeyed(terminal: Terminal, setting: Setting, tmp_path
     terminal.obeys(setting, **{setting.variable: setting.valid(tmp_path)})
 
 
-@EVERY
-@pytest.mark.parametrize("value", ['""', "[]", '" "', '["", "x"]'])
-def test_empty_value_in_the_configuration_file_is_refused(
-    terminal: Terminal, setting: Setting, value: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f"{setting.name} = {value}\n")
-    terminal.refuses(f"--config={path}", said=f"invalid value for '--{setting.name}': empty")
-
-
-@EVERY
-def test_misspelt_key_in_the_configuration_file_is_refused(
-    terminal: Terminal, setting: Setting, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f'{setting.misspelt} = "x"\n')
-    terminal.refuses(f"--config={path}", said=f"did you mean '{setting.name}'?")
-
-
-@EVERY
-def test_valid_value_in_the_configuration_file_is_obeyed(
-    terminal: Terminal, setting: Setting, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.toml"
-    valid = setting.valid(tmp_path)
-    repeated = setting.name in {"signature-annotation", "ca-file"}
-    path.write_text(f"{setting.name} = {json.dumps([valid] if repeated else valid)}\n")
-    terminal.obeys(setting, f"--config={path}")
-
-
 # -- in a pod ----------------------------------------------------------------------------------
 
 
@@ -239,6 +190,12 @@ def test_misspelt_variable_is_refused_in_a_pod(pod: worker.Pod, url: str, settin
     assert near in pod.message or not setting.in_pods
 
 
+def test_demand_of_another_kind_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
+    """A certificate is a demand that other tools verify."""
+    said = "CDI_WORKER_CERTIFICATE_IDENTITY: unknown variable"
+    refused(pod, said, IMPORTER_ENDPOINT=url, CDI_WORKER_CERTIFICATE_IDENTITY="x")
+
+
 def test_variable_of_a_command_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
     """A role would not verify it: the checksum of a pod is IMPORTER_CHECKSUM."""
     said = "CDI_WORKER_CHECKSUM: unknown variable"
@@ -249,22 +206,10 @@ def test_variable_of_a_command_is_refused_in_a_pod(pod: worker.Pod, url: str) ->
 def test_valid_variable_is_obeyed_in_a_pod(
     pod: worker.Pod, url: str, setting: Setting, tmp_path: Path
 ) -> None:
-    env = {"IMPORTER_SOURCE": "registry"} if setting.source else {}
-    env |= {"IMPORTER_ENDPOINT": setting.source or url, setting.variable: setting.valid(tmp_path)}
-    refused(pod, setting.outcome, **env)
+    refused(pod, setting.outcome, IMPORTER_ENDPOINT=url, **{setting.variable: setting.valid(tmp_path)})
 
 
-@POD
-def test_empty_value_in_the_file_of_a_pod_is_refused(
-    pod: worker.Pod, url: str, setting: Setting, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f'{setting.name} = ""\n')
-    said = f"Invalid value for '--{setting.name}'"
-    refused(pod, said, IMPORTER_ENDPOINT=url, CDI_WORKER_CONFIG=str(path))
-
-
-@pytest.mark.parametrize("name", ["CDI_WORKER_DISK", "CDI_WORKER_LAYER_ANNOTATION", "CDI_WORKER_REPORT"])
+@pytest.mark.parametrize("name", ["CDI_WORKER_DISK", "CDI_WORKER_LAYER_ANNOTATION"])
 def test_other_variables_of_ours_are_not_empty_either(pod: worker.Pod, url: str, name: str) -> None:
     refused(pod, f"{name}: empty", IMPORTER_ENDPOINT=url, **{name: ""})
 
@@ -363,6 +308,13 @@ def test_programs_of_controllers_refuse_the_same(program: str, env: dict[str, st
     assert (done.status, said in done.errors) == (2, True), done.errors
 
 
+def test_populator_refuses_to_verify(tmp_path: Path) -> None:
+    given = ("--engine-url=https://127.0.0.1:1", "--disk-id=x", f"--volume-path={tmp_path / 'disk.img'}")
+    done = worker.run("ovirt-populator", *given, env={"CDI_WORKER_VERIFY": "true"})
+    said = "CDI_WORKER_VERIFY: only the disk of an import can be verified"
+    assert (done.status, said in done.errors) == (1, True), done.errors
+
+
 def test_poller_refuses_an_empty_checksum_file() -> None:
     arguments = ["-ns=n", "-cron=c", "-url=http://127.0.0.1:1/x", "-certdir="]
     done = worker.run("cdi-source-update-poller", *arguments, "--checksum-file=")
@@ -400,19 +352,14 @@ def test_empty_checksum_of_a_manifest_is_refused() -> None:
 
 
 def test_valid_annotations_are_accepted() -> None:
-    given = dict.fromkeys(signed.ANNOTATIONS, "x") | {f"{signed.PREFIX}signature-annotation": "a=b\n\nc=d\n"}
+    given = dict.fromkeys(signed.ANNOTATIONS, "x")
     assert faults(lambda annotations, _: annotations.update(given)) == []
-
-
-def test_annotations_in_a_block_reach_the_pod_without_its_end(pod: worker.Pod, url: str) -> None:
-    """A manifest's block ends with a line break, and so does the variable that is made of it."""
-    refused(pod, "needs a signer", IMPORTER_ENDPOINT=url, CDI_WORKER_SIGNATURE_ANNOTATION="a=b\n\nc=d\n")
 
 
 # -- the library -------------------------------------------------------------------------------
 
 
-DEMANDS = [each.field for each in SETTINGS if each.field and each.field != "annotations"]
+DEMANDS = [each.field for each in SETTINGS if each.field]
 
 
 def wanted(demand: trust.Demand = trust.NOTHING, checksum: str | None = None) -> request.Request:
@@ -444,18 +391,3 @@ def test_misspelt_demand_of_the_library_is_refused(field: str) -> None:
 def test_library_without_a_demand_has_no_faults() -> None:
     request.check(wanted())
     request.check(wanted(trust.Demand(signed_by="key.pem")))
-
-
-def test_mounted_policy_that_cannot_be_looked_at_is_not_left_out(tmp_path: Path) -> None:
-    """Only a file that does not exist is not mounted: another fault fails the import when it is read."""
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    found = {}
-    for path in (tmp_path / "none/policy.json", loop / "policy.json"):
-        made = click.Context(group.cli)
-        for name in trust.Demand._fields:
-            made.set_parameter_source(name, click.core.ParameterSource.DEFAULT)
-        given = {"policy": str(path)}
-        signatures.take_pod(made, given)
-        found[path.parent.name] = given["policy"]
-    assert found == {"none": None, "loop": str(loop / "policy.json")}

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import contract
+from cdi_worker.importer.roles import run
 from tests.support import containers, misbehave, oracle, registries, signing, uploads, worker
 from tests.support import disks as disks_module
 
@@ -51,78 +54,74 @@ def unsigned(guarded: registries.Registry, disks: disks_module.Disks) -> str:
     return "unsigned"
 
 
-def policy(path: Path, key: str, guarded: registries.Registry, **identity: str) -> str:
-    """Write a policy that demands signatures of the registry, and return its path."""
-    signed = {"type": "sigstoreSigned", "keyPath": key, "signedIdentity": {"type": "matchRepository"}}
-    document = {
-        "default": [{"type": "reject"}],
-        "transports": {"docker": {guarded.host: [signed]}},
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
-
-
-@pytest.mark.parametrize("by", ["SIGNED_BY", "SIGNATURE_POLICY"])
 def test_pod_imports_what_is_signed(
-    guarded: registries.Registry, registry_pod: worker.Pod, disks: disks_module.Disks, key: str, signed: str,
-    by: str, tmp_path: Path,
-) -> None:  # fmt: skip
-    path = key if by == "SIGNED_BY" else policy(tmp_path / "policy.json", key, guarded)
-    env = {f"CDI_WORKER_{by}": path, "IMPORTER_ENDPOINT": guarded.reference(signed)}
+    guarded: registries.Registry, registry_pod: worker.Pod, disks: disks_module.Disks, key: str, signed: str
+) -> None:
+    env = {"CDI_WORKER_SIGNED_BY": key, "IMPORTER_ENDPOINT": guarded.reference(signed)}
     done = registry_pod.run(**env)
     assert done.status == 0, done.errors
     oracle.same(registry_pod.disk, disks.raw())
     assert "signed by='key SHA256:" in done.errors
 
 
-@pytest.mark.parametrize("by", ["SIGNED_BY", "SIGNATURE_POLICY"])
 def test_pod_refuses_what_is_not_signed(
-    guarded: registries.Registry, registry_pod: worker.Pod, key: str, unsigned: str, by: str, tmp_path: Path
+    guarded: registries.Registry, registry_pod: worker.Pod, key: str, unsigned: str
 ) -> None:
-    path = key if by == "SIGNED_BY" else policy(tmp_path / "policy.json", key, guarded)
-    env = {f"CDI_WORKER_{by}": path, "IMPORTER_ENDPOINT": guarded.reference(unsigned)}
+    env = {"CDI_WORKER_SIGNED_BY": key, "IMPORTER_ENDPOINT": guarded.reference(unsigned)}
     done = registry_pod.run(**env)
     assert done.status == 1
     expected = f"Unable to process data: {guarded.reference(unsigned)}: signature missing: sha256:"
     assert registry_pod.message.startswith(expected)
-    assert f"and {path}" in registry_pod.message
+    assert f"and {key}" in registry_pod.message
     assert not [*registry_pod.data.iterdir()]
     done = worker.run(*registry_pod.arguments, STRICT, "--retries=3", env={**registry_pod.env, **env})
     # It is final: no retry.
     assert (done.status, "retry in" in done.errors) == (7, False)
 
 
-def test_pod_with_a_policy_that_rejects_does_not_contact_the_registry(
-    registry_pod: worker.Pod, guarded: registries.Registry, tmp_path: Path
-) -> None:
-    path = tmp_path / "policy.json"
-    path.write_text('{"default": [{"type": "reject"}]}')
-    env = {"CDI_WORKER_SIGNATURE_POLICY": str(path), "IMPORTER_ENDPOINT": "docker://registry.invalid/r"}
-    done = worker.run(*registry_pod.arguments, STRICT, env={**registry_pod.env, **env})
-    assert done.status == 7
-    assert f"signature rejected by policy: {path} (default) rejects it" in registry_pod.message
-
-
-@pytest.mark.parametrize("name", ["SIGNED_BY", "SIGNATURE_POLICY"])
 def test_pod_with_a_missing_file_imports_nothing(
-    guarded: registries.Registry, registry_pod: worker.Pod, signed: str, name: str, tmp_path: Path
+    guarded: registries.Registry, registry_pod: worker.Pod, signed: str, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "nothing")
-    env = {f"CDI_WORKER_{name}": path, "IMPORTER_ENDPOINT": guarded.reference(signed)}
+    env = {"CDI_WORKER_SIGNED_BY": path, "IMPORTER_ENDPOINT": guarded.reference(signed)}
     done = registry_pod.run(**env)
     assert (done.status, "no such file or directory" in registry_pod.message) == (1, True)
     assert path in registry_pod.message
     assert not [*registry_pod.data.iterdir()]
 
 
-def test_pod_with_half_a_demand_imports_nothing(
-    guarded: registries.Registry, registry_pod: worker.Pod, signed: str
+# -- a policy.json, which is not read ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["importer", "uploadserver", "cloner"])
+def test_role_that_finds_a_policy_says_that_it_is_not_read(
+    paths: contract.Paths, role: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("CERTIFICATE_IDENTITY", "CERTIFICATE_OIDC_ISSUER", "TRUSTED_ROOT", "SIGNATURE_ANNOTATION"):
-        env = {f"CDI_WORKER_{name}": "a=b", "IMPORTER_ENDPOINT": guarded.reference(signed)}
-        assert registry_pod.run(**env).status == 1
-        assert "--certificate-identity" in registry_pod.message
-        assert not [*registry_pod.data.iterdir()]
+    policy = tmp_path / "policy.json"
+    where = paths._replace(policy=str(policy))
+    said = f"{policy}: is not read; demand a signature with CDI_WORKER_SIGNED_BY"
+    assert run.run(role, {}, where, cancelling.Cancel()) == 1
+    assert said not in caplog.messages
+    policy.write_text('{"default": [{"type": "reject"}]}')
+    assert run.run(role, {}, where, cancelling.Cancel()) == 1
+    assert caplog.messages.count(said) == 1
+
+
+def test_policy_is_mentioned_once_however_often_the_role_is_repeated(
+    paths: contract.Paths, server: misbehave.Server, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(run, "FIRST_WAIT", 0)
+    (tmp_path / "policy.json").write_text("{}")
+    where = paths._replace(policy=str(tmp_path / "policy.json"))
+    env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": server.url("/missing")}
+    assert run.run("importer", env, where, cancelling.Cancel(), retries=2) == 1
+    assert sum("retry in" in each for each in caplog.messages) == 2
+    assert sum("policy.json" in each for each in caplog.messages) == 1
+
+
+def test_default_place_of_a_policy_is_that_of_the_containers_tools() -> None:
+    assert contract.Paths().policy == "/etc/containers/policy.json"
 
 
 # -- sources that cannot verify ------------------------------------------------------------------
@@ -141,17 +140,13 @@ def test_http_source_refuses_a_demand(
     assert not [*pod.data.iterdir()]
 
 
-@pytest.mark.parametrize("by", ["SIGNED_BY", "SIGNATURE_POLICY"])
-def test_node_pull_refuses_a_demand_at_once(
-    pod: worker.Pod, key: str, by: str, guarded: registries.Registry, tmp_path: Path
-) -> None:
-    path = key if by == "SIGNED_BY" else policy(tmp_path / "policy.json", key, guarded)
+def test_node_pull_refuses_a_demand_at_once(pod: worker.Pod, key: str, tmp_path: Path) -> None:
     env = {
         "IMPORTER_ENDPOINT": "http://localhost:1/disk.img",
         "IMPORTER_PULL_METHOD": "node",
         "IMPORTER_READY_FILE": str(tmp_path / "ready"),
         "IMPORTER_DONE_FILE": str(tmp_path / "done"),
-        f"CDI_WORKER_{by}": path,
+        "CDI_WORKER_SIGNED_BY": key,
     }
     done = worker.run(*pod.arguments, STRICT, env={**pod.env, **env}, timeout=30)
     assert done.status == 7

@@ -137,7 +137,7 @@ class Lingering(uploads.Server):
 
     def _serve(self) -> report.Report:
         self._face = role.make(self.settings, self.cancel)
-        with self._face.listening():
+        with self._face.listen():
             self.cancel.wait()
         return report.uploaded(clone=False, preallocated=False)
 

@@ -67,7 +67,7 @@ class RenameWithoutSync(file.FileTarget):
         kernel.sync_directory(self._directory)
 
 
-Opened = Callable[[claim.Claim, int, base.Options], base.Target]
+Opened = Callable[[claim.Claim, int, base.TargetOptions], base.Target]
 
 
 def violations(kind: str, opened: Opened, tmp_path: Path) -> list[str]:
@@ -77,7 +77,7 @@ def violations(kind: str, opened: Opened, tmp_path: Path) -> list[str]:
     place.mkdir()
 
     def write(target: Path, _scratch: Path) -> None:
-        with targets.take(target) as held, opened(held, len(DATA), base.Options(claim=held)) as out:
+        with targets.take(target) as held, opened(held, len(DATA), base.TargetOptions(claim=held)) as out:
             for at in range(0, len(DATA), STEP):  # the writeback of long pieces starts at once
                 out.write(at, memoryview(DATA)[at : at + STEP])
             out.commit()

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import sources
-from cdi_worker.importer import contract
+from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import group
+from cdi_worker.importer.send import volume
+from cdi_worker.sources import base, fields
 from tests.support import repository
 
 sys.path.insert(0, str(repository.ROOT / "docs"))
@@ -20,7 +22,7 @@ import tables
 
 PARTS = ("importer", "sources", "images", "formats", "scratch")
 #: Readers of the environment: methods of ``contract.Reading``, and of a mapping.
-READERS = {"text", "boolean", "quantity", "fraction"}
+READERS = {"text"}
 MAPPINGS = {"env", "self.env", "reading.env", "obj.env", "environ"}
 #: What selects the role: ``contract.role``, and the source that ``roles/run`` names in its messages.
 SELECT = {"IMPORTER_SOURCE", "CLIENT_NAME", "TLS_CERT_FILE", "UPLOAD_URL"}
@@ -49,14 +51,22 @@ def _listed() -> set[str]:
 def test_every_variable_that_is_read_is_listed() -> None:
     """A role reads by ``contract.Reading``, which has its table."""
     read = {name for _, method, name in _calls() if method in READERS}
-    assert len(read) > 40
+    declared = {
+        field.env
+        for owner in (request.Request, base.Access, volume.Settings)
+        for _, field, _ in fields.declared(owner)
+        if field.env
+    }
+    assert len(read | declared) > 30
     assert not read - _listed()
+    lines = "\n".join(line for role in tables.VARIABLES for line in tables.environment(role))
+    assert not {name for name in declared if f"| `{name}` |" not in lines}
     assert {name for owner, method, name in _calls() if method == "get" and owner in MAPPINGS} == SELECT
 
 
 def test_reading_an_undeclared_variable_fails() -> None:
     with pytest.raises(KeyError):
-        contract.Reading({"PREALLOCATION": "true"}).boolean("PREALLOCATION")
+        contract.Reading({"UPLOAD_URL": "x"}).text("UPLOAD_URL")
 
 
 def test_every_table_of_variables_is_listed() -> None:
@@ -71,8 +81,7 @@ def test_every_table_of_variables_is_listed() -> None:
 
 def test_every_variable_that_is_listed_is_read() -> None:
     read = {name for _, method, name in _calls() if method in READERS}
-    proxies = {each.name for each in contract.PROXIES}
-    assert _listed() - read == proxies | {contract.HEADERS.name, "username", "user"}
+    assert _listed() - read == {contract.HEADERS.name, "username", "user"}
 
 
 def test_every_variable_has_a_meaning() -> None:
@@ -98,7 +107,7 @@ def test_every_mount_of_a_source_is_listed() -> None:
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = "\n".join(tables.commands())
     for name in group.COMMANDS:
-        command = group.COMMANDS[name]
+        command = group.command_of(name)
         if command.hidden or name.startswith("cdi-"):
             continue
         assert f"## {name}\n" in text

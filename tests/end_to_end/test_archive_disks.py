@@ -128,7 +128,7 @@ def cloned(data: bytes, *, ours: bool, disk: bytes = b"") -> tuple[bytes, dict[s
         pieces = [memoryview(data)[at : at + 65_536] for at in range(0, len(data), 65_536)]
         return b"".join(snappy.frames(pieces)), headers
     encoder = stream.Encoder(0)
-    body = stream.MAGIC + encoder.disk(stream.Disk(len(disk), 0o660))
+    body = stream.MAGIC + encoder.disk(stream.FolderDisk(len(disk), 0o660))
     for part in (disk, data):
         for at in range(0, len(part), MIB):
             body += b"".join(bytes(piece) for piece in encoder.data(memoryview(part)[at : at + MIB]))

@@ -18,7 +18,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, oracle, pairs, processes, servers
+from tests.support import devices, misbehave, oracle, pairs, processes, servers, vhdx_images
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -283,6 +283,37 @@ def test_qemu_img_gets_no_huge_block_map(tmp_path: Path, scratch: Path) -> None:
         with pytest.raises(errors.Refused, match=r"the block map has .* at most 67108864 "):
             import_disk(url, target, scratch=scratch)
     oracle.unusable(target)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_log_that_must_be_replayed_names_the_image(
+    server: misbehave.Server, tmp_path: Path, scratch: Path, *, ranges: bool
+) -> None:
+    """qemu-img names what it reads: a socket, or a file in scratch, which is gone then."""
+    body = vhdx_images.unreplayed(b"x" * MiB)
+    url = server.serve("/disk.vhdx", misbehave.Page(body, ranges=ranges))
+    with pytest.raises(errors.Unsupported) as caught:
+        import_disk(url, tmp_path / "disk.img", scratch=scratch)
+    cure = "replay it in the file and import that: qemu-img check -r all FILE"
+    assert str(caught.value) == f"unsupported image: vhdx: {url}: has a log that must be replayed; {cure}"
+    oracle.unusable(tmp_path / "disk.img")
+    image = tmp_path / "disk.vhdx"
+    image.write_bytes(body)
+    processes.run("qemu-img", "check", "-r", "all", image)
+    import_disk(str(image), tmp_path / "disk.img", scratch=scratch)
+    assert (tmp_path / "disk.img").read_bytes() == b"x" * MiB
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_message_of_qemu_img_names_the_image(
+    server: misbehave.Server, tmp_path: Path, scratch: Path, *, ranges: bool
+) -> None:
+    body = bytearray(vhdx_images.logged(b"x" * MiB))
+    struct.pack_into("<I", body, vhdx_images.metadata(bytes(body), vhdx_images.SECTOR), 4096)
+    url = server.serve("/disk.vhdx", misbehave.Page(bytes(body), ranges=ranges))
+    with pytest.raises(errors.Unsupported) as caught:
+        import_disk(url, tmp_path / "disk.img", scratch=scratch)
+    assert f"could not open {url}: " in str(caught.value)
 
 
 def test_nearly_empty_disk_is_imported_quickly(

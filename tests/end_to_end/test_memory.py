@@ -56,13 +56,10 @@ def _same(noise: bytes, guest: Path) -> None:
         assert all(disk.read(len(noise)) == noise for _ in range(8))
 
 
-@pytest.mark.parametrize("options", [("qcow2",), ("qcow2,compression_type=zstd", "--compress")])
-def test_qcow2_file_is_written_within_the_memory_limit(
-    image: Path, web: servers.Web, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_qcow2_file_is_written_within_the_memory_limit(image: Path, web: servers.Web, tmp_path: Path) -> None:
     target = tmp_path / "disk.qcow2"
     with limits.cgroup(memory=SERVED, cpus=2) as group:
-        done = worker.run("import", web.url(image), target, "-O", *options, prefix=group.prefix)
+        done = worker.run("import", web.url(image), target, "-O", "qcow2", prefix=group.prefix)
         assert done.status == 0, done.errors
         assert group.killed() == 0
     processes.run("qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2", target, image)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import random
 import signal
 import subprocess
@@ -21,9 +20,7 @@ pytest.importorskip("nbd")
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.images.targets import export
 from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.sources.nbd import locations, writer
@@ -56,19 +53,18 @@ import sys, cdi_worker
 from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
-    state=sys.argv[3], fetch=fetch.Options(connections=2, chunk=1 << 20),
+    fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
 ))
 """
 
 
-def request(source: str, target: str, state: Path | None = None) -> cdi_worker.Request:
+def request(source: str, target: str) -> cdi_worker.Request:
     return cdi_worker.Request(
         source="http",
         location=cdi_worker.Location(source),
         target=target,
-        state=str(state or ""),
         journal_interval=0.05,
-        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=20),
+        fetch=fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20),
     )
 
 
@@ -76,13 +72,6 @@ def request(source: str, target: str, state: Path | None = None) -> cdi_worker.R
 def served(tmp_path: Path) -> Iterator[nbd_targets.Served]:
     with nbd_targets.running("nbdkit file", tmp_path, EXPORT) as running:
         yield running
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    return folder
 
 
 def check(served: nbd_targets.Served, expected: Path, beyond: bytes = devices.DIRT) -> None:
@@ -241,7 +230,6 @@ def test_member_of_a_volume_group_is_not_overwritten(
     ("arguments", "reason"),
     [
         (("--content-type", "archive"), "an archive cannot be written to an NBD export"),
-        (("--state", "nowhere"), "nowhere"),
         (("--current-checkpoint", "one"), "a stage with checkpoints"),
     ],
 )
@@ -275,37 +263,11 @@ def test_addresses_of_one_export(source: str, target: str, is_same: bool) -> Non
     assert locations.Nbd(source).reads(target) == is_same
 
 
-def test_state_is_for_exports(tmp_path: Path) -> None:
-    done = worker.run("import", "x", str(tmp_path / "disk.img"), "--state", str(tmp_path))
-    assert done.status == 2
-    assert "--state is for the journal of an NBD export" in done.errors
-
-
-@pytest.mark.parametrize("how", ["another user's", "for all", "not a file"])
-def test_journal_that_others_can_write_is_not_believed(
-    served: nbd_targets.Served, state: Path, how: str
-) -> None:
-    """In a folder such as /var/tmp anybody can make it before the first run."""
-    connect = destination.connect(request("http://127.0.0.1:1/", served.url), cancelling.NEVER)
-    with contextlib.closing(export.Export(served.url, connect, str(state))) as held:
-        path = Path(held.journal)
-    if how == "not a file":
-        os.mkfifo(path)
-    else:
-        path.touch()
-        path.chmod(0o666 if how == "for all" else 0o600)
-    if how == "another user's":
-        os.chown(path, 1234, -1)
-    with pytest.raises(errors.TargetError, match="others can write to it"):
-        export.Export(served.url, connect, str(state))
-    assert path.exists()
-
-
 # -- interruptions
 
 
-def kill_midway(server: misbehave.Server, url: str, target: str, state: str, number: int) -> None:
-    argv = [sys.executable, "-c", WORKER, url, target, state]
+def kill_midway(server: misbehave.Server, url: str, target: str, number: int) -> None:
+    argv = [sys.executable, "-c", WORKER, url, target]
     with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
         processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a good part of the disk")
         running.send_signal(number)
@@ -314,58 +276,26 @@ def kill_midway(server: misbehave.Server, url: str, target: str, state: str, num
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_import_is_resumed(
-    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path, number: int
+def test_killed_import_starts_over(
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path, number: int
 ) -> None:
     page = misbehave.Page(DATA)
     url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, served.url, str(state), number)
+    kill_midway(server, url, served.url, number)
     head = served.path.read_bytes()[:MIB]
     assert head.startswith(oracle.RECORD)
     assert not any(head[512:])
     before = server.sent("/disk")
     server.serve("/disk", page)
-    done = cdi_worker.run(request(url, served.url, state))
-    assert done.resumed > 8 * MIB
-    assert server.sent("/disk") - before < SIZE
-    (tmp_path / "expected").write_bytes(DATA)
-    check(served, tmp_path / "expected")
-    assert list(state.iterdir()) == []
-
-
-def test_what_the_export_has_lost_is_fetched_again(
-    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path
-) -> None:
-    page = misbehave.Page(DATA)
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, served.url, str(state), signal.SIGKILL)
-    with served.path.open("r+b") as file:
-        for at in range(MIB, SIZE, 2 * MIB):
-            file.seek(at)
-            file.write(b"lost")
-    server.serve("/disk", page)
-    done = cdi_worker.run(request(url, served.url, state))
-    assert done.refetched
-    (tmp_path / "expected").write_bytes(DATA)
-    check(served, tmp_path / "expected")
-
-
-def test_without_state_it_starts_over(
-    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
-) -> None:
-    page = misbehave.Page(DATA)
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, served.url, "", signal.SIGKILL)
-    server.serve("/disk", page)
     assert cdi_worker.run(request(url, served.url)).resumed == 0
+    assert server.sent("/disk") - before >= SIZE
     (tmp_path / "expected").write_bytes(DATA)
     check(served, tmp_path / "expected")
 
 
 def test_disk_that_was_wrong_is_not_continued(
-    server: misbehave.Server, served: nbd_targets.Served, state: Path, tmp_path: Path
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
 ) -> None:
-    """The digests of the journal are of the wrong bytes; the next run does not read what is kept."""
 
     def damaged(first: int, data: bytes) -> bytes:
         at = 13 * MIB - first
@@ -373,10 +303,13 @@ def test_disk_that_was_wrong_is_not_continued(
 
     url = gcs_objects.serve(server, gcs_objects.media(DATA, damage=damaged), data=DATA)
     asked = dataclasses.replace(
-        request("", served.url, state), source="gcs", location=gcs_objects.locations.Gcs(endpoint=url)
+        request("", served.url), source="gcs", location=gcs_objects.locations.Gcs(endpoint=url)
     )
     with pytest.raises(errors.ChecksumMismatch):
         cdi_worker.run(asked)
+    head = served.path.read_bytes()[:MIB]
+    assert head.startswith(oracle.RECORD)
+    assert not any(head[512:])
     gcs_objects.serve(server, gcs_objects.media(DATA), data=DATA)
     assert cdi_worker.run(asked).resumed == 0
     (tmp_path / "expected").write_bytes(DATA)
@@ -385,11 +318,7 @@ def test_disk_that_was_wrong_is_not_continued(
 
 @pytest.mark.timeout(1800)
 def test_kills_at_random_moments(
-    server: misbehave.Server,
-    served: nbd_targets.Served,
-    state: Path,
-    tmp_path: Path,
-    pytestconfig: pytest.Config,
+    server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """With ``--whole`` 50 (make prove). The export is no disk before, and is the disk after a second run."""
     seed = random.randrange(1 << 32)
@@ -398,7 +327,7 @@ def test_kills_at_random_moments(
     (tmp_path / "expected").write_bytes(DATA)
     for _ in range(50 if pytestconfig.getoption("--whole") else 2):
         url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
-        argv = [sys.executable, "-c", WORKER, url, served.url, str(state)]
+        argv = [sys.executable, "-c", WORKER, url, served.url]
         before = served.path.read_bytes()[:MIB]
         with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
             try:
@@ -411,7 +340,7 @@ def test_kills_at_random_moments(
         else:
             assert found.startswith(oracle.RECORD) or found[:MIB] in {before, bytes(MIB)}
         server.serve("/disk", misbehave.Page(DATA))
-        cdi_worker.run(request(url, served.url, state))
+        cdi_worker.run(request(url, served.url))
         check(served, tmp_path / "expected")
 
 
@@ -441,22 +370,14 @@ def test_second_run_takes_over_and_the_first_stops(
     check(served, tmp_path / "expected")
 
 
-def test_second_run_with_the_same_state_is_refused(served: nbd_targets.Served, state: Path) -> None:
-    asked = request("http://127.0.0.1:1/", served.url)
-    terms = targets.Terms(connect=destination.connect(asked, cancelling.NEVER), state=str(state))
-    with targets.take(served.url, terms), pytest.raises(errors.TargetBusy, match="--state"):
-        targets.take(served.url, terms)
-    targets.take(served.url, terms).close()
-    assert list(state.iterdir()) == []
-
-
 def test_server_with_another_client_is_named_as_one(tmp_path: Path) -> None:
     """qemu-nbd serves one client, and lets the others wait."""
+    (tmp_path / "source").write_bytes(DATA[:MIB])
     with nbd_targets.running("qemu-nbd raw", tmp_path, MIB) as served:
         asked = request("http://127.0.0.1:1/", served.url)
         connect = destination.connect(asked, cancelling.NEVER)
         with contextlib.closing(connect(served.url)):
-            done = worker.run("map", served.url)
+            done = worker.run("verify", tmp_path / "source", served.url)
     assert (done.status, "may be serving another client" in done.errors) == (6, True), done.errors
 
 
@@ -483,13 +404,13 @@ def test_server_that_fails_to_write(server: misbehave.Server, tmp_path: Path, er
         check(served, tmp_path / "expected")
 
 
-def test_server_that_is_killed(server: misbehave.Server, tmp_path: Path, state: Path) -> None:
-    """What it had not flushed is lost: the run fails, and the next one compares before it continues."""
+def test_server_that_is_killed(server: misbehave.Server, tmp_path: Path) -> None:
+    """What it had not flushed is lost: the run fails, and the next one starts over."""
     slow = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOW))
     (tmp_path / "served").write_bytes(devices.DIRT * EXPORT)
     argv: list[str | Path] = ["nbdkit", "-f", f"--unix={tmp_path / 'socket'}", "file", tmp_path / "served"]
     with nbd_targets.serving(argv, tmp_path) as served:
-        argv_worker = [sys.executable, "-c", WORKER, slow, served.url, str(state)]
+        argv_worker = [sys.executable, "-c", WORKER, slow, served.url]
         with forked.Popen[str](argv_worker, env=forked.ENVIRONMENT, stderr=subprocess.PIPE, text=True) as run:
             processes.wait_for(lambda: server.sent("/disk") > 17 * MIB, "a part of the disk")
             assert isinstance(served.process, subprocess.Popen)
@@ -500,8 +421,7 @@ def test_server_that_is_killed(server: misbehave.Server, tmp_path: Path, state: 
         assert served.url.partition("?")[0] in messages
     server.serve("/disk", misbehave.Page(DATA))
     with nbd_targets.serving(argv, tmp_path) as served:
-        done = cdi_worker.run(request(slow, served.url, state))
-        assert done.resumed
+        assert cdi_worker.run(request(slow, served.url)).resumed == 0
         (tmp_path / "expected").write_bytes(DATA)
         check(served, tmp_path / "expected")
 

@@ -122,13 +122,22 @@ def test_options_of_one_disk_are_refused(
     assert (done.status, done.error_message) == (2, message)
 
 
-@pytest.mark.parametrize("name", ["raw.img", "raw.img.part", "raw.img.changing"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raw.img", "source and target are the same disk"),
+        ("raw.img.part", "source and target are the same disk"),
+        ("raw.img.changing", "it holds no complete disk"),
+    ],
+)
 @pytest.mark.parametrize("option", ["--force", "--update"])
-def test_no_disk_replaces_the_ova(disks: disks_module.Disks, folder: Path, name: str, option: str) -> None:
+def test_no_disk_replaces_the_ova(
+    disks: disks_module.Disks, folder: Path, name: str, reason: str, option: str
+) -> None:
     path, data = folder / name, packed(disks)
     path.write_bytes(data)
     done = worker.run("import", "--all", path, folder, option, "--scratch", folder.parent)
-    assert (done.status, "source and target are the same disk" in done.errors) == (2, True), done.errors
+    assert (done.status in {2, 4}, reason in done.errors) == (True, True), done.errors
     assert path.read_bytes() == data
     assert os.listdir(folder) == [name]
 
@@ -139,14 +148,6 @@ def test_disk_that_is_a_link_to_another_one_is_refused(disks: disks_module.Disks
     (folder / "raw.img").symlink_to("vdi.img")
     done = worker.run("import", "--all", path, folder, "--scratch", folder.parent)
     assert (done.status, "two disks would be" in done.errors) == (2, True), done.errors
-
-
-def test_report_is_not_one_of_the_disks(disks: disks_module.Disks, folder: Path) -> None:
-    path = folder.parent / "vm.ova"
-    path.write_bytes(packed(disks))
-    done = worker.run("import", "--all", path, folder, "--report", folder / f"{VARIANTS[0]}.img")
-    assert (done.status, "is one of the disks" in done.error_message) == (2, True), done.errors
-    assert not list(folder.iterdir())
 
 
 def test_twenty_disks_pass(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
@@ -248,13 +249,8 @@ def test_command_has_a_verdict_for_each_disk(
     assert (done.status, "checksum mismatch" in done.errors) == (5, True), done.errors
     (folder / "qcow2.img").unlink()
     assert worker.run(*command).status == 6
-    for options, message in (
-        (("--disk=1",), "--disk cannot be used with --all"),
-        (("--map", path), "--map cannot be used with --all"),
-    ):
-        done = worker.run(*command, *options)
-        assert (done.status, message in done.errors) == (2, True), done.errors
-    assert "--all needs a SOURCE" in worker.run("verify", "--all", "--map", path, folder).errors
+    done = worker.run(*command, "--disk=1")
+    assert (done.status, "--disk cannot be used with --all" in done.errors) == (2, True), done.errors
     url = server.serve("/vm.ova", misbehave.Page(path.read_bytes(), ranges=False))
     assert "compare each disk with --disk" in worker.run("verify", "--all", url, folder).errors
     done = worker.run("verify", "--all", folder / "raw.img", folder)

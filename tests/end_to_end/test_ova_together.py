@@ -139,46 +139,44 @@ class _Phases(cdi_worker.NullProgress):
         self._found.append(name)
 
 
-#: Kills the worker before a system call of the group: the first argument names it and its number.
+#: Kills the worker before it gives a disk its name: the first argument is the number of the disk.
 KILLER = """
 import os, signal, sys
-from cdi_worker.images.targets import file
-name, count = sys.argv.pop(1).split(":")
-left = int(count)
-inner = getattr(file, name)
-def killing(*arguments):
+left = int(sys.argv.pop(1))
+inner = os.replace
+def killing(path, *arguments, **more):
     global left
-    if name != "_rename" or str(arguments[0]).endswith(".part"):
+    if str(path).endswith(".part"):
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    return inner(*arguments)
-setattr(file, name, killing)
+    return inner(path, *arguments, **more)
+os.replace = killing
 from cdi_worker.importer import cli
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def killed(route: Route, folder: Path, moment: str) -> None:
+def killed(route: Route, folder: Path, number: int) -> None:
     """Run the command, which SIGKILL ends."""
     route.feed()
-    argv = [sys.executable, "-c", KILLER, moment, "import", "--all", route.source, str(folder)]
+    argv = [sys.executable, "-c", KILLER, str(number), "import", "--all", route.source, str(folder)]
     done = forked.run(argv, env=forked.ENVIRONMENT)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 #: Before the first, the second and the last of three disks becomes usable.
-RENAMES = ["_rename:1", "_rename:2", "_rename:3"]
+RENAMES = [1, 2, 3]
 
 
-@pytest.mark.parametrize("moment", RENAMES)
+@pytest.mark.parametrize("number", RENAMES)
 def test_same_command_succeeds_after_a_kill_between_the_renames(
-    route: Route, disks: disks_module.Disks, folder: Path, moment: str
+    route: Route, disks: disks_module.Disks, folder: Path, number: int
 ) -> None:
     route.serve(package(disks))
-    killed(route, folder, moment)
+    killed(route, folder, number)
     usable = {name for name in os.listdir(folder) if name.endswith(".img")}
-    assert len(usable) == int(moment[-1]) - 1
+    assert len(usable) == number - 1
     done = route.run()
     assert done.status == 0, done.errors
     check(folder, disks)
@@ -227,14 +225,14 @@ def test_same_command_succeeds_after_several_kills_and_failures(
     data = package(disks)
     route = Route("ranges", server, folder)
     route.serve(data)
-    killed(route, folder, "_rename:2")
+    killed(route, folder, 2)
     route.serve(damaged(data, disks.image(VARIANT).read_bytes()))
     assert route.run().status != 0
     other = server.serve("/other", misbehave.Page(disks.raw().read_bytes()))
     assert "exists" in worker.run("import", other, folder / "a.img").error_message
     route.serve(data)
-    killed(route, folder, "_rename:1")
-    killed(route, folder, "_rename:3")
+    killed(route, folder, 1)
+    killed(route, folder, 3)
     done = route.run()
     assert done.status == 0, done.errors
     check(folder, disks)
@@ -246,7 +244,7 @@ def test_file_that_was_changed_after_the_kill_is_not_replaced(
 ) -> None:
     route = Route("ranges", server, folder)
     route.serve(package(disks))
-    killed(route, folder, "_rename:2")
+    killed(route, folder, 2)
     disk = folder / "a.img"
     if change == "replaced":
         disk.unlink()
@@ -266,7 +264,7 @@ def test_another_command_does_not_replace_what_a_kill_left(
 ) -> None:
     route = Route("ranges", server, folder)
     route.serve(package(disks))
-    killed(route, folder, "_rename:2")
+    killed(route, folder, 2)
     digest = hashlib.sha256((folder / "a.img").read_bytes()).hexdigest()
     page = misbehave.Page(package(disks) if same == "another package" else disks.raw().read_bytes())
     url = server.serve("/other", page)
@@ -282,7 +280,7 @@ def test_disks_of_a_killed_run_are_found_complete_or_not_at_all(
 ) -> None:
     route = Route("stream", server, folder)
     route.serve(package(disks, "last"))
-    killed(route, folder, "_rename:3")
+    killed(route, folder, 3)
     for name in NAMES[:2]:
         oracle.same(folder / f"{name}.img", disks.expected(VARIANT))
 

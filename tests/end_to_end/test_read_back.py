@@ -34,7 +34,7 @@ from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
     existing="replace",
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], scratch=sys.argv[3] or None,
-    journal_interval=float(sys.argv[4]), fetch=fetch.Options(connections=2, chunk=1 << 20),
+    journal_interval=float(sys.argv[4]), fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
 ))
 """
 
@@ -56,7 +56,7 @@ def run(url: str, target: Path) -> cdi_worker.Result:
             location=cdi_worker.Location(url),
             target=str(target),
             journal_interval=0.05,
-            fetch=fetch.Options(connections=2, chunk=MIB, no_progress=20),
+            fetch=fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20),
         )
     )
 
@@ -185,7 +185,7 @@ def test_spool_is_read_back(server: misbehave.Server, tmp_path: Path) -> None:
         scratch=str(scratch),
         checksum=f"sha256:{hashlib.sha256(page.body).hexdigest()}",
         journal_interval=0.05,
-        fetch=fetch.Options(connections=2, chunk=MIB),
+        fetch=fetch.FetchOptions(connections=2, chunk=MIB),
     )
     cancel = threading.Event()
 

@@ -21,7 +21,7 @@ MIB = 1 << 20
 SIZE = 24 * MIB
 #: A disk full of noise: nothing compresses, and there are no holes.
 DATA = random.Random(7).randbytes(SIZE)
-OPTIONS = fetch.Options(connections=2, chunk=MIB, no_progress=20)
+OPTIONS = fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20)
 
 WORKER = """
 import sys, cdi_worker
@@ -29,7 +29,7 @@ from cdi_worker.images.engine import fetch
 cdi_worker.run(cdi_worker.Request(
     existing="replace",
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
-    scratch=sys.argv[3] or None, fetch=fetch.Options(connections=2, chunk=1 << 20),
+    scratch=sys.argv[3] or None, fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
 ))
 """
 

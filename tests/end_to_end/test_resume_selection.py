@@ -21,7 +21,7 @@ from tests.support import forked, misbehave, processes
 SIZE = 24 << 20
 #: 8 MiB a second for each connection.
 SLOW = {"drip": (256 << 10, 0.03)}
-OPTIONS = fetch.Options(connections=2, chunk=1 << 20, no_progress=20)
+OPTIONS = fetch.FetchOptions(connections=2, chunk=1 << 20, no_progress=20)
 WORKER = """
 import sys, cdi_worker
 from cdi_worker.images.engine import fetch
@@ -30,7 +30,7 @@ from cdi_worker.sources.web import locations
 cdi_worker.run(cdi_worker.Request(
     existing="replace", source="http", target=sys.argv[2], journal_interval=0.05,
     location=locations.Http(sys.argv[1], base.Access(headers=eval(sys.argv[3]))),
-    fetch=fetch.Options(connections=2, chunk=1 << 20),
+    fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
 ))
 """
 #: The sample is all that is kept.

@@ -155,6 +155,19 @@ def test_server_that_trickles_is_given_up(
     assert ("no data for" if ranges else "--speed-limit") in done.error_message
 
 
+@pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
+def test_stuck_connection_is_replaced(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
+    """Its time-out is as long as the stall timeout, and all others have ended by then."""
+    good = misbehave.Page(NOISE, ranges=ranges)
+    silent = dataclasses.replace(good, stall=0 if ranges else MIB)
+    url = server.serve("/disk", (good if ranges else silent, 1), (silent, int(ranges)), good)
+    done = worker.run(
+        "import", "--stall-timeout", "2", url, tmp_path / "disk.img", timeout=3 * processes.PATIENCE
+    )
+    assert done.status == 0, done.errors
+    assert (tmp_path / "disk.img").read_bytes() == NOISE
+
+
 def test_message_of_a_pod_names_no_option_of_the_terminal(server: misbehave.Server, pod: worker.Pod) -> None:
     whole = misbehave.Page(NOISE, ranges=False, cut=4 * MIB)
     url = server.serve("/disk", (whole, 1), misbehave.Page(NOISE, ranges=False, drip=(1, 0.05)))

@@ -21,7 +21,7 @@ from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
 from cdi_worker.importer.routes import convert
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, disks, manifests, misbehave, oracle, processes, uploads, worker
+from tests.support import devices, disks, misbehave, oracle, processes, uploads, worker
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -62,7 +62,7 @@ def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
         location=options.pop("location", cdi_worker.Location(url)),
         target=str(target),
         existing=options.pop("existing", "update"),
-        fetch=fetch.Options(connections=2, chunk=MIB, no_progress=options.pop("no_progress", 20)),
+        fetch=fetch.FetchOptions(connections=2, chunk=MIB, no_progress=options.pop("no_progress", 20)),
         **options,
     )
 
@@ -135,7 +135,7 @@ def test_what_waits_to_be_compared_is_not_overwritten(tmp_path: Path) -> None:
     slow, scope = Slow(), cancelling.Cancel()
     with volume.Volume(str(tmp_path / "scratch")) as stored:
         runs = convert.runs(stored, lambda _: None)
-        raw.copy(runs, slow, base.Meter(), scope)
+        raw.copy(runs, slow, base.DeliveryMeter(), scope)
     assert slow.content == content
 
 
@@ -318,7 +318,7 @@ def test_stream_that_needs_scratch_is_relayed(
     same(target, content, tmp_path)
 
 
-# -- the command line, pods and manifests --------------------------------------------------------------
+# -- the command line and pods --------------------------------------------------------------
 
 
 def test_result_says_how_much_was_written(server: misbehave.Server, tmp_path: Path) -> None:
@@ -351,17 +351,6 @@ def test_pod_updates_its_volume(server: misbehave.Server, pod: worker.Pod, tmp_p
     assert "differed=" in done.errors
     same(pod.disk, NEW, tmp_path)
     assert pod.disk.stat().st_ino == inode
-
-
-def test_manifest_is_run_again_as_an_update(server: misbehave.Server, tmp_path: Path) -> None:
-    workspace = manifests.Workspace(tmp_path)
-    workspace.volume({"http": {"url": server.serve("/disk", misbehave.Page(bytes(OLD)))}}, size="24Mi")
-    assert workspace.run().status == 0
-    server.serve("/disk", misbehave.Page(bytes(NEW)))
-    assert workspace.run().status != 0
-    done = workspace.run("--update")
-    assert done.status == 0, done.errors
-    same(workspace.target, NEW, tmp_path)
 
 
 # -- what a disk has got since, and what cannot be read of it ------------------------------------------

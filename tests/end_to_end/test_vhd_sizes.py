@@ -158,3 +158,20 @@ def test_vhd_with_a_huge_block_map_is_refused_by_its_header(
     with pytest.raises(errors.Refused, match="block map"):
         ways.import_disk(url, tmp_path / "disk.img", scratch=str(scratch))
     oracle.unusable(tmp_path / "disk.img")
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+@pytest.mark.parametrize("compression", [None, "gz"])
+@pytest.mark.parametrize("kind", ["dynamic", "differencing"])
+def test_vhd_without_its_first_sector_is_refused(
+    server: misbehave.Server, raw: Path, tmp_path: Path, way: str, compression: str | None, kind: str
+) -> None:
+    """The footer at the end shows what it is: its own bytes are not the disk."""
+    image = vhd_images.dynamic(raw, b"vpc ", tmp_path / "image").read_bytes()
+    image = bytes(512) + vhd_images.of_type(image, {"dynamic": 3, "differencing": 4}[kind])[512:]
+    if compression:
+        image = disks_module.COMPRESSIONS[compression](image)
+    error = ways.Importer(server, tmp_path, "image.vhd").refused(image, way)
+    assert isinstance(error, errors.Refused)
+    assert "the first sector is damaged" in str(error)
+    assert "dd " in str(error)

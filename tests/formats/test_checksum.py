@@ -14,7 +14,7 @@ ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 
 
 def read_and_verify(data, expected, step):
-    reader = checksum.HashingReader(readers.Bytes(data), expected)
+    reader = checksum.HashingReader(readers.BytesReader(data), expected)
     buffer = memoryview(bytearray(step))
     while reader.readinto(buffer):
         pass

@@ -32,7 +32,7 @@ def encode(runs: list[int | bytes]) -> bytes:
 
 
 def decode(stream: bytes) -> list[int | bytes]:
-    decoder = clone.Decoder(readers.Bytes(stream), buffers)
+    decoder = clone.Decoder(readers.BytesReader(stream), buffers)
     return [run if isinstance(run, int) else bytes(run) for run in decoder]
 
 
@@ -60,7 +60,7 @@ def test_copied_encoder_continues_identically() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_reader_returns_the_bytes_of_all_runs(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
-    reader = clone.Reader(iter(clone.Decoder(readers.Bytes(encode(runs)), buffers)))
+    reader = clone.ExtentReader(iter(clone.Decoder(readers.BytesReader(encode(runs)), buffers)))
     assert reading.read_all(reader, size) == b"".join(
         bytes(run) if isinstance(run, int) else run for run in runs
     )
@@ -107,7 +107,7 @@ def test_bytes_behind_the_end_are_corrupt() -> None:
 # -- file systems
 
 
-def encode_folder(disk: clone.Disk, runs: list[int | bytes]) -> bytes:
+def encode_folder(disk: clone.FolderDisk, runs: list[int | bytes]) -> bytes:
     encoder = clone.Encoder()
     stream = clone.MAGIC + encoder.disk(disk)
     for run in runs:
@@ -115,8 +115,8 @@ def encode_folder(disk: clone.Disk, runs: list[int | bytes]) -> bytes:
     return stream + encoder.end()
 
 
-def decode_folder(stream: bytes) -> tuple[clone.Disk, list[int | bytes], bytes | None]:
-    folder = clone.Folder(readers.Bytes(stream), buffers)
+def decode_folder(stream: bytes) -> tuple[clone.FolderDisk, list[int | bytes], bytes | None]:
+    folder = clone.FolderDecoder(readers.BytesReader(stream), buffers)
     runs = [run if isinstance(run, int) else bytes(run) for run in folder.runs()]
     rest = folder.archive()
     archive = None if rest is None else reading.read_all(rest, 1000)
@@ -128,20 +128,20 @@ def decode_folder(stream: bytes) -> tuple[clone.Disk, list[int | bytes], bytes |
 @pytest.mark.parametrize("archive", [[], [TEXT[:5000], 512, NOISE[:700]]])
 def test_folder_is_a_disk_and_an_archive(runs: list[int | bytes], archive: list[int | bytes]) -> None:
     size = sum(run if isinstance(run, int) else len(run) for run in runs)
-    disk = clone.Disk(size, 0o640, 1_700_000_000, preallocated=True)
+    disk = clone.FolderDisk(size, 0o640, 1_700_000_000, preallocated=True)
     content = b"".join(bytes(run) if isinstance(run, int) else run for run in archive)
     assert decode_folder(encode_folder(disk, runs + archive)) == (disk, runs, content if archive else None)
 
 
 def test_cut_folder_is_truncated() -> None:
-    stream = encode_folder(clone.Disk(600), [100, b"x" * 500, b"archive"])
+    stream = encode_folder(clone.FolderDisk(600), [100, b"x" * 500, b"archive"])
     for end in range(len(stream)):
         with pytest.raises(errors.Truncated):
             decode_folder(stream[:end])
 
 
 def test_every_bit_of_a_folder_is_verified() -> None:
-    stream = encode_folder(clone.Disk(9, 0o600, 1), [4, b"datum", b"archive"])
+    stream = encode_folder(clone.FolderDisk(9, 0o600, 1), [4, b"datum", b"archive"])
     for at in range(len(stream)):
         changed = bytearray(stream)
         changed[at] ^= 64
@@ -155,20 +155,20 @@ def test_every_bit_of_a_folder_is_verified() -> None:
 )
 def test_disk_of_another_size_is_refused(size: int, runs: list[int | bytes]) -> None:
     with pytest.raises(errors.Corrupt, match="does not end after 5 bytes"):
-        decode_folder(encode_folder(clone.Disk(size), runs))
+        decode_folder(encode_folder(clone.FolderDisk(size), runs))
 
 
 def test_streams_of_devices_and_folders_are_not_confused() -> None:
     with pytest.raises(errors.Corrupt, match="record of the disk is missing"):
         decode_folder(encode([5]))
     with pytest.raises(errors.Corrupt, match="unknown record kind"):
-        decode(encode_folder(clone.Disk(5), [5]))
+        decode(encode_folder(clone.FolderDisk(5), [5]))
 
 
 def test_facts_of_a_disk_are_bounded() -> None:
     """They are passed to chmod and utime; the set-user-ID bit is never restored."""
-    disk, _, _ = decode_folder(encode_folder(clone.Disk(0, 0o104755, (1 << 64) - 1), []))
-    assert disk == clone.Disk(0, 0o755, 1 << 40)
+    disk, _, _ = decode_folder(encode_folder(clone.FolderDisk(0, 0o104755, (1 << 64) - 1), []))
+    assert disk == clone.FolderDisk(0, 0o755, 1 << 40)
 
 
 @pytest.mark.parametrize("kept", [(0, 0), (0, 8192), (4096, 8192), (4096, 16384)])
@@ -177,6 +177,6 @@ def test_part_that_the_receiver_has_not_stated_is_corrupt(kept: tuple[int, int])
     parts = [clone.MAGIC, encoder.zeros(4096), encoder.kept(8192), encoder.end()]
     stream = b"".join(parts)
     with pytest.raises(errors.Corrupt, match="leaves out 8192 bytes from byte 4096"):
-        list(clone.Decoder(readers.Bytes(stream), buffers, kept))
-    there = clone.Decoder(readers.Bytes(stream), buffers, (4096, 12288))
+        list(clone.Decoder(readers.BytesReader(stream), buffers, kept))
+    there = clone.Decoder(readers.BytesReader(stream), buffers, (4096, 12288))
     assert list(there) == [4096, clone.Kept(8192)]

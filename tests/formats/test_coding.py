@@ -23,24 +23,24 @@ PACKED = {
 
 @pytest.mark.parametrize("header", ["", "identity", " Identity ", "aws-chunked", "aws-chunked,identity", ","])
 def test_identity_is_accepted(header: str) -> None:
-    coding.check(header, DATA)
+    coding.check(header, DATA, "http://h/disk")
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_compression_that_is_undone_is_accepted(name: str) -> None:
     for header in (name, name.upper(), f"x-{name}", f"identity, {name}", f"{name},aws-chunked"):
-        coding.check(header, PACKED[name])
-        coding.check(header, b"")
+        coding.check(header, PACKED[name], "http://h/disk")
+        coding.check(header, b"", "http://h/disk")
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_header_that_contradicts_the_content_is_refused(name: str) -> None:
     with pytest.raises(errors.Unsupported, match=f"content encoding '{name}', but it is not {name}"):
-        coding.check(name, DATA)
+        coding.check(name, DATA, "http://h/disk")
 
 
 @pytest.mark.parametrize("header", ["br", "deflate", "compress", "gzip, gzip", "gzip, br", "dcb", "x" * 5000])
 def test_unknown_coding_is_refused(header: str) -> None:
     with pytest.raises(errors.Unsupported, match="sent with the content encoding") as caught:
-        coding.check(header, PACKED["gzip"])
+        coding.check(header, PACKED["gzip"], "http://h/disk")
     assert len(str(caught.value)) < 250

@@ -42,7 +42,7 @@ def test_good_image_passes(disks, variant, content):
 def test_good_iso_passes_as_raw(disks):
     for variant in ("iso", "iso-hybrid"):
         data = disks.image(variant).read_bytes()
-        assert inspected.check(data) == facts.Facts("raw", len(data))
+        assert inspected.check(data) == facts.ImageFacts("raw", len(data))
         assert inspected.check_length(data) == 0
 
 
@@ -152,7 +152,7 @@ def test_expected_backing_file_is_accepted(tmp_path, version, name):
     options = ("-u", "-b", name, "-F", "qcow2", "-o", f"compat={version}")
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", *options, path, "8M")
     data = path.read_bytes()
-    assert inspected.check(data, allow_backing="base") == facts.Facts("qcow2", 8 << 20, backing=name)
+    assert inspected.check(data, allow_backing="base") == facts.ImageFacts("qcow2", 8 << 20, backing=name)
     for options in ({"allow_backing": "other"}, {"allow_backing": ""}, {}):
         with pytest.raises(errors.Refused, match="backing_file"):
             inspected.check(data, **options)
@@ -195,8 +195,8 @@ def test_format_that_is_not_a_disk_is_unsupported(name):
 
 
 def test_raw_disk_of_unusable_size_is_refused():
-    assert safety.check("raw", b"x") == facts.Facts("raw", None)
-    assert inspected.check(bytes(512)) == facts.Facts("raw", 512)
+    assert safety.check("raw", b"x") == facts.ImageFacts("raw", None)
+    assert inspected.check(bytes(512)) == facts.ImageFacts("raw", 512)
     for size in (0, 511, (64 << 40) + 1):
         with pytest.raises(errors.Refused, match="virtual_size"):
             safety.check("raw", b"x", size=size)

@@ -72,7 +72,7 @@ REPLACEMENTS = {
     "vmdk-two-extents": ("vmdk", "extents", b"ddb.virtualHWVersion", b'RW 8 SPARSE "x"\nddb.'),
     "vmdk-flat-extent": ("vmdk", "extents", b" SPARSE ", b" FLAT   "),
     "vmdk-type": ("vmdk", "descriptor", b'"monolithicSparse"', b'"monolithicOthers"'),
-    "vmdk-letter": ("vmdk", "descriptor", b"# Disk Descriptor", b"# Disk D\xe9scriptor"),
+    "vmdk-letter": ("vmdk", "descriptor", b"createType", b"cr\xe9ateType"),
     "vmdk-line": ("vmdk", "descriptor", b"ddb.virtualHWVersion", b"odd.virtual HWersion"),
     "vhd-footer-sum": ("vhd", "footer", b"conectix\0\0\0\x02", b"conectix\0\0\0\x03"),
     "vhd-header-sum": ("vhd", "header", b"cxsparse\xff", b"cxsparse\xfe"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -39,6 +41,9 @@ PARTS = (
         'RW=1 SPARSE "/x"',
         "changeTrackPath=x",
         "é",
+        'RW 16384 SPARSE "é.vmdk"',
+        'RW 16384 SPARSE "é\\.vmdk"',
+        'RW 16384 SPARSE "/é.vmdk"',
         "\r",
         "\t",
         "\x0b",
@@ -55,6 +60,11 @@ def is_refused_by_openstack(name: str, data: bytes) -> bool:
         is_new = int.from_bytes(patched[4:8]) >= 3
         features = int.from_bytes(patched[FEATURES]) & ~EXTENDED_L2 if is_new else 0
         patched[FEATURES] = features.to_bytes(8)
+    else:
+        # Programs write names in the encoding of their host; OpenStack reads ASCII only.
+        patched[DESCRIPTOR] = re.sub(
+            rb"[\x80-\xff]\\?", lambda found: b"?" * len(found[0]), patched[DESCRIPTOR]
+        )
     inspector = format_inspector.ALL_FORMATS[name]()
     try:
         inspector.eat_chunk(bytes(patched))

@@ -107,7 +107,7 @@ def test_cut_image_is_truncated(image: bytes, length: int) -> None:
 def test_memory_of_a_huge_empty_map_is_bounded() -> None:
     """16 TiB, the largest map that is accepted: 64 MiB. A window decodes half a million entries."""
     header = vdi._Header(0x10001, 1, 512, 1 << 30, 512, 16 << 40, MiB, 0, 16 << 20, b"", b"")
-    layout = vdi.Layout(header)
+    layout = vdi.VdiLayout(header)
     tables = list(layout.tables(placing.no_directory()))
     assert sum(table.length for table in tables) == 64 * MiB
     assert max(table.length for table in tables) <= 32 << 10

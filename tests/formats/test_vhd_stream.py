@@ -13,7 +13,7 @@ from tests.support import inspected, reading, vhd_images
 
 
 def read_all(data: bytes, step: int) -> bytes:
-    return reading.read_all(vhd.WithoutFooter(readers.Bytes(data)), step)
+    return reading.read_all(vhd.WithoutFooter(readers.BytesReader(data)), step)
 
 
 @pytest.mark.parametrize("step", [1, 511, 512, 513, 4096, 1 << 20])
@@ -55,7 +55,7 @@ def test_stream_and_random_access_agree(length: int, size: int, creator: bytes, 
     except errors.Refused as err:
         found = None
         reason = str(err)
-    stream = vhd.WithoutFooter(readers.Bytes(image))
+    stream = vhd.WithoutFooter(readers.BytesReader(image))
     disk = reading.read_all(stream, step)
     assert disk == image[:-512]
     if found is not None:

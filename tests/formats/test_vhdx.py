@@ -17,7 +17,6 @@ MiB = 1 << 20
 SIZE = 7 * MiB + 512
 #: As QEMU writes them: the log at 1 MiB, the table, the metadata, and data.
 BAT, METADATA, DATA = 2 * MiB, 3 * MiB, 4 * MiB
-SECTOR = bytes.fromhex("1dbf41816fa90947ba47f233a8faab5f")
 
 
 def create(path: Path, size: int, blocks: tuple[int, ...]) -> Path:
@@ -149,6 +148,12 @@ def test_damaged_header_does_not_count(image: bytes, tmp_path: Path) -> None:
     assert "log" in facts_of(bytes(torn))
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_header_of_other_bytes_does_not_count(image: bytes, tmp_path: Path, which: int) -> None:
+    at = newest(image)[which]
+    check_same(image[:at] + b"\xff" * 4096 + image[at + 4096 :], tmp_path)
+
+
 def test_equal_headers_are_one(image: bytes, tmp_path: Path) -> None:
     """Disk2vhd writes them."""
     current, older = newest(image)
@@ -187,14 +192,13 @@ def test_table_has_an_entry_of_a_bitmap_after_each_chunk(tmp_path: Path) -> None
 
 def test_sectors_of_4096_bytes_change_the_length_of_a_chunk(image: bytes, tmp_path: Path) -> None:
     """QEMU cannot read them. In a disk of one chunk the table is the same, which shows the bytes."""
-    (offset,) = struct.unpack_from("<I", image, image.index(SECTOR, METADATA) + 16)
     size = changed(image, (METADATA + (64 << 10) + 8, "<Q", 8 * MiB))
-    data = changed(size, (METADATA + offset, "<I", 4096))
+    data = changed(size, (vhdx_images.metadata(image, vhdx_images.SECTOR), "<I", 4096))
     expected = check_same(size, tmp_path)
     assert placing.read_disk(data, "vhdx") == placing.streamed(data, form="vhdx") == expected
     for sector, blocks in ((image, 4096), (data, 32768)):
         layout = placing.layout(placing.view(sector), "vhdx")
-        assert isinstance(layout, vhdx.Layout)
+        assert isinstance(layout, vhdx.VhdxLayout)
         assert [layout.index(block) for block in (0, blocks - 1, blocks)] == [0, blocks - 1, blocks + 1]
 
 

@@ -46,7 +46,7 @@ def _image(name: str, data: bytes) -> None:
 
 
 def _archive(data: bytes) -> None:
-    opened = archive.Archive(readers.Bytes(sums.tar(data)), limit_bytes=_LIMIT)
+    opened = archive.Archive(readers.BytesReader(sums.tar(data)), limit_bytes=_LIMIT)
     scrap = memoryview(bytearray(4096))
     for entry in opened:
         assert ".." not in entry.path
@@ -56,7 +56,7 @@ def _archive(data: bytes) -> None:
 
 
 def _decompress(kind: str, data: bytes) -> None:
-    reader = decompress.open(kind, readers.Bytes(data), limit=_LIMIT)
+    reader = decompress.open(kind, readers.BytesReader(data), limit=_LIMIT)
     scrap = memoryview(bytearray(65536))
     while reader.readinto(scrap):
         pass

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cdi_worker.formats import bmap, clone
+from cdi_worker.formats import clone
 from cdi_worker.formats.compressed import snappy
 from tests.support import ovas, repository, signers, signing, tar_parts
 
@@ -21,9 +21,7 @@ _DIGEST = f"sha256:{_HASH}"
 def made() -> Iterator[tuple[str, bytes]]:
     """Yield valid inputs with the names of their parsers."""
     yield from _packages()
-    yield from _bmaps()
     yield from _images()
-    yield from _policies()
     with tempfile.TemporaryDirectory() as folder:
         yield from _signatures(Path(folder))
     yield from _servers()
@@ -52,13 +50,6 @@ def _packages() -> Iterator[tuple[str, bytes]]:
     listed = [(b"numblocks", b"1"), (b"size", b"4096"), (b"map", b"0,512")]
     records = [tar_parts.record(b"GNU.sparse." + key, value) for key, value in listed]
     yield "sparse", tar_parts.pax(records, then=tar_parts.block(size=512) + bytes(512))
-
-
-def _bmaps() -> Iterator[tuple[str, bytes]]:
-    digest = hashlib.sha256(_TEXT).digest()
-    yield "bmap", bmap.write(bmap.Map(5000, 4096, ((0, 4096, digest), (4096, 5000, digest))))
-    long = hashlib.sha512(_TEXT).digest()
-    yield "bmap", bmap.write(bmap.Map(1 << 40, 512, ((512, 1024, long), (1 << 30, 1 << 40, long)), "sha512"))
 
 
 def _images() -> Iterator[tuple[str, bytes]]:
@@ -94,24 +85,6 @@ def _images() -> Iterator[tuple[str, bytes]]:
     yield "reference", b"oci-archive:/images/disk.tar:tag"
 
 
-def _policies() -> Iterator[tuple[str, bytes]]:
-    key = {"type": "sigstoreSigned", "keyData": "AAAA", "signedIdentity": {"type": "matchRepository"}}
-    moved = {"type": "remapIdentity", "prefix": "quay.io/vm", "signedPrefix": "example.org/vm"}
-    fulcio = {"caData": "AAAA", "oidcIssuer": "https://issuer", "subjectEmail": "a@example.org"}
-    keyless = {"type": "sigstoreSigned", "fulcio": fulcio, "rekorPublicKeyData": "AAAA"}
-    fixed = {"type": "exactReference", "dockerReference": "quay.io/vm/disk:1"}
-    accept, reject = [{"type": "insecureAcceptAnything"}], [{"type": "reject"}]
-    scopes = {
-        "quay.io/vm/disk": [key],
-        "*.example.org": [keyless],
-        "quay.io": [{**key, "signedIdentity": moved}],
-    }
-    yield "policy", _json({"default": accept})
-    yield "policy", _json({"default": reject, "transports": {"docker": scopes}})
-    archives = {"/images": [{**key, "signedIdentity": fixed}], "": accept}
-    yield "policy", _json({"default": [{"type": "signedBy"}], "transports": {"oci-archive": archives}})
-
-
 def _signatures(folder: Path) -> Iterator[tuple[str, bytes]]:
     sums = f"{_HASH}  disk.qcow2\n{_HASH[:32]} *folder/other\n".encode()
     yield "checksums", sums
@@ -126,9 +99,6 @@ def _signatures(folder: Path) -> Iterator[tuple[str, bytes]]:
     good = f"[GNUPG:] GOODSIG {_HASH[:16]} Signer\n[GNUPG:] VALIDSIG {_HASH[:40]} 2024-01-01 1 0 4 0 22 8 00"
     yield "verdict", f"[GNUPG:] NEWSIG\n{good} {_HASH[:40]}\n".encode()
     yield "verdict", f"[GNUPG:] NEWSIG\n[GNUPG:] ERRSIG {_HASH[:16]} 22 8 00 1 9\n".encode()
-    small = signers.Minisign(folder)
-    yield "keyring", small.public
-    yield "minisign", small.sign(b"message")
     signer = signing.Signer()
     yield "pem", signer.pem
     yield "simple", signer.simple(_DIGEST, "quay.io/vm/disk", {"a": "b"}).data
@@ -168,10 +138,10 @@ def _clones() -> Iterator[tuple[str, bytes]]:
     yield "device", _stream(clone.Encoder())
     yield "device", _stream(clone.Encoder(0))
     encoder = clone.Encoder(0)
-    disk = encoder.disk(clone.Disk(4096 + len(_TEXT), 0o644, 1_700_000_000))
+    disk = encoder.disk(clone.FolderDisk(4096 + len(_TEXT), 0o644, 1_700_000_000))
     yield "folder", _stream(encoder, disk)
     encoder = clone.Encoder(0)
-    disk = encoder.disk(clone.Disk(4096 + len(_TEXT), 0o644, 1, preallocated=True))
+    disk = encoder.disk(clone.FolderDisk(4096 + len(_TEXT), 0o644, 1, preallocated=True))
     yield "folder", _stream(encoder, disk, tar_parts.packed(tar_parts.member("file", b"x"))[:2048])
     pieces = [memoryview(_TEXT), memoryview(bytes(snappy.BLOCK))]
     yield "snappy", b"".join(map(bytes, snappy.frames(pieces)))

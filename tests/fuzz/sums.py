@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import struct
 
 import xxhash
@@ -51,14 +49,3 @@ def vhd(data: bytes) -> bytes:
         changed[at : at + 4] = bytes(4)
         struct.pack_into(">I", changed, at, ~sum(changed[start:end]) & 0xFFFFFFFF)
     return bytes(changed)
-
-
-def bmap(data: bytes) -> bytes:
-    """Return a block map with the right checksum of itself."""
-    match = re.search(rb"<BmapFileChecksum> *([0-9a-f]{64,128}) *<", data)
-    if not match:
-        return data
-    stated = match[1]
-    algorithm = "sha512" if len(stated) == 128 else "sha256"
-    calculated = hashlib.new(algorithm, data.replace(stated, b"0" * len(stated), 1)).hexdigest().encode()
-    return data.replace(stated, calculated, 1)

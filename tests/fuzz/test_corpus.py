@@ -17,7 +17,7 @@ _MUTATIONS = 200
 _LARGEST = 200 << 10
 #: Not those whose inputs are the beginnings of images, or signatures by other keys.
 _VALID = {
-    "documents": set(documents.PARSERS) - {"simple", "statement", "bundle", "minisign", "keyring"},
+    "documents": set(documents.PARSERS) - {"simple", "statement", "bundle"},
     "formats": set(formats.PARSERS) - {"archive", "qcow2", "vmdk", "vhdx"},
 }
 

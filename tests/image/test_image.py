@@ -22,7 +22,7 @@ from tests.support import objectservers, oracle, pods, processes, repository, se
 MiB = 1 << 20
 COMPLETE = '{"scratchSpaceRequired":false,"preallocationApplied":false,"message":"Import Complete"}'
 #: MiB unpacked: the figure in docs/pods/image.md and some reserve.
-LARGEST = 300
+LARGEST = 270
 
 
 # -- the importer ----------------------------------------------------------------------------

@@ -31,9 +31,14 @@ def populator(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Ite
 
 
 def populate(pod: pods.Pod, name: str, secret: Mapping[str, str], metric: str, *arguments: str) -> str:
-    """Run a populator to its end, and see its progress grow on the way; return its output."""
+    """Run a populator to its end, and see its progress grow on the way; return its output.
+
+    ``name``: the command of CDI's controllers; empty: none, as of Forklift's.
+    """
     target = "/dev/block" if pod.block else "/mnt/disk.img"
-    common = (f"--volume-path={target}", "--secret-name=x", f"--owner-uid={UID}", "--pvc-size=16777216")
+    common = [f"--volume-path={target}", "--secret-name=x", f"--owner-uid={UID}", "--pvc-size=16777216"]
+    if not name:
+        common += ["--cr-name=a", "--cr-namespace=b"]
     expression = re.compile(metric + r'\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
 
     def percent() -> float:
@@ -41,7 +46,7 @@ def populate(pod: pods.Pod, name: str, secret: Mapping[str, str], metric: str, *
         assert found
         return float(found[1])
 
-    with pod.running(*arguments, *common, port=PORT, entrypoint=name, env=secret) as running:
+    with pod.running(*arguments, *common, port=PORT, entrypoint=name or None, env=secret) as running:
         processes.wait_for(lambda: 0 < percent() < 100, "progress")
         status = running.wait(60)
     output = (pod.directory / "output").read_text()
@@ -49,21 +54,35 @@ def populate(pod: pods.Pod, name: str, secret: Mapping[str, str], metric: str, *
     return output
 
 
-def test_openstack_image(populator: pods.Pod, cloud: openstack.Cloud, disks: disks.Disks) -> None:
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("openstack-populator", "kubevirt_cdi_openstack_populator_progress_total"),
+        ("", r"\nopenstack_populator_progress"),
+    ],
+    ids=["CDI", "Forklift"],
+)
+def test_openstack_image(
+    populator: pods.Pod, cloud: openstack.Cloud, disks: disks.Disks, name: str, metric: str
+) -> None:
     image = cloud.upload(disks.image("qcow2"), "qcow2")
     secret = test_populators.secret(cloud) | {"regionName": openstack.SLOW_REGION}
-    metric = "kubevirt_cdi_openstack_populator_progress_total"
     arguments = (f"--endpoint={cloud.public}", f"--image-id={image}")
-    output = populate(populator, "openstack-populator", secret, metric, *arguments)
+    output = populate(populator, name, secret, metric, *arguments)
     assert openstack.PASSWORD not in output
     check(populator, disks.expected("qcow2"))
 
 
-def test_ovirt_disk(populator: pods.Pod, ovirt_disk: ovirt_disks.Setup) -> None:
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [("ovirt-populator", "kubevirt_cdi_ovirt_progress_total"), ("", r"\novirt_progress")],
+    ids=["CDI", "Forklift"],
+)
+def test_ovirt_disk(populator: pods.Pod, ovirt_disk: ovirt_disks.Setup, name: str, metric: str) -> None:
     ovirt_disk.engine.delay = "200ms"
     secret = test_populators.engine_secret(ovirt_disk)
     arguments = (f"--engine-url={test_populators.engine_url(ovirt_disk)}", "--disk-id=disk")
-    output = populate(populator, "ovirt-populator", secret, "kubevirt_cdi_ovirt_progress_total", *arguments)
+    output = populate(populator, name, secret, metric, *arguments)
     assert secret["password"] not in output
     check(populator, ovirt_disk.now)
     ovirt_disk.check_ended("finished_success")

@@ -23,7 +23,7 @@ class Shifted(base.Source):
         self.opened: list[int] = []
 
     def open(self, opening: base.Opening) -> base.Facts:
-        return base.Facts(name="memory", size=len(DATA), head=DATA[:4096], ranges=self)
+        return base.Facts(name="memory", size=len(DATA), head=DATA[:4096])
 
     def expect(self, offset: int, length: int, /) -> None:
         pass
@@ -36,13 +36,13 @@ class Shifted(base.Source):
     def stream(self, offset: int = 0) -> base.Reader:
         self.opened.append(offset)
         end = 30_000 if len(self.opened) == 1 else len(DATA)
-        return readers.Bytes(DATA[offset and offset + 1 : end])
+        return readers.BytesReader(DATA[offset and offset + 1 : end])
 
 
 def test_wrong_ranges_are_not_used_to_resume_the_stream() -> None:
     source, scope = Shifted(), cancelling.Cancel()
     engine = image.Engine()
-    served = image.Image(source, source.open(base.Opening()), engine)
+    served = source.image(base.Opening(engine))
     with pytest.raises(errors.NoRanges) as caught:
         served.fetcher(scope).read(20_000, 100)
     engine.do_without_ranges(caught.value)

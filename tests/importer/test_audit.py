@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import random
 from pathlib import Path
@@ -13,7 +14,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import readback, volume
 from cdi_worker.scratch import journal
-from tests.support import devices, mapped_disks, misbehave, processes
+from tests.support import devices, disks, misbehave, processes, worker
 
 MIB = 1 << 20
 #: Neither a multiple of a unit of digests, nor of a granule.
@@ -43,8 +44,15 @@ def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
 
 
 def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:
-    """Serve the disk in a form; return its URL."""
-    return server.serve("/disk", mapped_disks.page(DATA, form, tmp_path))
+    """Serve the disk in a form: of FORMATS, ``raw.gz``, or raw as a ``stream``; return its URL."""
+    if form in {"raw", "stream"}:
+        return server.serve("/disk", misbehave.Page(DATA, ranges=form == "raw"))
+    if form == "raw.gz":
+        return server.serve("/disk", misbehave.Page(gzip.compress(DATA, 1)))
+    raw, image = tmp_path / "raw", tmp_path / f"image.{form}"
+    raw.write_bytes(DATA)
+    disks.convert(raw, image, disks.FORMATS[form])
+    return server.serve("/disk", misbehave.Page(image.read_bytes()))
 
 
 @pytest.mark.parametrize("kind", ["file", "block"])
@@ -101,10 +109,17 @@ def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server
     assert 0 < done.confirmed < SIZE
 
 
+def test_digest_of_an_archive_is_refused_at_once(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/files.tar", misbehave.Page(DATA))
+    done = worker.run("import", url, tmp_path, "--content-type=archive", "--verify")
+    assert (done.status, server.requests) == (2, [])
+    assert "an archive is not a disk" in done.error_message
+
+
 def test_disk_that_is_cut_off_differs() -> None:
-    noted, data = journal.Journal.of_what_arrives(2 * MIB), memoryview(DATA[: 2 * MIB])
+    noted, data = journal.Journal.in_memory(2 * MIB), memoryview(DATA[: 2 * MIB])
     noted.wrote(0, data, noted.digest(0, data))
     compare = readback.Compare(noted, "disk")
-    compare.take(volume.Piece(0, data[:MIB]))
+    compare.take(volume.Data(0, data[:MIB]))
     compare.end()
     assert (compare.total, compare.differing, compare.first) == (2 * MIB, MIB, MIB)

@@ -7,13 +7,14 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdi_worker.importer.commands import group
-from tests.support import devices, misbehave, oracle, repository, servers, tls, worker
+from tests.support import devices, limits, misbehave, oracle, repository, servers, tls, worker
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
@@ -279,11 +280,6 @@ def test_help_has_one_default_for_each_option() -> None:
         assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), command
 
 
-def test_help_of_run_has_no_source_that_a_manifest_cannot_name() -> None:
-    done = worker.run("run", "--help")
-    assert re.findall(r"^Options of (.*):$", done.output, re.MULTILINE) == ["vddk"]
-
-
 def test_help_lists_only_options_as_options() -> None:
     lines = worker.run("import", "--help").output.splitlines()
     first = lines[lines.index("Source:") + 1]
@@ -353,6 +349,41 @@ def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ..
 def test_message_says_what_to_do(tmp_path: Path, source: str, message: str) -> None:
     done = worker.run("import", source, tmp_path / "y")
     assert (done.status, message in done.error_message) == (3, True), done.errors
+
+
+def test_folder_of_headers_that_cannot_be_searched_is_reported() -> None:
+    """Its names can be listed, but not looked at (path_resolution(7))."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder, "token").write_text("X-Token: hunter2")
+        Path(folder).chmod(0o744)
+        arguments = ("--header-dir", folder, "http://127.0.0.1:1/d", "/nowhere/disk.img")
+        done = worker.run("import", "--json", *arguments, prefix=limits.unprivileged())
+    assert done.errors == f"cdi-worker: {folder}/token: permission denied\n"
+    assert (done.status, json.loads(done.output)["error"]["kind"]) == (REQUEST, "RequestError")
+
+
+#: Gives the command ``digest`` a defect.
+DEFECT = """
+import errno, os, sys
+from cdi_worker.importer import cli
+from cdi_worker.importer.commands import digest
+
+def fail(**_: object) -> None:
+    number = getattr(errno, sys.argv[1])
+    raise OSError(number, os.strerror(number), sys.argv[2])
+
+digest.digest.callback = fail
+cli.main(["digest", "--json", "http://u:hunter2-is-secret@h/"])
+"""
+
+
+@pytest.mark.parametrize(("number", "kind"), [("EACCES", "PermissionError"), ("ENOSPC", "OSError")])
+def test_unexpected_error_of_the_system_is_an_internal_error(number: str, kind: str) -> None:
+    argv = [sys.executable, "-c", DEFECT, number, "/tmp/hunter2-is-secret"]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=repository.ROOT)
+    assert done.stderr.startswith(f"cdi-worker: internal error: {kind}: [Errno "), done.stderr
+    assert done.stderr.endswith(": '/tmp/***'; please report it with the output of -v=4\n"), done.stderr
+    assert (done.returncode, json.loads(done.stdout)["error"]["status"]) == (1, 1)
 
 
 def test_checksum_mismatch_says_what_to_do(server: misbehave.Server, tmp_path: Path) -> None:

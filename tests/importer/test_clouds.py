@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cdi_worker import sources
-from cdi_worker.importer.commands import disk, options
+from cdi_worker.importer.commands import import_, options
 from tests.support import containers, objectservers, openstack, oracle, registries, worker
 from tests.support import disks as disks_module
 
@@ -76,13 +76,23 @@ def test_variables_of_openstack(cloud: openstack.Cloud, disks: disks_module.Disk
     assert (done.status, "OS_AUTH_URL" in done.error_message) == (2, True)
 
 
+def test_variable_wins_over_the_default_of_an_option(tmp_path: Path) -> None:
+    """An option that has a default says nothing where it is not given."""
+    env = {"OS_INTERFACE": "publc"}
+    done = worker.run("import", "--source=glance", "--image-id=7", "https://h/", tmp_path / "disk", env=env)
+    assert (done.status, "unknown interface 'publc'" in done.error_message) == (2, True), done.errors
+    help_text = worker.run("help", "import", "glance").output
+    assert "[default: public]" in " ".join(help_text.split())
+
+
 @pytest.mark.parametrize(("name", "prefix"), [("imageio", "OVIRT"), ("vddk", "GOVC")])
 def test_login_of_ovirt_and_govc(name: str, prefix: str) -> None:
     kind = sources.find(name)
-    given = {"user": "", "password_file": None, "ca_files": (), "ca_dir": None, "insecure": False}
+    given = dict.fromkeys(("user", "password_file", "session_token_file", "header_dir", "ca_dir"))
+    given |= {"ca_file": (), "header": (), "insecure": False}
     env = {f"{prefix}_USERNAME": "me", f"{prefix}_PASSWORD": "hush"}
     env[kind.location_type.variables["ca_file"]] = "/one.pem:/two.pem"
-    with click.Context(disk.import_):
+    with click.Context(import_.import_):
         access = options.make_location(kind, "https://h/", given, env).access
         other = options.make_location(kind, "https://h/", {**given, "user": "you"}, env).access
     assert (access.user, access.password, access.ca_files) == ("me", "hush", ("/one.pem", "/two.pem"))

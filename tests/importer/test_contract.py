@@ -11,6 +11,7 @@ import pytest
 from cdi_worker import errors, sources
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.roles import importer
+from cdi_worker.sources import fields
 
 
 @pytest.fixture
@@ -193,6 +194,13 @@ def test_all_errors_are_reported_at_once(paths: contract.Paths) -> None:
     assert "secret" not in message
 
 
+@pytest.mark.parametrize(("role", "size"), [(fields.IMPORTER, 1 << 30), (fields.UPLOAD_SERVER, 2 << 30)])
+def test_each_role_has_a_variable_for_the_size(role: str, size: int) -> None:
+    env = {"IMPORTER_IMAGE_SIZE": "1Gi", "UPLOAD_IMAGE_SIZE": "2Gi", "FILESYSTEM_OVERHEAD": "0.5"}
+    found = contract.Reading(env).fields(request.Request, role)
+    assert found == {"room": request.Room(size=size, overhead=Fraction(1, 2))}
+
+
 @pytest.mark.parametrize("value", ["TRUE", "1", "", "no"])
 def test_preallocation_must_be_true_or_false(paths: contract.Paths, value: str) -> None:
     with pytest.raises(errors.RequestError):
@@ -340,3 +348,10 @@ def test_vddk_library_is_found_at_its_mount(tmp_path: Path) -> None:
     config.touch()
     location = read(VDDK, paths).location
     assert (location.vddk_libdir, location.vddk_config) == ("/library", str(config))
+
+
+def test_mount_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    """A symbolic link in a loop, or a folder that is not ours: not the same as no file."""
+    mounts = {"--vddk-config": str(tmp_path / ("x" * 256))}
+    with pytest.raises(errors.RequestError, match="xxx: file name too long"):
+        read(VDDK, contract.Paths(data=str(tmp_path), mounts=mounts))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
+import ssl
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from cdi_worker import errors, version
 from cdi_worker.images.tools import process
 from cdi_worker.importer.commands import doctor
 from tests.support import disks as disks_module
-from tests.support import misbehave, repository, worker
+from tests.support import misbehave, repository, tls, worker
 
 
 def test_every_program_that_we_run_is_examined() -> None:
@@ -39,6 +41,29 @@ def test_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
     shown = worker.run("doctor")
     assert (shown.status, shown.errors) == (0, "")
     assert re.search(r"^yes  qemu-img", shown.output, re.MULTILINE)
+
+
+def test_trusted_certificates_are_listed_with_their_ends(tmp_path: Path) -> None:
+    authority = tls.Authority(tmp_path, "Our CA")
+    expired = authority.issue(common_name="old.example.org", days=-1).certificate
+    bundle, other = tmp_path / "bundle.pem", tmp_path / "other.der"
+    bundle.write_bytes(authority.certificate.read_bytes() + b"-----BEGIN CERTIFICATE-----\nMIIB\n")
+    other.write_bytes(ssl.PEM_cert_to_DER_cert(authority.certificate.read_text()))
+    files = [each for path in (bundle, expired, other) for each in ("--ca-file", path)]
+    found = json.loads(worker.run("doctor", "--json", *files).output)
+    until = (dt.datetime.now(dt.UTC) + dt.timedelta(days=30)).strftime("%Y-%m-%d")
+    ours = [(each["need"], each["what"], each["works"]) for each in found if str(tmp_path) in each["need"]]
+    before = (dt.datetime.now(dt.UTC) - dt.timedelta(days=1)).strftime("%Y-%m-%d")
+    assert ours == [
+        (str(bundle), f"trust in CN=Our CA until {until}", True),
+        (str(bundle), "certificate 2 of the file", False),
+        (str(expired), f"trust in CN=old.example.org until {before}", False),
+        (str(other), "certificates to trust", False),
+    ]
+    assert "openssl x509 -inform der" in found[-1]["add"]
+    (system,) = [each for each in found if "public CAs" in each["what"]]
+    assert system["works"]
+    assert re.search(r"of [1-9]\d* public", system["what"])
 
 
 @pytest.mark.parametrize(("variant", "compression"), [("vhdx-log", None), ("raw", "xz")])

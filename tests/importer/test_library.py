@@ -23,7 +23,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import together
 from tests.support import disks as disks_module
-from tests.support import misbehave, processes, repository, servers
+from tests.support import http_disk, misbehave, processes, repository, servers, tls
 
 
 class Recorder(cdi_worker.NullProgress):
@@ -225,7 +225,7 @@ def test_import_is_fast() -> None:
 
 def test_inspection_of_an_address(disks: disks_module.Disks, web: servers.Web) -> None:
     found = cdi_worker.inspect(web.url(disks.image("qcow2")))
-    assert (found.survey.content.format, found.obstacle) == ("qcow2", None)
+    assert (found.survey.format, found.obstacle) == ("qcow2", None)
     assert cdi_worker.inspect(str(disks.image("vhdx-log"))).plan is not None
     with pytest.raises(errors.RequestError, match="unsupported URL scheme"):
         cdi_worker.inspect("gopher://host/disk")
@@ -368,3 +368,40 @@ def test_log_has_no_secrets(
     assert caplog.records
     ours = [record for record in caplog.records if not record.name.startswith("urllib3")]
     assert not [record for record in ours if "hush" in record.getMessage()]
+
+
+HOST = """
+import logging, sys, warnings
+import boto3, google.auth, keystoneauth1.session, requests, urllib3
+
+def state():
+    return {name: log.level for name, log in logging.root.manager.loggerDict.items() if hasattr(log, "level")}
+
+before, filters, handlers = state(), list(warnings.filters), list(logging.root.handlers)
+import cdi_worker
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base
+from cdi_worker.sources.objects import aws, gcp, locations
+
+access = base.Access(user="x", password="y", insecure=True)
+aws.Keys(access, cancelling.NEVER)
+gcp.Keys(locations.Gcs("gs://b/o", access), cancelling.NEVER)
+target = sys.argv[2]
+location = cdi_worker.Location(sys.argv[1], base.Access(insecure=True))
+cdi_worker.run(cdi_worker.Request(source="http", location=location, target=target))
+after = state()
+print({name: level for name, level in after.items() if level != before.get(name, 0)})
+print(warnings.filters == filters, logging.root.handlers == handlers, logging.root.level == logging.WARNING)
+"""
+
+
+def test_host_keeps_its_loggers_and_warning_filters(tmp_path: Path) -> None:
+    """Also with an unverified connection, of which nothing warns: the program has asked for it."""
+    pair = tls.Authority(tmp_path).issue()
+    with misbehave.Server(pair) as secure:
+        url = secure.serve("/disk", http_disk.GOOD)
+        command = [sys.executable, "-c", HOST, url, tmp_path / "disk.img"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "{}\nTrue True True\n", done.stderr
+    assert "InsecureRequestWarning" not in done.stderr
+    assert (tmp_path / "disk.img").read_bytes() == http_disk.DATA

@@ -11,6 +11,7 @@ import json
 import logging
 import traceback
 import urllib.parse
+from collections.abc import Callable
 
 import pytest
 from pyVmomi import vim
@@ -39,6 +40,15 @@ ENCODINGS = {
     "basic": lambda text: base64.b64encode(f"me:{text}".encode()).decode(),
     "base64, second place": lambda text: base64.b64encode(f"a{text}".encode()).decode(),
     "base64, third place": lambda text: base64.urlsafe_b64encode(f"ab{text}b".encode()).decode(),
+    "lower case": str.lower,
+    "upper case": str.upper,
+    "basic in lower case": lambda text: base64.b64encode(f"me:{text}".encode()).decode().lower(),
+    "html of lower case": lambda text: html.escape(text.lower()),
+    "control characters": "\a".join,
+    "soft hyphens": "\xad".join,
+    "no-break spaces": "\xa0".join,
+    "repr of control characters": lambda text: repr("\a".join(text)),
+    "quote of control characters": lambda text: urllib.parse.quote("\a".join(text)),
 }
 
 
@@ -72,6 +82,10 @@ def test_secret_is_masked_in_every_encoding(owner: Owner, encoding: str) -> None
         ("space", "no space left on device: space", "no space left on device: ***"),
         ("a1b2", "sha256:00a1b2ff a1b2", "sha256:00a1b2ff ***"),
         ("pw-x", "apw-xb", "a***b"),
+        ("Disk", "disk1 DISK a disk.", "disk1 *** a ***."),
+        ("UNABLE", "Unable to process data: unable", "Unable to process data: ***"),
+        ("pa\tss-word", "a pass-word p\aass-word", "a *** ***"),
+        ("\u0130stan-\u03a3\u03a3", "x \u0130STAN-\u03c3\u03c2 y", "x *** y"),
     ],
 )
 def test_words_are_masked_as_words(owner: Owner, secret: str, text: str, shown: str) -> None:
@@ -147,10 +161,55 @@ def test_address_without_user_is_shown_whole() -> None:
 def test_errors_are_masked_before_they_are_cut(owner: Owner) -> None:
     secret = "s3cr-et-" * 20
     masking.hold(owner, secret)
-    assert "s3cr" not in wire.printable("x" * 70 + secret)
+    assert "s3cr" not in masking.quoted("x" * 70 + secret)
     failure = errors.Unreachable(url="u", reason="x" * (errors.LONGEST - 20) + secret)
     assert "s3cr" not in f"{failure}{failure.fields}"
     assert errors.RequestError(secret).faults == ("***",)
+
+
+@pytest.mark.parametrize("encode", [str, str.lower, "\a".join, urllib.parse.quote])
+@pytest.mark.parametrize("longest", [80, errors.LONGEST])
+def test_no_part_of_a_secret_is_quoted(owner: Owner, encode: Callable[[str], str], longest: int) -> None:
+    """A long text is cut before all of it is decoded: the cut must not leave a part of a secret."""
+    secret = "Zx9-Kq27Lm84Tr55Vb61Wn03Yp78"
+    masking.hold(owner, secret)
+    for before in range(120):
+        for many in (1, 5000):
+            shown = masking.quoted("x" * before + encode(secret) * many, longest).lower()
+            assert "zx9" not in shown, shown
+            assert "yp78" not in shown, shown
+
+
+def test_quoted_text_is_one_printable_line(owner: Owner) -> None:
+    masking.hold(owner, "hunter2-hunter2")
+    assert masking.quoted("no\thunter2-\ahunter2\r\n\x1b[1mx") == "no ***  \ufffd[1mx"
+    assert masking.quoted("x" * 81) == "x" * 80 + "…"
+    assert masking.quoted(b"caf\xe9", 4) == "caf\ufffd"
+
+
+class Circle:
+    """An owner that only the garbage collector ends."""
+
+    def __init__(self) -> None:
+        self.circle = self
+
+
+def test_owner_may_be_collected_while_secrets_are_listed() -> None:
+    held = Circle()
+    thresholds = gc.get_threshold()
+    try:
+        # The collector starts after so many new objects: at each step of the search.
+        for steps in range(80):
+            gc.disable()
+            for number in range(20):
+                masking.hold(Circle(), f"secret {steps} {number}")
+            masking.hold(held, f"latest {steps}")
+            gc.set_threshold(gc.get_count()[0] + steps)
+            gc.enable()
+            assert masking.mask(f"the latest {steps}") == "the ***"
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
 
 
 def test_memory_of_secrets_is_bounded() -> None:

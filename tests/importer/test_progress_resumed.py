@@ -115,7 +115,7 @@ def test_resumed_import_begins_with_what_is_kept(
         checksum=f"sha256:{hashlib.sha256(page.body).hexdigest()}" if form == "vhdx-log" else None,
         scratch=str(scratch),
         journal_interval=0.0,
-        fetch=fetch.Options(connections=2, chunk=MiB, no_progress=20),
+        fetch=fetch.FetchOptions(connections=2, chunk=MiB, no_progress=20),
     )
     cancel = threading.Event()
     stopped = Stopping(int(share * len(page.body)), cancel)
@@ -196,7 +196,7 @@ def test_continued_upload_begins_with_what_the_server_has(tmp_path: Path) -> Non
     path = tmp_path / "disk"
     path.write_bytes(bytes(4 * MiB))
     shown = Shown()
-    with send_file.File(str(path), progress.Several(shown, *shown.lines)) as file:
+    with send_file.ImageFile(str(path), progress.Several(shown, *shown.lines)) as file:
         file.begin(3 * MiB)
         for _ in file.chunks(3 * MiB):
             pass

@@ -45,7 +45,6 @@ def run_json(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple
         (("blank", "I", "1Mi"), TARGET, "TargetExists", "exists"),
         (("upload", "missing", "https://h/"), SOURCE, "Unreachable", "no such file or directory"),
         (("manifest", "missing"), REQUEST, "RequestError", "missing"),
-        (("run", "missing", "--target", "T"), REQUEST, "RequestError", "missing"),
         (("destroy",), REQUEST, "RequestError", "No such command"),
     ],
 )

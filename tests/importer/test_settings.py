@@ -11,10 +11,11 @@ import pytest
 
 from cdi_worker.images.engine import fetch
 from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import disk, options
-from cdi_worker.importer.kubernetes import datavolume, documents, references, run
+from cdi_worker.importer.commands import group, import_, options
+from cdi_worker.importer.kubernetes import contact, datavolume, documents, references
+from cdi_worker.importer.request import Room
 from cdi_worker.importer.roles import importer
-from cdi_worker.importer.settings import Room, Settings
+from cdi_worker.sources import base, fields, trust
 from tests.support import repository
 
 URL, SHA256 = "https://example.org/disk.qcow2", "sha256:" + "a" * 64
@@ -34,14 +35,14 @@ ENV = {
     "FILESYSTEM_OVERHEAD": "0.06",
     "PREALLOCATION": "true",
 }
-LINE = (URL, "disk.img", "--preallocate", f"--checksum-file={URL}.sums", "--stall-timeout=7")
+LINE = (URL, "disk.img", "--preallocate", f"--checksum-file={URL}.sums")
 
 
 @pytest.fixture
 def by_line() -> request.Request:
-    with disk.import_.make_context("import", list(LINE)) as context:
+    with import_.import_.make_context("import", list(LINE)) as context:
         given = dict(context.params)
-        return options.make_request(given.pop("source"), given.pop("target"), given, {})
+        return options.make_request("import", given.pop("source"), given.pop("target"), given, {})
 
 
 @pytest.fixture
@@ -49,18 +50,16 @@ def by_manifest(tmp_path: Path) -> request.Request:
     path = tmp_path / "dv.yaml"
     path.write_text(MANIFEST)
     found = documents.read(str(path))
-    settings = Settings(room=Room(overhead=Fraction("0.06")), stall=7.0)
-    place, faults = run.Place(target="disk.img", folder=str(tmp_path)), list[str]()
-    volume = datavolume.parse(datavolume.find(found), faults)
-    (made,) = run.Planner(volume, references.References(found), place, settings, {}, faults).requests()
-    assert faults == []
+    (volume,) = datavolume.parse_all(datavolume.find(found))
+    reading = contact.Reading(volume, references.References(found), str(tmp_path), {})
+    made = reading.request(Fraction("0.06"))
+    assert reading.faults == []
     return made
 
 
 @pytest.fixture
 def by_environment(paths: contract.Paths) -> request.Request:
-    demand = {"checksum_file": f"{URL}.sums"}
-    settings = paths.settings._replace(demand=demand, stall=7.0)
+    settings = {**paths.settings, "demand": trust.Demand(checksum_file=f"{URL}.sums")}
     return importer.read(ENV, paths._replace(settings=settings))
 
 
@@ -70,10 +69,13 @@ def test_front_ends_make_the_same_request(
     by_environment: request.Request,
     paths: contract.Paths,
 ) -> None:
-    """Only a pod has a mount, the mode of the file, and time to wait; a cluster has the volume's size."""
+    """Only a pod has a mount, the mode of the file, and time to wait; a cluster has the volume's size.
+
+    What is only contacted has no target.
+    """
     cluster = Room(size=3 << 30, overhead=Fraction("0.06"))
     assert by_line.room == Room()
-    assert dataclasses.replace(by_line, room=cluster) == by_manifest
+    assert dataclasses.replace(by_line, target="", room=cluster) == by_manifest
     pod = dataclasses.replace(
         by_manifest,
         target=f"{paths.data}/disk.img",
@@ -85,20 +87,66 @@ def test_front_ends_make_the_same_request(
     assert pod == by_environment
 
 
-def test_patience_is_that_of_the_settings(by_line: request.Request) -> None:
-    assert by_line.fetch == fetch.Options(no_progress=7.0)
+def test_patience_is_that_of_the_settings() -> None:
+    with import_.import_.make_context("import", [*LINE, "--stall-timeout=7"]) as context:
+        given = dict(context.params)
+        by_line = options.make_request("import", given.pop("source"), given.pop("target"), given, {})
+    assert by_line.fetch == fetch.FetchOptions(no_progress=7.0)
     assert (by_line.connect_patience, by_line.location.access.patience) == (7.0, 7.0)
 
 
-def test_only_one_function_makes_requests() -> None:
-    """Elsewhere in the product than in its module, a request is at most changed."""
-    files = sorted(repository.ROOT.glob("importer/**/*.py"))
-    calls = [
-        (path.relative_to(repository.ROOT).as_posix(), ast.unparse(node.func))
-        for path in files
+def test_settings_of_a_pod_are_fields_of_a_request() -> None:
+    """Start-up: modules that read settings do not import the request, so they repeat names."""
+    assert {*contract.POD} <= {each.name for each in dataclasses.fields(request.Request)}
+
+
+DECLARED = [(owner, *each) for owner in (request.Request, base.Access) for each in fields.declared(owner)]
+
+
+@pytest.mark.parametrize("name", group.COMMANDS)
+def test_options_of_a_command_are_declared_once(name: str) -> None:
+    """Each field that names a command is an option of it, and no other command has it."""
+    made = group.command_of(name)
+    found = {option for param in made.params for option in param.opts}
+    for _, _, field, _ in DECLARED:
+        assert not field.option or name not in field.verbs or field.option in found
+
+
+def test_declarations_name_commands() -> None:
+    verbs = {verb for _, _, field, _ in DECLARED if field.option for verb in field.verbs}
+    assert verbs <= {*group.VISIBLE, "pod"}
+    assert all(field.help for _, _, field, _ in DECLARED)
+    assert all(field.section in options.SECTIONS for _, _, field, _ in DECLARED if field.option)
+
+
+def calls() -> list[tuple[str, ast.Call]]:
+    """Return all calls in the importer, with the paths of their modules."""
+    return [
+        (path.relative_to(repository.ROOT).as_posix(), node)
+        for path in sorted(repository.ROOT.glob("importer/**/*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
     ]
-    makers = [path for path, name in calls if name in {"request.Request", "Request", "cdi_worker.Request"}]
+
+
+def test_only_one_function_makes_requests() -> None:
+    names = {"request.Request", "request_module.Request", "Request", "cdi_worker.Request"}
+    makers = {path for path, call in calls() if ast.unparse(call.func) in names}
     # What an upload server reads has the same name: see ``upload.http``.
-    assert sorted({*makers}) == ["importer/request.py", "importer/upload/http.py"]
+    assert sorted(makers) == ["importer/request.py", "importer/upload/http.py"]
+
+
+def test_no_module_rewrites_a_request() -> None:
+    """A replacement is of a request if its name says so, or if only a request has such fields."""
+    fields = {each.name for each in dataclasses.fields(request.Request)}
+    # Surveys and pods have scratch space too.
+    fields -= {"scratch"}
+
+    def rewrites(call: ast.Call) -> bool:
+        name = ast.unparse(call.func)
+        if name not in {"dataclasses.replace", "copy.replace"}:
+            return False
+        is_named = ast.unparse(call.args[0]).endswith("request")
+        return is_named or {each.arg for each in call.keywords} <= fields
+
+    assert {path for path, call in calls() if rewrites(call)} == {"importer/request.py"}

@@ -78,9 +78,8 @@ def test_fish_completes_at_commas(program: Path, tmp_path: Path) -> None:
     assert source.output.strip() == script.read_text().strip()
 
 
-def test_completion_is_quiet_about_a_faulty_configuration(program: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("wait = \n")
-    env = {"CDI_WORKER_CONFIG": str(tmp_path / "config.toml")}
+@pytest.mark.parametrize("env", [{"CDI_WORKER_WAIT": "x"}, {"CDI_WORKER_WIAT": "1"}])
+def test_completion_is_quiet_about_a_faulty_variable(program: Path, env: dict[str, str]) -> None:
     assert complete(program, "cdi-worker import --stall", **env) == ["--stall-timeout"]
 
 
@@ -100,7 +99,7 @@ def test_every_shell_has_its_completion(shell: str) -> None:
 
 
 def pages() -> dict[str, click.Command]:
-    found = {name: group.COMMANDS[name] for name in group.COMMANDS}
+    found = {name: group.command_of(name) for name in group.COMMANDS}
     return {f"cdi-worker-{name}": each for name, each in found.items() if not each.hidden} | {
         "cdi-worker": group.cli
     }
@@ -111,7 +110,6 @@ def test_every_command_has_a_page_with_its_options() -> None:
     for name, made in pages().items():
         text = (SHARE / f"man/man1/{name}.1").read_text()
         assert isinstance(made, command.Command)
-        made.complete()
         listed = re.findall(r"^\\fB\\-\\-((?:[a-z0-9]|\\-)+)\\fP", text, re.MULTILINE)
         known = {each.lstrip("-") for option in made.options for each in option.opts}
         assert {each.replace("\\", "") for each in listed} <= known, f"{name}: run make share"

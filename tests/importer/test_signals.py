@@ -64,7 +64,7 @@ cancel = cli.cancelled_by_signals()
 os.kill(os.getpid(), signal.SIGHUP)
 if sys.argv[1] == "nohup":
     os.kill(os.getpid(), signal.SIGTERM)
-with cli.cancelling.woken(cancel) as wake:
+with cli.cancelling.wake_on(cancel) as wake:
     os.read(wake.fd, 8)
 print(cancel.reason)
 """
@@ -74,3 +74,40 @@ print(cancel.reason)
 def test_hangup_cancels_unless_it_is_ignored(how: str, reason: str) -> None:
     done = processes.script(HANGUP, how)
     assert done.stdout.strip() == reason, done.stderr
+
+
+# Uninterruptible: nothing looks at the cancel.
+DEAF = """
+import os, signal, sys, time
+from cdi_worker.importer import cli
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+cancel = cli.cancelled_by_signals()
+for name in sys.argv[1:]:
+    os.kill(os.getpid(), getattr(signal, name))
+    time.sleep(3)
+print("still here", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (("SIGTERM", "SIGTERM"), 143),
+        (("SIGINT", "SIGINT"), 130),
+        (("SIGTERM", "SIGINT"), 130),
+        (("SIGHUP", "SIGTERM"), 143),
+        # A terminal that closes, or its shell, may send several.
+        (("SIGTERM", "SIGHUP"), 0),
+    ],
+)
+def test_second_signal_ends_the_program(names: tuple[str, ...], status: int) -> None:
+    done = processes.script(DEAF, *names)
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ("" if status else "still here\n")
+
+
+def test_two_signals_at_once_are_one() -> None:
+    """As timeout(1) sends them: to its child, and to its process group."""
+    program = DEAF.replace("time.sleep(3)", "time.sleep(0.05)")
+    done = processes.script(program, "SIGTERM", "SIGTERM")
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr

@@ -40,39 +40,39 @@ DIGESTS = "cryptography _cffi_backend"
 #: Modules that no start needs.
 OTHERS = "cdi_worker.importer.metrics.server"
 COMMANDS = (
-    "cdi_worker.importer.commands.disk cdi_worker.importer.commands.options cdi_worker.importer.kubernetes"
+    "cdi_worker.importer.commands.import_ cdi_worker.importer.commands.options cdi_worker.importer.kubernetes"
 )
 TABLES = "cdi_worker.images.disks.tables cdi_worker.images.disks.following"
 ROUTES = "cdi_worker.importer.routes.convert cdi_worker.importer.routes.unpack subprocess"
 #: Raise a number only for a module that this start needs.
 BUDGETS = {
-    "help": _budget(106, 200, "click", "requests ssl cdi_worker.importer.routes.disk"),
+    "help": _budget(32, 89, "click", "requests ssl cdi_worker.importer.routes.disk"),
     "version": _budget(
-        25, 82, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
+        25, 83, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
     ),
     "blank": _budget(
-        94, 177, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions shutil importlib.metadata"
+        109, 192, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions importlib.metadata"
     ),
     "raw": _budget(
-        116,
-        342,
+        129,
+        355,
         f"{HTTP} {DIGESTS}",
         f"{COMMANDS} {ROUTES} {TABLES} cdi_worker.formats.qcow2",
     ),
     "qcow2": _budget(
-        128,
-        359,
+        137,
+        368,
         f"{HTTP} {DIGESTS} isal backports",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),
     "clone": _budget(
-        49,
-        160,
+        51,
+        162,
         "click backports",
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
-        77, 161, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
+        88, 172, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
     ),
 }
 ENVIRONMENTS = {

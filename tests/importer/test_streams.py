@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks as disks_module
-from tests.support import forked, misbehave, oracle, processes, servers, worker
+from tests.support import forked, misbehave, oracle, ovas, processes, servers, worker
 
 MIB = 1 << 20
 REQUEST, UNSUPPORTED, CHECKSUM, SCRATCH, TOO_LARGE, CLOSED = 2, 4, 5, 7, 8, 141
@@ -112,13 +112,51 @@ def test_import_writes_a_raw_disk_to_standard_output(
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vhdx"])
-def test_other_formats_are_refused_for_standard_output(
-    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
+def test_other_formats_need_scratch_for_standard_output(
+    web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
-    status, data, messages = run("import", web.url(disks.image(variant)), "-", "--scratch", tmp_path)
+    status, data, messages = run("import", web.url(disks.image(variant)), "-")
     assert (status, data) == (UNSUPPORTED, b""), messages
     assert f"{variant} is not in the order of the disk" in messages
-    assert "name a file or a device as the target" in messages
+    assert "name a file or a device as the target, or scratch space (--scratch)" in messages
+
+
+@pytest.mark.parametrize("source", ["http", "standard input"])
+@pytest.mark.parametrize(
+    ("variant", "compression"), [("qcow2", None), ("vmdk-stream", "gz"), ("vhdx-log", None), ("vhd", None)]
+)
+def test_other_formats_are_written_to_standard_output_from_scratch(
+    web: servers.Web,
+    disks: disks_module.Disks,
+    tmp_path: Path,
+    source: str,
+    variant: str,
+    compression: str | None,
+) -> None:
+    image = disks.wrapped(variant, compression)
+    address, stdin = (web.url(image), None) if source == "http" else ("-", image.read_bytes())
+    size = disks.expected(variant).stat().st_size + MIB
+    status, data, messages = run("import", address, "-", "--scratch", tmp_path, f"--size={size}", stdin=stdin)
+    assert status == 0, messages
+    assert data == disks.expected(variant).read_bytes() + bytes(MIB)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("listed", ["first", "last"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_disk_of_an_ova_passes_to_standard_output(
+    disks: disks_module.Disks, tmp_path: Path, listed: str, *, is_right: bool
+) -> None:
+    """Nothing is written before the manifest has been compared."""
+    image = disks.image("vmdk-stream").read_bytes()
+    package = ovas.ova(ovas.Disk(image), listed=listed)
+    if not is_right:
+        package = package.replace(image, image[:-1] + b"x")
+    status, data, messages = run("import", "-", "-", "--scratch", tmp_path, stdin=package)
+    if is_right:
+        assert (status, data) == (0, disks.expected("vmdk-stream").read_bytes()), messages
+    else:
+        assert (status, data) == (CHECKSUM, b""), messages
     assert not [*tmp_path.iterdir()]
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
-import os
 import pickle
-import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.importer.commands import words
 from cdi_worker.sources.local import locations as local
 from tests.support import disks as disks_module
 from tests.support import limits, misbehave, servers, terminals, worker
@@ -82,7 +79,14 @@ def test_address_with_the_name_of_a_variable_is_kept(tmp_path: Path) -> None:
 def test_fault_survives_a_pickle() -> None:
     fault = next(iter(local.Local("").faults()))
     copy = pickle.loads(pickle.dumps(errors.RequestError(fault)))
-    assert (str(copy), words.message(copy)) == (fault, "no endpoint (SOURCE) given")
+    assert (str(copy), copy.at_terminal()) == (fault, "no endpoint (SOURCE) given")
+
+
+def test_pickle_keeps_what_a_retry_and_a_terminal_need() -> None:
+    failure = errors.Transient(url="u", reason="r", retry_after=3.0)
+    assert pickle.loads(pickle.dumps(failure)).retry_after == failure.retry_after
+    limited = errors.TooLarge(virtual_size=2048, available=1024, is_limit=True)
+    assert pickle.loads(pickle.dumps(limited)).at_terminal() == limited.at_terminal()
 
 
 def test_size_that_is_too_small_is_named(tmp_path: Path) -> None:
@@ -107,23 +111,6 @@ def test_device_of_another_user_is_a_matter_of_rights(device: Path) -> None:
     done = worker.run("import", __file__, device, prefix=limits.unprivileged())
     advice = "run as root, or as a member of its group (sudo)"
     assert done.error_message == f"{device}: open: permission denied; {advice}"
-
-
-def test_home_of_another_user_has_no_configuration(tmp_path: Path) -> None:
-    folder = Path("/var/tmp", f"cdi-test-{os.urandom(4).hex()}")
-    (folder / "cdi-worker").mkdir(parents=True)
-    folder.chmod(0o700)
-    try:
-        env = {"XDG_CONFIG_HOME": str(folder)}
-        done = worker.run("inspect", "/usr/bin/env", prefix=limits.unprivileged(), env=env)
-        assert done.status == 0, done.errors
-        assert f"{folder}/cdi-worker/config.toml: permission denied; read without it" in done.errors
-        # What an administrator sets may be a demand.
-        env = {"XDG_CONFIG_DIRS": str(folder), "HOME": "/nowhere"}
-        done = worker.run("inspect", "/usr/bin/env", prefix=limits.unprivileged(), env=env)
-        assert done.status == REQUEST
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_refused_upload_says_what_it_needs(tmp_path: Path) -> None:

@@ -176,13 +176,9 @@ def test_importer_pulls_disk_and_labels(
     empty_node.put("fedora 1.qcow2", disks.image("qcow2").read_bytes())
     server = empty_node.serve(KUBEVIRT_IO_FOO_BAR="1", INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE="fedora")
     pod = worker.Pod(tmp_path / "pod")
-    # Distributions install this policy; it demands nothing of the image that the node has pulled.
-    policy = tmp_path / "policy.json"
-    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     done = pod.run(
         IMPORTER_SOURCE="http",
         IMPORTER_PULL_METHOD="node",
-        CDI_WORKER_SIGNATURE_POLICY=str(policy),
         IMPORTER_ENDPOINT=f"http://localhost:{empty_node.port}/disk.img",
         IMPORTER_READY_FILE=str(empty_node.ready),
         IMPORTER_DONE_FILE=str(empty_node.done),

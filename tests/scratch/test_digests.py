@@ -74,8 +74,8 @@ def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: 
     changed = bytearray(DISK)
     changed[at] ^= 1
     for record in records:
-        assert made.holds(record, stored_tags(made, record, DISK)) == []
-        differing = made.holds(record, stored_tags(made, record, bytes(changed)))
+        assert made.differing(record, stored_tags(made, record, DISK)) == []
+        differing = made.differing(record, stored_tags(made, record, bytes(changed)))
         assert bool(differing) is (record.start <= at < record.end)
 
 
@@ -84,13 +84,13 @@ def test_exchanged_units_are_found(granules: int) -> None:
     made = recorded([], 0, granules)
     swapped = DISK[UNIT : 2 * UNIT] + DISK[:UNIT] + DISK[2 * UNIT :]
     (first, *_) = made.records()
-    assert made.holds(first, stored_tags(made, first, swapped))
+    assert made.differing(first, stored_tags(made, first, swapped))
 
 
 def test_bytes_beyond_the_end_of_storage_differ(granules: int) -> None:
     made = recorded([], 0, granules)
     for record in made.records():
-        assert made.holds(record, b"") == [(record.start, record.end)]
+        assert made.differing(record, b"") == [(record.start, record.end)]
 
 
 def test_discarded_ranges_are_claimed_again_when_written(granules: int) -> None:
@@ -152,4 +152,4 @@ def test_units_that_were_moved_with_their_tags_are_found(granules: int) -> None:
         length = len(record.tags)
         forged, tags = record._replace(tags=tags[:length]), tags[length:]
         found = made.tags(record.start, memoryview(moved)[record.start : record.end])
-        assert made.holds(forged, found) == [(record.start, record.end)]
+        assert made.differing(forged, found) == [(record.start, record.end)]

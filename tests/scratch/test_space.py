@@ -18,7 +18,6 @@ def test_spill_is_removed(tmp_path: Path) -> None:
     with space.Scratch(tmp_path, "job") as scratch:
         Path(scratch.path("spool")).write_bytes(b"x")
         assert len(os.listdir(tmp_path)) == 1
-    scratch.close()
     assert os.listdir(tmp_path) == []
 
 
@@ -53,28 +52,28 @@ def test_relative_targets_do_not_share_a_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_leftovers_count_as_free_space(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
-        before = space.facts(point, "job")
+        before = space.available(point, "job")
         with space.Scratch(point, "job") as scratch:
             devices.fill(Path(scratch.path("spool")), 5 * MiB)
             scratch.keep()
-        assert space.facts(point, "job") == before
+        assert space.available(point, "job") == before
         assert os.listdir(point) != []
-        other = space.facts(point, "other")
+        other = space.available(point, "other")
         assert other is not None
         assert before is not None
-        assert other.available <= before.available - 5 * MiB
+        assert other <= before - 5 * MiB
 
 
 def test_space_reserved_for_root_is_not_available(tmp_path: Path) -> None:
     with devices.filesystem("ext4", tmp_path) as point:
         room = os.statvfs(point)
         assert room.f_bavail < room.f_bfree
-        assert space.facts(point, "job") == space.ScratchFacts(room.f_bavail * room.f_frsize)
+        assert space.available(point, "job") == room.f_bavail * room.f_frsize
 
 
 def test_missing_directory_means_no_scratch(tmp_path: Path) -> None:
-    assert space.facts(None, "job") is None
-    assert space.facts(tmp_path / "missing", "job") is None
+    assert space.available(None, "job") is None
+    assert space.available(tmp_path / "missing", "job") is None
 
 
 @pytest.mark.parametrize("resume", [False, True])

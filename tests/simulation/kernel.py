@@ -411,6 +411,9 @@ class Machine:
     def getpid(self) -> int:
         return 1
 
+    def geteuid(self) -> int:
+        return 1000
+
     def umask(self, mask: int) -> int:
         return 0o022
 

@@ -82,7 +82,7 @@ MUTANTS = (
         "resumes on a device that somebody else has used",
         {
             "scratch/journal.py": {
-                "differing = self._digests.holds(record, tags)": "differing: list[Range] = []"
+                "differing = self._digests.differing(record, tags)": "differing: list[Range] = []"
             }
         },
         is_rare=True,
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "shifted-ranges",
         "writes ranges that begin at another byte than they say",
-        {"images/image.py": {"if not isinstance(ranges, readers.Continuing):": "if True:"}},
+        {"images/image.py": {"if isinstance(reader, readers.ContinuingReader):": "if False:"}},
         seed=41,
     ),
     Mutant(
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "changed-object",
         "continues with another version of the object",
-        {"sources/web/http.py": {"        if changed:\n": "        if False:\n"}},
+        {"sources/web/http.py": {"        if changed := known.difference(now):\n": "        if False:\n"}},
         is_rare=True,
     ),
     Mutant(
@@ -141,7 +141,7 @@ MUTANTS = (
         {
             "scratch/journal.py": {
                 "        flush()\n": "",
-                "differing = self._digests.holds(record, tags)": "differing = []",
+                "differing = self._digests.differing(record, tags)": "differing = []",
             }
         },
         is_rare=True,
@@ -199,8 +199,8 @@ MUTANTS = (
         {
             "images/targets/file.py": {
                 "        self.storage.sync()\n        self.storage.close()\n": "",
-                "_rename(self.written_path, self.path)\n        if not": (
-                    "_rename(self.written_path, self.path)\n        self.storage.sync()\n"
+                ".replace(self.path)\n        if not": (
+                    ".replace(self.path)\n        self.storage.sync()\n"
                     "        self.storage.close()\n        if not"
                 ),
             }
@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant(
         "old-head",
         "overwrites an old disk with one write, which a power cut may tear",
-        {"images/targets/block.py": {"            self._disable(len(head))\n": ""}},
+        {"images/targets/block.py": {"self._disable(len(head))\n": "bytes(len(head))\n"}},
     ),
     Mutant(
         "units-not-compared",

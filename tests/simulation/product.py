@@ -40,7 +40,7 @@ class Product:
         self._edits = {root / path: edit for path, edit in (edits or {}).items()}
         self._name = name
         self._modules: dict[str, types.ModuleType] = {**simulated, "importlib": types.ModuleType("importlib")}
-        # An own name is asked for by lazy references, as in cdi_worker.sources.
+        # A kind of source is named by a reference, as in cdi_worker.sources.
         self._modules["importlib"].__dict__["import_module"] = lambda name: self.load(
             name.removeprefix(f"{self._name}.")
         )

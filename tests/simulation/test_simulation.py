@@ -44,9 +44,9 @@ def test_law_holds_where_it_was_broken() -> None:
 #: A system call that is not simulated, and whose failure the product hides.
 _UNKNOWN = {
     "images/targets/file.py": {
-        "def _length(fd: int) -> int:\n": (
-            "def _length(fd: int) -> int:\n    with contextlib.suppress(AttributeError):\n"
-            "        os.nice(0)\n"
+        'its storage if it is preallocated."""\n': (
+            'its storage if it is preallocated."""\n        with contextlib.suppress(AttributeError):\n'
+            "            os.nice(0)\n"
         )
     }
 }

@@ -576,7 +576,7 @@ class World:
             location=location,
             target=self.plan.target,
             existing="compare",
-            fetch=fetch.Options(connections=options["connections"], chunk=options["chunk"]),
+            fetch=fetch.FetchOptions(connections=options["connections"], chunk=options["chunk"]),
         )
         cancelling = loaded.load("cdi_worker.images.engine.cancelling")
         verification = loaded.load("cdi_worker.importer.verification")
@@ -584,14 +584,11 @@ class World:
         is_clean = run.serving == server.Serving() and not run.storing.fails_read
         self.law.reads(process, served)
         try:
-            with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
-                start = types.SimpleNamespace(
-                    request=wanted,
-                    reads=reads,
-                    signatures=(),
-                    source=self._opener(loaded, run, served, reads),
-                )
-                found = verification.compare(start, progress)
+            with cancelling.adapt(None) as stop, cancelling.Reads(stop) as reads:
+                demanded = loaded.load("cdi_worker.sources.trust").Demanded()
+                runs = loaded.load("cdi_worker.importer.execute").Run(progress, reads, demanded)
+                connect = self._opener(loaded, run, served, reads)
+                found = verification.compare(connect, wanted, runs)
         except Exception as err:  # noqa: BLE001 (the law judges it)
             self.law.read(process, None, err, is_clean=is_clean)
         else:
@@ -635,14 +632,14 @@ class World:
             wait=run.wait,
             journal_interval=options["interval"],
             # At a terminal nothing but the address says which of the two disks is asked for.
-            room=loaded.load("cdi_worker.importer.settings").Room(
+            room=loaded.load("cdi_worker.importer.request").Room(
                 owner="" if self.plan.shared else f"uid-{run.job}"
             ),
-            fetch=fetch.Options(
+            fetch=fetch.FetchOptions(
                 connections=options["connections"], chunk=options["chunk"], window=options["connections"] + 2
             ),
         )
-        with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
+        with cancelling.adapt(None) as stop, cancelling.Reads(stop) as reads:
             if run.cancel_at:
                 process.cancelling = self.scheduler.start(
                     process, lambda: self._cancel(process, stop), "signal"

@@ -34,7 +34,7 @@ def test_read_through_a_tls_proxy_can_be_interrupted(tmp_path: Path, silence: di
 
         def read() -> None:
             with contextlib.suppress(errors.Cancelled):
-                outcome.append(image.facts.ranges.read_range(300_000, into))
+                outcome.append(image.source.ranges.read_range(300_000, into))
 
         cancel = cancelling.Cancel()
         with http_disk.opened(url, access, cancel) as image:

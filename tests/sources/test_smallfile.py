@@ -76,10 +76,8 @@ def test_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
 #: Commands whose file PIPE is read before anything else happens.
 NAMED = {
     "keys": ("import", "--signed-by=PIPE", "docker://127.0.0.1:1/r", "TARGET"),
-    "policy": ("import", "--signature-policy=PIPE", "docker://127.0.0.1:1/r", "TARGET"),
     "password": ("import", "--user=u", "--password-file=PIPE", "http://127.0.0.1:1/d", "TARGET"),
     "authorities": ("import", "--ca-file=PIPE", "https://127.0.0.1:1/d", "TARGET"),
-    "settings": ("import", "--config=PIPE", "http://127.0.0.1:1/d", "TARGET"),
     "client certificate": ("upload", "--cert=PIPE", "/etc/hostname", "https://127.0.0.1:1"),
     "certificate of NBD": ("import", "--cert=PIPE", "nbds://127.0.0.1:1/d", "TARGET"),
     "login": ("import", "--auth-file=PIPE", "docker://127.0.0.1:1/r", "TARGET"),
@@ -99,6 +97,45 @@ def test_endless_pipe_is_refused_wherever_a_file_is_named(endless: Path, tmp_pat
     names = {"PIPE": str(endless), "TARGET": str(tmp_path / "disk.img")}
     done = worker.run(*(re.sub("PIPE|TARGET", lambda found: names[found[0]], each) for each in NAMED[what]))
     assert (done.status, "larger than 1 MiB" in done.errors) == (2, True), done.errors
+
+
+#: Variables that name a file which a library would open, and wait for the writer of a pipe.
+VARIABLES = {
+    "SSL_CERT_FILE": ("import", "http://127.0.0.1:1/d", "disk.img"),
+    "AWS_CONFIG_FILE": ("import", "s3://127.0.0.1:1/bucket/d", "disk.img"),
+    "AWS_SHARED_CREDENTIALS_FILE": ("import", "s3://127.0.0.1:1/bucket/d", "disk.img"),
+    "AWS_WEB_IDENTITY_TOKEN_FILE": ("import", "s3://127.0.0.1:1/bucket/d", "disk.img"),
+}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_pipe_that_a_library_would_open_is_refused(pipe: Path, tmp_path: Path, variable: str) -> None:
+    *arguments, target = VARIABLES[variable]
+    done = worker.run(*arguments, tmp_path / target, env={variable: str(pipe)})
+    assert done.status == 2, done.errors
+    assert f"{pipe}: is a pipe; name a file" in done.error_message
+
+
+def test_pipe_that_a_library_would_open_is_refused_in_a_pod(pipe: Path, tmp_path: Path) -> None:
+    pod = worker.Pod(tmp_path)
+    env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": "http://127.0.0.1:1/d", "PREALLOCATION": "false"}
+    done = worker.run(*pod.arguments, env={**env, "SSL_CERT_FILE": str(pipe)})
+    assert done.status == 1, done.errors
+    assert f"SSL_CERT_FILE: {pipe}: is a pipe; name a file" in pod.message
+
+
+def test_login_that_a_variable_names_is_read_like_any_other(endless: Path, tmp_path: Path) -> None:
+    arguments = ("docker://127.0.0.1:1/r", tmp_path / "disk.img")
+    done = worker.run("import", *arguments, env={"REGISTRY_AUTH_FILE": str(endless)})
+    assert (done.status, "larger than 1 MiB" in done.errors) == (2, True), done.errors
+
+
+@pytest.mark.parametrize("command", ["verify", "import"])
+def test_pipe_is_not_a_qcow2_file(pipe: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "raw").write_bytes(bytes(4096))
+    done = worker.run(command, "--format=qcow2", tmp_path / "raw", pipe)
+    assert done.status == 6, done.errors
+    assert done.error_message == f"{pipe}: is not a regular file; name another target"
 
 
 def test_password_may_come_from_a_pipe(pipe: Path, tmp_path: Path) -> None:

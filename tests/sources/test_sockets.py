@@ -194,7 +194,7 @@ def test_records_without_data_are_a_timeout(tmp_path: Path, monkeypatch: pytest.
         peer.sendall(DATA[:RECORD_LENGTH])
         over.wait(processes.PATIENCE)
 
-    monkeypatch.setattr(sockets.Receiver, "_received", none)
+    monkeypatch.setattr(sockets.Receiver, "_receive_ready", none)
     with receiving(send, tls.Authority(tmp_path).issue()) as client:
         # What lies there is tried once more after the wait for many bytes.
         with pytest.raises(TimeoutError):

@@ -20,7 +20,7 @@ import pytest
 
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.sources import base, sockets, wire
-from cdi_worker.sources.ovirt import data
+from cdi_worker.sources.ovirt import backend as backends
 from cdi_worker.sources.vmware import session
 from tests.support import processes, tls
 
@@ -41,7 +41,7 @@ def _of_uploads(authority: tls.Authority, pair: tls.KeyPair) -> ssl.SSLContext:
 
 
 def _of_imageio(authority: tls.Authority, _pair: tls.KeyPair) -> ssl.SSLContext:
-    backend = type("Backend", (data.library()._Backend,), {"slowest": 1.0})
+    backend = type("Backend", (backends.Backend,), {"slowest": 1.0})
     made = backend(urllib.parse.urlparse("https://host/x"), cafile=str(authority.certificate), connect=False)
     context: ssl.SSLContext = made._create_ssl_context()
     return context

@@ -203,7 +203,7 @@ def test_source_is_read_once() -> None:
     data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
     lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))
     source = upload.UploadSource(body, len(data), cancelling.Cancel())
-    with base.opened(source) as image:
+    with base.open_image(source) as image:
         assert image.facts.head == data[: upload.HEAD_SIZE]
         stream = image.source.stream()
         found, into = b"", memoryview(bytearray(100_000))

@@ -90,7 +90,7 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
         elif mode == "block":
             parts = extents.Device(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
         else:
-            disk = stack.enter_context(extents.opened_disk(directory))
+            disk = stack.enter_context(extents.open_disk(directory))
             parts = extents.Directory(directory, disk, shown, sparse=True).chunks(0)
         return b"".join(bytes(part) for part in parts)
 

@@ -5,7 +5,7 @@
  *   user= password= thumbprint= vm=   what a connection must present; unchecked if missing
  *   snapshot=            the snapshot that a connection must name
  *   log=FILE             one line for each call, and "Config LINE" for each line of VDDK's configuration
- *   fail=connect|open|qab|read@SECTOR
+ *   fail=connect|open|qab|qab@SECTOR|read@SECTOR
  *   delay=MICROSECONDS   before each read
  *
  * The file is read for each connection, so the faults can change during a test.
@@ -215,14 +215,20 @@ PUBLIC VixError VixDiskLib_GetInfo(void *opened, struct info **out) {
 }
 PUBLIC void VixDiskLib_FreeInfo(struct info *info) { free(info); }
 
+/* Whether the setting is a sector of this range, after ``what``. */
+static int fails(const struct handle *handle, const char *what, uint64_t start, uint64_t count) {
+    size_t length = strlen(what);
+    uint64_t bad;
+    if (strncmp(handle->now.fail, what, length)) return 0;
+    bad = strtoull(handle->now.fail + length, NULL, 10);
+    return bad >= start && bad < start + count;
+}
+
 static VixError pull(struct handle *handle, uint64_t start, uint64_t count, unsigned char *into) {
     size_t wanted = count * SECTOR, got = 0;
     note(&handle->now, "Read %llu+%llu", (unsigned long long)start, (unsigned long long)count);
     if (handle->now.delay) usleep(handle->now.delay);
-    if (!strncmp(handle->now.fail, "read@", 5)) {
-        uint64_t bad = strtoull(handle->now.fail + 5, NULL, 10);
-        if (bad >= start && bad < start + count) return VIX_E_FAIL;
-    }
+    if (fails(handle, "read@", start, count)) return VIX_E_FAIL;
     while (got < wanted) {
         ssize_t now = pread(handle->fd, into + got, wanted - got, start * SECTOR + got);
         if (now < 0 && errno == EINTR) continue;
@@ -274,6 +280,7 @@ PUBLIC VixError VixDiskLib_QueryAllocatedBlocks(void *opened, uint64_t start, ui
     note(&handle->now, "QueryAllocatedBlocks %llu+%llu", (unsigned long long)start, (unsigned long long)count);
     if (!strcmp(handle->now.fail, "qab") || chunk < MIN_CHUNK || start % chunk || count % chunk || end > handle->sectors)
         return VIX_E_FAIL; /* as the real library */
+    if (fails(handle, "qab@", start, count)) return VIX_E_FAIL;
     if (!(list = malloc(sizeof *list + room * sizeof list->block[0]))) return VIX_E_FAIL;
     list->count = 0;
     end *= SECTOR;

@@ -37,7 +37,16 @@ def forms(secret: str) -> list[str]:
         base64.urlsafe_b64encode(f"me:{secret}".encode()).decode(),
         json.dumps(secret)[1:-1],
         repr(data)[2:-1],
+        secret.lower(),
+        secret.upper(),
+        "\a".join(secret),
+        "\xad".join(secret),
     ]
+
+
+def plain(text: str) -> str:
+    """Return a text in lower case and without what is not printable, or stands for it."""
+    return "".join(char for char in text if char.isprintable() and char != "\ufffd").lower()
 
 
 class Request(NamedTuple):

@@ -47,8 +47,12 @@ ENVIRONMENT = {
 UNPREPARED = (
     "cdi_worker.__main__",
     "cdi_worker.importer.metrics.server",
+    "cdi_worker.sources.glance.keystone",
+    "cdi_worker.sources.glance.source",
+    "cdi_worker.sources.objects.aws",
+    "cdi_worker.sources.objects.gcp",
+    "cdi_worker.sources.objects.gcs",
     "cdi_worker.sources.ovirt.backend",
-    "cdi_worker.sources.trust.keyless",
 )
 #: Libraries that the worker imports when it needs them. boto3 reads where the home is, for models of its own.
 LIBRARIES = (

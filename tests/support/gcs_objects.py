@@ -35,7 +35,7 @@ def source(
 
 def opened(*arguments: Any) -> contextlib.AbstractContextManager[base.Image]:
     """Open the source of an object, see ``source``; close it after the block."""
-    return base.opened(source(*arguments))
+    return base.open_image(source(*arguments))
 
 
 def refusal(endpoint: str, credentials_file: Path | str = "") -> str:

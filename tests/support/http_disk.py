@@ -37,7 +37,7 @@ def opened(
     url: str, access: base.Access | None = None, cancel: base.Cancel = cancelling.NEVER
 ) -> contextlib.AbstractContextManager[base.Image]:
     """Open the source of a URL; close it after the block."""
-    return base.opened(source(url, access, cancel))
+    return base.open_image(source(url, access, cancel))
 
 
 def whole(image: base.Image, offset: int = 0) -> bytes:

@@ -182,10 +182,9 @@ Trick = Callable[[Seen], tuple[int, bytes] | None]
 class Server(threaded.Threaded):
     """Serve volumes and disks of backups, by name.
 
-    ``delay``: seconds before each answer. ``trick``: answers in place of the server. ``shorten``: returns how
-    many bytes of a range are sent before the connection breaks, or None. ``slow``: bytes a second and
-    connection. ``lengths``: digits of the Content-Length of a backup's ranges; 0: chunks instead of one.
-    ``redirect``: where all requests are sent.
+    ``trick``: answers in place of the server. ``shorten``: returns how many bytes of a range are sent before
+    the connection breaks, or None. ``slow``: bytes a second and connection. ``lengths``: digits of the
+    Content-Length of a backup's ranges; 0: chunks instead of one. ``redirect``: where all requests are sent.
     """
 
     def __init__(self, pair: tls.KeyPair) -> None:
@@ -193,7 +192,6 @@ class Server(threaded.Threaded):
         self.token = TOKEN
         self.volumes: dict[str, Path] = {}
         self.backups: dict[str, Disk] = {}
-        self.delay = 0.0
         self.slow = 0
         self.trick: Trick = lambda _: None
         self.shorten: Callable[[Seen], int | None] = lambda _: None
@@ -248,7 +246,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         seen = Seen(parts.path, query, headers, id(self.connection))
         owner = self.server.owner
         owner.seen.append(seen)
-        owner.stopping.wait(owner.delay)
         if owner.token not in (headers.get(HEADER), query.get(HEADER)):
             self._small(seen, 401, b"")
         elif owner.redirect:

@@ -1,10 +1,9 @@
-"""DataVolume manifests with the objects they refer to, run by the command line."""
+"""DataVolume manifests with the objects they refer to."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +12,23 @@ import yaml
 from cdi_worker.importer.kubernetes import datavolume
 from tests.support import worker
 
-MIB = 1 << 20
-SIZE = 32 * MIB
-IMPORTED = ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"]
-
 
 @dataclasses.dataclass
 class Workspace:
-    """A directory with a manifest, its Secrets and ConfigMaps, and the target."""
+    """A directory with a manifest, its Secrets and ConfigMaps."""
 
     directory: Path
     documents: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    @property
-    def target(self) -> Path:
-        """Return the path of the disk to be written."""
-        return self.directory / "disk.img"
-
-    def volume(self, source: dict[str, Any], *, size: str | None = "32Mi", **spec: Any) -> None:
+    def volume(self, source: dict[str, Any], **spec: Any) -> None:
         """Add a DataVolume; ``spec`` adds or replaces fields of its spec."""
-        requests = {} if size is None else {"resources": {"requests": {"storage": size}}}
+        storage = {"resources": {"requests": {"storage": "32Mi"}}}
         self.documents.append(
             {
                 "apiVersion": datavolume.API_VERSION,
                 "kind": "DataVolume",
                 "metadata": {"name": "x"},
-                "spec": {"source": source, "storage": requests} | spec,
+                "spec": {"source": source, "storage": storage} | spec,
             }
         )
 
@@ -51,21 +41,16 @@ class Workspace:
         """Add a ConfigMap."""
         self.documents.append({"kind": "ConfigMap", "metadata": {"name": name}, "data": data})
 
-    def run(self, *arguments: str | Path, target: Path | None = None, **env: str) -> worker.Completed:
-        """Run ``cdi-worker run`` with the manifest, the target and further arguments."""
+    def printed(self, *arguments: str | Path, **env: str) -> worker.Completed:
+        """Run ``cdi-worker manifest`` with these documents."""
         path = self.directory / "dv.yaml"
         path.write_text(yaml.safe_dump_all(self.documents))
-        where = f"--target={target or self.target}"
-        return worker.run("run", path, where, "--stall-timeout=5", *arguments, env=env)
+        return worker.run("manifest", path, "--image=x", *arguments, env=env)
 
-    def plan(self, *arguments: str | Path, **env: str) -> dict[str, Any]:
-        """Return the plan printed by a dry run, and check that the dry run leaves nothing behind."""
-        done = self.run("--dry-run", "--json", *arguments, **env)
+    def gets_scratch(self, *arguments: str | Path, **env: str) -> bool:
+        """Return whether the pod gets scratch space after its source was contacted."""
+        done = self.printed("--contact", *arguments, **env)
         assert done.status == 0, done.errors
-        assert not self.target.exists()
-        return dict(json.loads(done.output))
-
-
-def phases(done: worker.Completed) -> list[str]:
-    """Return the phases printed by a run, in order."""
-    return [line.split()[0] for line in done.output.splitlines()]
+        (job,) = (each for each in yaml.safe_load_all(done.output) if each["kind"] == "Job")
+        volumes = job["spec"]["template"]["spec"]["volumes"]
+        return "scratch" in {volume["name"] for volume in volumes}

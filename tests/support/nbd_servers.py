@@ -49,12 +49,15 @@ class Disk:
     """A disk of 0x41, and how it is served.
 
     ``sizes``: of the first, second, … connection; the last one counts for all others. ``cut``: each
-    connection ends within the reply after so many. ``silent``: no reply after so many. ``part``: a read gets
-    one of so many parts. ``chunks``: the chunks of a reply to a read: offset and length within it, as data or
-    a hole. ``status``: the extents for an offset and a length. ``dirty``: those of the bitmap
-    ``BITMAP``, if the disk has one. ``endless``: what never ends: chunks of a read, of a kind in
-    ``_CHUNKS``; ``status``, or the list of ``contexts`` or of ``exports``.
-    ``failing``: NBD's error for a command of a client that writes; ``written``: bytes of all writes.
+    connection ends within the reply after so many. ``silent``: no reply after so many. ``malformed``: after
+    so many of all connections, each reply is not NBD. ``part``: a read gets one of so many parts. ``chunks``:
+    the chunks of a reply to a read: offset and length within it, as data or a hole. ``status``: the extents
+    for an offset and a length. ``dirty``: those of the bitmap ``BITMAP``, if the disk has one. ``endless``:
+    what never ends: chunks of a read, of a kind in ``_CHUNKS``; ``status``, or the list of ``contexts`` or of
+    ``exports``.
+    ``failing``: NBD's error for a command of a client that writes. ``refusing``, ``reading``: the one for
+    extents from an offset, and for the next read; 0: none.
+    ``written``: bytes of all writes.
     ``pause``: seconds between two of them; 0: as many as the client receives.
     """
 
@@ -62,6 +65,7 @@ class Disk:
     flags: int = FLAGS
     cut: int | None = None
     silent: int | None = None
+    malformed: int | None = None
     part: int = 1
     chunks: Callable[[int], list[Chunk]] | None = None
     status: Callable[[int, int], Extents] = one_extent
@@ -69,6 +73,8 @@ class Disk:
     endless: str = ""
     pause: float = 0.0
     failing: dict[int, int] = dataclasses.field(default_factory=dict)
+    refusing: Callable[[int], int] = lambda _offset: 0
+    reading: Callable[[], int] = lambda: 0
     written: int = 0
     connections: int = 0
     requests: int = 0
@@ -110,11 +116,19 @@ class _Handler(socketserver.StreamRequestHandler):
         if disk.silent is not None and count >= disk.silent:
             disk.released.wait(60)
             return False
+        if disk.malformed is not None and disk.requests > disk.malformed:
+            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            return True
         if kind in {WRITE, FLUSH, ZERO} and not (disk.cut is not None and count >= disk.cut):
             error = disk.failing.get(kind, 0)
             data = struct.pack(">IH", error, 0) if error else b""
             reply = _FAILED if error else _NONE
             self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, reply, cookie, len(data)) + data)
+            return True
+        error = disk.refusing(offset) if kind == _STATUS else disk.reading() if kind == _READ else 0
+        if error:
+            data = struct.pack(">IH", error, 0)
+            self.wfile.write(struct.pack(">IHHQI", 0x668E33EF, _DONE, _FAILED, cookie, len(data)) + data)
             return True
         if disk.endless == "bytes" and kind == _READ:
             for at in range(length):

@@ -19,19 +19,19 @@ REQUEST_MAGIC, REPLY_MAGIC = 0x25609513, 0x67446698
 READ, WRITE, DISCONNECT, FLUSH, TRIM, WRITE_ZEROES, BLOCK_STATUS = 0, 1, 2, 3, 4, 6, 7
 
 
-def from_memory(content: bytes) -> server.Export:
+def from_memory(content: bytes) -> server.NbdServer:
     """Return an export that serves ``content``."""
 
     def read(offset: int, into: memoryview) -> None:
         into[:] = content[offset : offset + len(into)]
 
-    return server.Export(read, len(content), cancelling.Cancel())
+    return server.NbdServer(read, len(content), cancelling.Cancel())
 
 
 class Client:
     """A raw NBD connection to ``export``; each method sends or receives one protocol element."""
 
-    def __init__(self, export: server.Export) -> None:
+    def __init__(self, export: server.NbdServer) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(20)
         self.socket.connect(export.socket)

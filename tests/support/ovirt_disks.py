@@ -64,7 +64,7 @@ class Setup:
         cancel: cancelling.Cancel = cancelling.NEVER,
     ) -> contextlib.AbstractContextManager[base.Image]:
         """Open the source of the disk, or of a delta; close it after the block."""
-        return base.opened(self.source(*checkpoints, patience=patience, cancel=cancel))
+        return base.open_image(self.source(*checkpoints, patience=patience, cancel=cancel))
 
     def check_ended(self, *phases: str) -> None:
         """Check the final phases of the transfers, that the disk is unlocked and no session is open."""

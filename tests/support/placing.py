@@ -32,7 +32,7 @@ VARIANTS = [
 #: In bytes. A damaged header can state more than fits into memory, which says nothing about the readers.
 LARGEST = 256 << 20
 #: The checks by qemu-img's name of the format.
-_CHECKS: dict[str, Callable[[views.View], facts.Facts]] = {
+_CHECKS: dict[str, Callable[[views.View], facts.ImageFacts]] = {
     "vmdk": vmdk.check,
     "vdi": vdi.check,
     "vpc": vhd.check,
@@ -104,7 +104,7 @@ class Counts:
 
 def fetcher(file: Bytes) -> fetch.Fetcher:
     """Return a fetcher of two connections for ``file``."""
-    return fetch.Fetcher(file, file.size, fetch.Options(connections=2), scope=cancelling.Cancel())
+    return fetch.Fetcher(file, file.size, fetch.FetchOptions(connections=2), scope=cancelling.Cancel())
 
 
 def unjournalled() -> journal.Journal:
@@ -123,7 +123,7 @@ def view(data: bytes, *, ordered: bool = False, length: int = 64 << 10) -> views
 def layout(file_view: views.View, form: str) -> mapped.Layout:
     """Return how an image is laid out, without the second opinion of ``formats.safety``."""
     if form == "qcow2":
-        return qcow2.Layout(qcow2_header.parse(file_view.head))
+        return qcow2.Qcow2Layout(qcow2_header.parse(file_view.head))
     found = _CHECKS[form](file_view)
     if found.needs:
         raise errors.Truncated(format=form, reason=f"{found.needs} bytes are needed")
@@ -144,7 +144,7 @@ def size_of(data: bytes, form: str) -> int | None:
     return None
 
 
-def image_of(data: bytes, form: str = "qcow2") -> image.Image:
+def image_of(data: bytes, form: str = "qcow2") -> image.MappedImage:
     """Return what reads the image in ``data`` at random."""
     file_view = view(data)
     return image.read_image(layout(file_view, form), file_view.at, len(data))
@@ -162,7 +162,7 @@ def tables_of(data: bytes, source: fetch.Fetcher, form: str = "qcow2", *, direct
     """Return the disk of an image that ``source`` reads at random."""
     found = image_of(data, form)
     size = found.layout.virtual_size
-    return tables.Tables([lambda _: source], lambda _: found, size, direct=direct)
+    return tables.MappedDisk([lambda _: source], lambda _: found, size, direct=direct)
 
 
 def deliver(
@@ -170,10 +170,10 @@ def deliver(
 ) -> None:
     """Deliver what is missing of a disk to ``target``, through the sinks of an import."""
     noted = notes or unjournalled()
-    noting = journaled.Journaled(target, noted, lambda: None)
+    noting = journaled.JournalSink(target, noted, lambda: None)
     counts = counts or Counts()
-    meter = base.Meter(skip=counts.skip, keep=counts.keep, moved=noting.moved)
-    disk.deliver(checks.Detecting(noting), noted.missing_of, meter)
+    meter = base.DeliveryMeter(skip=counts.skip, keep=counts.keep, moved=noting.moved)
+    disk.deliver(checks.ZeroDetectingSink(noting), noted.missing_of, meter)
 
 
 def read_disk(data: bytes, form: str = "qcow2") -> bytes:
@@ -210,7 +210,7 @@ def following_of(
     scope: cancelling.Cancel | None = None,
 ) -> base.Disk:
     """Return the disk of an image that passes once."""
-    return following.Following(
+    return following.FollowingDisk(
         lambda _: contextlib.nullcontext(Ordered(data)),
         lambda: follower(data, form),
         follower(data, form).virtual_size,

@@ -18,8 +18,8 @@ def main(data: str, headers: str) -> None:
     """Import as a pod would, log everything, and print the exception."""
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    settings = contract.POD._replace(stall=1)
-    paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, settings=settings)
+    access = {"patience": 1}
+    paths = contract.Paths(data=data, block=f"{data}/none", extra_headers=headers, access=access)
     try:
         wanted = importer.read(contract.environment(), paths)
         print(wanted, cdi_worker.inspect(wanted))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-import types
 from collections.abc import Iterator
-from typing import Any
 
-from cdi_worker.formats import signature
 from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.sources import base, reference, trust
+from cdi_worker.sources import base, trust
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import reading, registries
@@ -26,7 +23,7 @@ def opened(
     guarded: registries.Registry, endpoint: str, **more: str
 ) -> contextlib.AbstractContextManager[base.Image]:
     """Open the source for ``endpoint``; ``more`` are further fields of its location."""
-    return base.opened(of(guarded, endpoint, **more))
+    return base.open_image(of(guarded, endpoint, **more))
 
 
 def of(guarded: registries.Registry, endpoint: str, **more: str) -> registry.RegistrySource:
@@ -38,8 +35,8 @@ def at(
     location: locations.Registry, cancel: cancelling.Cancel | None = None, *, patience: float = 180.0
 ) -> contextlib.AbstractContextManager[base.Image]:
     """Open the source, whose blobs are read by an engine as in an import; close it after the block."""
-    engine = image.Engine(fetch.Options(no_progress=patience))
-    return base.opened(source(location, cancel), base.Opening(engine))
+    engine = image.Engine(fetch.FetchOptions(no_progress=patience))
+    return base.open_image(source(location, cancel), base.Opening(engine))
 
 
 def source(location: locations.Registry, cancel: cancelling.Cancel | None = None) -> registry.RegistrySource:
@@ -48,35 +45,12 @@ def source(location: locations.Registry, cancel: cancelling.Cancel | None = None
 
 
 @contextlib.contextmanager
-def demanding(
-    source: base.Source, demand: trust.Demand, verified: list[signature.Signature] | None = None
-) -> Iterator[base.Image]:
-    """Open an image that must have these signatures; close it after the block.
-
-    ``verified`` gets the signatures that were found, also if the image cannot be opened.
-    """
+def demanding(source: base.Source, key: str) -> Iterator[base.Image]:
+    """Open an image that must be signed with the key in this file; close it after the block."""
     engine = image.Engine()
-
-    def recorded(judging: trust.Judging | None) -> Any:
-        if judging is None:
-            return None
-
-        def judge(of: reference.Reference | reference.ArchiveReference) -> types.SimpleNamespace:
-            check = judging(of).check
-
-            def checked(*arguments: Any) -> tuple[signature.Signature, ...]:
-                found = check(*arguments)
-                (verified if verified is not None else []).extend(found)
-                return found
-
-            return types.SimpleNamespace(check=checked)
-
-        return judge
-
     with contextlib.closing(source):
-        facts = trust.opened(
-            lambda judging: source.open(base.Opening(engine, recorded(judging))), demand, "registry"
-        )
+        facts = source.open(base.Opening(engine, key))
+        trust.confirm(trust.Demanded(signed_by=key), "registry", facts)
         yield image.Image(source, facts, engine)
 
 

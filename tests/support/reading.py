@@ -12,7 +12,7 @@ from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 
 
-class ShortReads(readers.Bytes):
+class ShortReads(readers.BytesReader):
     """Bytes that are read at most ``step`` at a time; ``closed`` records a close."""
 
     def __init__(self, data: bytes, step: int) -> None:
@@ -71,10 +71,10 @@ def check_interrupted_reads(source: base.RandomReader, reads: cancelling.Reads, 
 
 def read_through_engine(image: base.Image) -> bytes:
     """Read everything through the fetch engine: small ranges, in parallel, in order."""
-    ranges, size = image.facts.ranges, image.facts.size
+    ranges, size = image.source.ranges, image.facts.size
     assert ranges is not None
     assert size is not None
-    options = fetch.Options(connections=4, chunk=300_000)
+    options = fetch.FetchOptions(connections=4, chunk=300_000)
     with contextlib.closing(
         fetch.Fetcher(ranges, size, options, scope=cancelling.Cancel()).stream()
     ) as stream:

@@ -27,7 +27,7 @@ def opened(
     endpoint: str, access: base.Access = ADMIN, region: str = ""
 ) -> contextlib.AbstractContextManager[base.Image]:
     """Open the source of an object; close it after the block."""
-    return base.opened(source(endpoint, access, region))
+    return base.open_image(source(endpoint, access, region))
 
 
 def refusal(endpoint: str, access: base.Access = ADMIN) -> str:

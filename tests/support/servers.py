@@ -101,7 +101,7 @@ events {{ worker_connections 512; }}
 http {{
     log_format json escape=json '{{"method":"$request_method","path":"$uri","status":"$status",'
         '"range":"$http_range","bytes":"$body_bytes_sent","agent":"$http_user_agent",'
-        '"authorization":"$http_authorization","ended":"$msec","seconds":"$request_time"}}';
+        '"authorization":"$http_authorization"}}';
     access_log {directory}/access.log json;
     client_body_temp_path {directory}/temp;
     proxy_temp_path {directory}/temp;

@@ -1,10 +1,9 @@
-"""Who signs checksum files: GnuPG and minisign from Debian, with keys made in the test."""
+"""Who signs checksum files: GnuPG from Debian, with keys made in the test."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -92,26 +91,3 @@ def openpgp(home: Path) -> OpenPGP:
         other.gpg("--import", home / "public")
         other.gpg("--import", revocation)
     return made
-
-
-@dataclasses.dataclass(frozen=True)
-class Minisign:
-    """A key of minisign."""
-
-    folder: Path
-
-    @functools.cached_property
-    def public(self) -> bytes:
-        """Return the file of the public key."""
-        processes.need("minisign")
-        _run("minisign", "-G", "-W", "-f", "-p", self.folder / "mini.pub", "-s", self.folder / "mini.key")
-        return (self.folder / "mini.pub").read_bytes()
-
-    def sign(self, data: bytes, *more: str) -> bytes:
-        """Return the file of a signature."""
-        assert self.public
-        (self.folder / "mini.data").write_bytes(data)
-        proof = self.folder / "mini.sig"
-        given = ("-s", self.folder / "mini.key", "-m", self.folder / "mini.data", "-x", proof)
-        _run("minisign", "-S", *more, *given)
-        return proof.read_bytes()

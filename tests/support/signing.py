@@ -120,10 +120,10 @@ def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def layer(payload: bytes, proof: bytes | str, **annotations: str) -> containers.Blob:
+def layer(payload: bytes, proof: bytes | str) -> containers.Blob:
     """Return the layer of a payload with its signature."""
     text = proof if isinstance(proof, str) else encoded(proof)
-    return containers.Blob(payload, SIMPLE, {"dev.cosignproject.cosign/signature": text, **annotations})
+    return containers.Blob(payload, SIMPLE, {"dev.cosignproject.cosign/signature": text})
 
 
 def attach(registry: registries.Registry, repository: str, digest: str, *layers: containers.Blob) -> None:

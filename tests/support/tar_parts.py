@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import io
+import pathlib
 import tarfile
 
 from cdi_worker.formats.tar import archive
-from tests.support import reading
+from tests.support import processes, reading
 
 LIMIT = 1 << 30
+#: Options of GNU tar for each format of sparse files.
+DIALECTS = {
+    "gnu": ["--format=gnu"],
+    **{version: ["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0")},
+}
+
+
+def sparse(folder: pathlib.Path, dialect: str, *names: str) -> bytes:
+    """Return an archive of files of a folder as ``tar --sparse`` writes it."""
+    path = folder / "sparse.tar"
+    options = ("--sparse", *DIALECTS[dialect], f"--file={path}", f"--directory={folder}")
+    processes.run("tar", "-c", *options, *names)
+    return path.read_bytes()
 
 
 def unpacked(data, step=1 << 20, limit=LIMIT):

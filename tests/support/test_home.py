@@ -20,7 +20,7 @@ def test_home_is_a_temporary_folder() -> None:
 
 def test_directories_of_the_desktop_are_temporary() -> None:
     found = {name: value for name, value in os.environ.items() if name.startswith("XDG_")}
-    assert "XDG_CONFIG_DIRS" in found
+    assert "XDG_RUNTIME_DIR" in found
     assert not [path for path in found.values() if not Path(path).is_relative_to(tempfile.gettempdir())]
 
 

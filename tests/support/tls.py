@@ -34,27 +34,61 @@ class KeyPair:
 
 
 class Authority:
-    """A certificate authority with its files in ``directory``; clients trust ``certificate``."""
+    """A certificate authority with its files in ``directory``; clients trust ``certificate``.
 
-    def __init__(self, directory: Path, name: str = "Test CA") -> None:
+    ``bare``: its certificates have no key identifiers and no key usage, and their basic constraints are not
+    critical, as those of many private authorities. ``parent``: it is an intermediate of this one.
+    """
+
+    def __init__(
+        self, directory: Path, name: str = "Test CA", *, bare: bool = False, parent: Authority | None = None
+    ) -> None:
         self.directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
+        self._bare = bare
+        signer = parent or self
         usage = x509.KeyUsage(
             digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False,
             key_encipherment=False, data_encipherment=False, key_agreement=False,
             encipher_only=False, decipher_only=False,
         )  # fmt: skip
-        certificate = (
-            _builder(self._name, self._name, self._key.public_key(), days=30)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+        own, above = self._key.public_key(), signer._key.public_key()
+        builder = _builder(self._name, signer._name, own, days=30)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=not bare)
+        if not bare:
+            builder = builder.add_extension(usage, critical=True)
+            own_id = x509.SubjectKeyIdentifier.from_public_key(own)
+            builder = builder.add_extension(own_id, critical=False)
+        if parent and not bare:
+            above_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(above)
+            builder = builder.add_extension(above_id, critical=False)
+        made = builder.sign(signer._key, hashes.SHA256())
         directory.mkdir(parents=True, exist_ok=True)
         self.certificate = directory / "ca.pem"
-        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        self.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+    def become_first_version(self) -> Authority:
+        """Replace the certificate by one of X.509 version 1, which has no extensions (RFC 5280, 4.1)."""
+        made = _builder(self._name, self._name, self._key.public_key(), days=30)
+        signed = made.sign(self._key, hashes.SHA256())
+        # The first field, [0] EXPLICIT, is the version: left out, it is 1.
+        fields = _content(signed.tbs_certificate_bytes).removeprefix(bytes.fromhex("a003020102"))
+        body = _sequence(fields)
+        signature = self._key.sign(body, ec.ECDSA(hashes.SHA256()))
+        # ecdsa-with-SHA256 (RFC 5758, 3.2); a bit string.
+        algorithm = _sequence(bytes.fromhex("06082a8648ce3d040302"))
+        der = _sequence(body + algorithm + bytes([3, len(signature) + 1, 0]) + signature)
+        self.certificate.write_text(ssl.DER_cert_to_PEM_cert(der))
+        return self
+
+    def lose_its_right(self) -> Authority:
+        """Replace the certificate by one that is not a CA's (RFC 5280, 4.2.1.9)."""
+        made = _builder(self._name, self._name, self._key.public_key(), days=30)
+        made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        signed = made.sign(self._key, hashes.SHA256())
+        self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return self
 
     def issue(
         self,
@@ -78,8 +112,9 @@ class Authority:
             _builder(_name(common_name), issuer, key.public_key(), days=days, after=after)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(authority, critical=False)
         )
+        if not self._bare:
+            builder = builder.add_extension(authority, critical=False)
         if not client:
             alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names or LOCAL])
             builder = builder.add_extension(alternatives, critical=False)
@@ -95,6 +130,17 @@ class Authority:
             )
         )
         return pair
+
+
+def _sequence(content: bytes) -> bytes:
+    """Return a SEQUENCE in DER (X.690, 8.1.3: lengths)."""
+    size = len(content).to_bytes(2, "big").lstrip(b"\0")
+    return b"\x30" + (b"" if len(content) < 128 else bytes([0x80 + len(size)])) + size + content
+
+
+def _content(sequence: bytes) -> bytes:
+    """Return the content of a SEQUENCE."""
+    return sequence[2 + (sequence[1] & 0x7F if sequence[1] & 0x80 else 0) :]
 
 
 def _name(common_name: str) -> x509.Name:

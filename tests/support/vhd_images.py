@@ -55,6 +55,14 @@ def dynamic(disk: Path, creator: bytes, image: Path) -> Path:
     return image
 
 
+def of_type(image: bytes, kind: int) -> bytes:
+    """Return a VHD whose footer, and the copy of it in the first sector, has another type of disk."""
+    footer = bytearray(image[-512:])
+    struct.pack_into(">I", footer, 60, kind)
+    data = _with_sum(bytes(footer), 64)
+    return data + image[512:-512] + data
+
+
 def with_sums(image: bytes) -> bytes:
     """Return a dynamic VHD of QEMU whose footer and header have correct checksums."""
     return _with_sum(image[:512], 64) + _with_sum(image[512:1536], 36) + image[1536:]

@@ -13,12 +13,8 @@ from tests.support import processes
 HEADERS = (64 << 10, 128 << 10)
 REGIONS = 192 << 10
 LOG = 48  # the GUID in a header
-
-
-def is_intact(data: bytes) -> bool:
-    """Return whether a header or table has the checksum that is in its second word."""
-    (stored,) = struct.unpack_from("<I", data, 4)
-    return bool(google_crc32c.value(data[:4] + bytes(4) + data[8:]) == stored)
+#: The GUID of the size of a sector.
+SECTOR = bytes.fromhex("1dbf41816fa90947ba47f233a8faab5f")
 
 
 def with_sums(data: bytes) -> bytes:
@@ -46,6 +42,13 @@ def regions(data: bytes) -> tuple[int, int]:
     return first, second
 
 
+def metadata(data: bytes, item: bytes) -> int:
+    """Return the offset of an item of the metadata region, by its GUID."""
+    start = regions(data)[1]
+    (offset,) = struct.unpack_from("<I", data, data.index(item, start) + 16)
+    return int(start + offset)
+
+
 def with_log(data: bytes, headers: tuple[int, ...] = HEADERS) -> bytes:
     """Return an image whose headers announce a log. It is empty, so that QEMU reads the same disk."""
     changed = bytearray(data)
@@ -62,3 +65,16 @@ def logged(disk: bytes) -> bytes:
         processes.need("qemu-img")
         processes.run("qemu-img", "convert", "-f", "raw", "-O", "vhdx", raw, image)
         return with_log(image.read_bytes())
+
+
+def unreplayed(disk: bytes) -> bytes:
+    """Return ``logged`` with a log that is not empty: one entry that zeros 4 KiB at the end of the file."""
+    data = bytearray(logged(disk))
+    place, size = 1 << 20, len(data)
+    entry = bytearray(4 << 10)
+    (identity,) = struct.unpack_from("16s", data, HEADERS[0] + LOG)
+    struct.pack_into("<4s4xIIQI4x16sQQ", entry, 0, b"loge", 4 << 10, 0, 1, 1, identity, size, size)
+    struct.pack_into("<4s4xQQQ", entry, 64, b"zero", 4 << 10, size, 1)
+    struct.pack_into("<I", entry, 4, google_crc32c.value(bytes(entry)))
+    data[place : place + len(entry)] = entry
+    return bytes(data)

@@ -7,37 +7,41 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 
 SECTOR = 512
 GRAIN = 64 << 10
 #: Bytes of disk that one grain table maps.
 REACH = 512 * GRAIN
+#: Kinds of metadata.
+TABLE, DIRECTORY = 1, 2
 
 _HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
 _AT_END = (1 << 64) - 1
 
 
-def streamed(disk: bytes, *, zeros: bool = False) -> bytes:
+def streamed(disk: bytes, *, zeros: bool = False, unmarked: Collection[int] = (), flags: int = 0) -> bytes:
     """Return an image whose grain tables follow their grains, and whose directory follows them all.
 
-    ``zeros``: mark grains of zeros as zeroed instead of leaving them unallocated.
+    ``zeros``: mark grains of zeros as zeroed instead of leaving them unallocated. ``unmarked``: kinds of
+    metadata without a marker before them. ``flags``: more of them in the header.
     """
     disk = _padded(disk)
     sectors = len(disk) // SECTOR
-    flags = 0x30001 | (4 if zeros else 0)
+    flags |= 0x30001 | (4 if zeros else 0)
     out = bytearray(_header(flags, sectors, _AT_END) + descriptor(sectors)).ljust(128 * SECTOR, b"\0")
     directory = []
     for start in range(0, len(disk), REACH):
         end = min(start + REACH, len(disk))
         table = [_add_grain(out, disk, at, zeros=zeros) for at in range(start, end, GRAIN)]
         if any(entry > 1 for entry in table) or zeros:
-            _add_marker(out, 4, 1)
+            _add_marker(out, 4, TABLE, unmarked)
             directory.append(len(out) // SECTOR)
             out += struct.pack(f"<{len(table)}I", *table).ljust(4 * SECTOR, b"\0")
         else:
             directory.append(0)
     entries = struct.pack(f"<{len(directory)}I", *directory)
-    _add_marker(out, -(-len(entries) // SECTOR), 2)
+    _add_marker(out, -(-len(entries) // SECTOR), DIRECTORY, unmarked)
     footer = _header(flags, sectors, len(out) // SECTOR)
     out += _padded(entries)
     _add_marker(out, 1, 3)
@@ -56,8 +60,9 @@ def _add_grain(out: bytearray, disk: bytes, at: int, *, zeros: bool) -> int:
     return where
 
 
-def _add_marker(out: bytearray, length: int, kind: int) -> None:
-    out += struct.pack("<QII", length, 0, kind).ljust(SECTOR, b"\0")
+def _add_marker(out: bytearray, length: int, kind: int, unmarked: Collection[int] = ()) -> None:
+    if kind not in unmarked:
+        out += struct.pack("<QII", length, 0, kind).ljust(SECTOR, b"\0")
 
 
 def _header(flags: int, sectors: int, directory: int) -> bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bench import bench as benches
 from tests.bench import inputs
-from tests.bench.bench import Bench, Side, Sides, Work
+from tests.bench.bench import Bench, Side, Sides
 from tests.bench.measure import Cost
 from tests.bench.rows import disks
 from tests.support import ovas, processes
@@ -20,7 +19,7 @@ USR = 96 << 20
 SMALL = 64 << 10
 
 
-@benches.row("vmdk in an OVA", rival="`curl`, `tar -x`, then `qemu-img convert -m 16 -W`", aim=1.1)
+@benches.row("vmdk in an OVA", rival="curl | tar -x; qemu-img convert -m 16 -W")
 def ova(bench: Bench) -> Iterator[Sides]:
     """Measure the disk in an OVA, verified by its manifest, against a download that is unpacked."""
     disk = bench.form("vmdk")
@@ -30,25 +29,13 @@ def ova(bench: Bench) -> Iterator[Sides]:
     yield Sides(
         bench.imports(url, bench.file),
         bench.shell(f"curl -sf {url} | tar -xOf - {disk.name} > {bench.temporary} && {convert}", bench.file),
-        work=Work(path.stat().st_size, bench.setting.data),
     )
 
 
-@benches.row("archive of 100,000 files of 1 KiB", rival="`curl` and `tar -x`", aim=0.7)
-def small_files(bench: Bench) -> Iterator[Sides]:
-    """Measure an archive whose files are much work and few bytes."""
-    yield _unpacked(bench, _archive(bench.directory, "small", _small_files))
-
-
-@benches.row("archive of small files of /usr, 96 MiB", rival="`curl` and `tar -x`", aim=0.7)
+@benches.row("archive of small files of /usr, 96 MiB", rival="curl | tar -x")
 def usr(bench: Bench) -> Iterator[Sides]:
     """Measure an archive of files as an operating system has them."""
-    yield _unpacked(bench, _archive(bench.directory, "usr", lambda root: inputs.fill(root, USR, SMALL)))
-
-
-def _unpacked(bench: Bench, archive: Path) -> Sides:
-    """Return the sides that unpack an archive into a folder that is removed before."""
-    url, folder = bench.web.url(archive), bench.file.with_name("folder")
+    url, folder = bench.web.url(_archive(bench.directory)), bench.file.with_name("folder")
 
     def into_empty(argv: Sequence[str | Path]) -> Side:
         def run() -> Cost:
@@ -59,30 +46,21 @@ def _unpacked(bench: Bench, archive: Path) -> Sides:
         return run
 
     pipe = f"curl -sf {url} | tar -xC {folder} && sync -f {folder}"
-    size = archive.stat().st_size
-    return Sides(
+    yield Sides(
         into_empty(benches.importing(url, folder, "--content-type=archive")),
         into_empty(["bash", "-o", "pipefail", "-c", pipe]),
-        work=Work(size, size),
     )
 
 
-def _archive(directory: Path, name: str, fill: Callable[[Path], object]) -> Path:
-    """Return a tar archive of the files that ``fill`` writes."""
-    path = directory / f"{name}.tar"
+def _archive(directory: Path) -> Path:
+    """Return a tar archive of small files of /usr."""
+    path = directory / "usr.tar"
     if not path.exists():
-        with inputs.folder(directory, name) as root:
-            fill(root)
+        with inputs.folder(directory, "usr") as root:
+            inputs.fill(root, USR, SMALL)
             processes.run("tar", "-C", root, "-cf", path.with_suffix(".part"), ".")
         path.with_suffix(".part").rename(path)
     return path
-
-
-def _small_files(root: Path) -> None:
-    for number in range(100):
-        (root / f"{number}").mkdir()
-        for each in range(1000):
-            (root / f"{number}" / f"file-{each}").write_bytes(os.urandom(1024))
 
 
 def _packed(disk: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Many imports at once, disks with many extents, and disks of growing size."""
+"""Many imports at once, and disks with many extents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from tests.bench import bench as benches
 from tests.bench import inputs, measure, settings
-from tests.bench.bench import Bench, Sides, Verdict, Work
+from tests.bench.bench import Bench, Bound, Sides
 from tests.bench.measure import Cost
 from tests.support import devices, limits, servers
 
@@ -22,62 +22,34 @@ MIB, GIB, TIB = 1 << 20, 1 << 30, 1 << 40
 #: Bytes of a data cluster, and of a table. With 64 KiB, a million extents were 64 GiB of data; with 4 KiB,
 #: the first table of 16 TiB were larger than QEMU accepts (32 MiB).
 CLUSTER = 8 << 10
-#: Virtual bytes for each extent of the disks that grow to 16 TiB and a quarter of a million extents.
-SPARSE = 64 * MIB
 _COPIED = 1 << 63
 #: Of the file system for these disks: 8 GiB of data, and its own tables.
 _MEMORY = 14 * GIB
-#: Of the extents of the densest disk.
-PARTS = (64, 32, 16, 8, 4)
+#: The imports at once, and the bytes of each.
+IMPORTS, IMPORTED = 50, 128 * MIB
 #: Bytes that nginx sends to one of many imports before another has its turn.
 TURN = 128 << 10
-#: How much more time an extent of the larger disk may take.
-FLAT = 1.25
+#: How much more time an extent of the larger disk may take, and how much more memory all of them.
+FLAT, GROWN = 1.25, 2.0
 
 
-@benches.row(
-    "many imports at once",
-    rival="one import alone in its pod; the ratio is to that many imports one after the other",
-    aim=1.0,
-    pod=False,
-)
-def throughput(bench: Bench) -> Iterator[Sides]:
-    """Compare the throughput of many imports, of one image from one nginx to one disk, with that of one."""
-    crowds: dict[int, list[measure.Crowd]] = {bench.scale.imports: [], 1: []}
-    bytes_ = bench.scale.imports * bench.scale.size
-
-    def verdict(costs: Sequence[Cost]) -> Verdict:
-        together, alone = costs
-        descriptors = [max(crowd.descriptors for crowd in found) for found in crowds.values()]
-        note = (
-            f"time by {bench.scale.imports} times one; {bytes_ / together.wall / MIB:.0f} MiB/s, one "
-            f"{bench.scale.size / alone.wall / MIB:.0f}; {descriptors[0]} descriptors each "
-            f"(one: {descriptors[1]})"
-        )
-        return together.wall / (bench.scale.imports * alone.wall), note
-
-    yield Sides(
-        functools.partial(_crowd, bench, bench.scale.imports, crowds[bench.scale.imports]),
-        functools.partial(_crowd, bench, 1, crowds[1]),
-        work=Work(bytes_, bytes_),
-        verdict=verdict,
-    )
-
-
-@benches.row(
-    "many imports at once: slowest / fastest", rival="none: the slowest by the fastest", aim=1.5, pod=False
-)
-def fairness(bench: Bench) -> Iterator[Sides]:
-    """Compare the slowest of many imports at once with the fastest."""
+@benches.row(f"{IMPORTS} imports at once", rival="one alone", is_extra=True)
+def crowd(bench: Bench) -> Iterator[Sides]:
+    """Compare many imports of one image from one nginx to one disk with one that is alone."""
     crowds: list[measure.Crowd] = []
-    bytes_ = bench.scale.imports * bench.scale.size
+
+    def bounds(costs: Sequence[Cost]) -> list[Bound]:
+        together, alone = costs
+        spread = statistics.median(max(each.walls) / min(each.walls) for each in crowds)
+        return [
+            Bound("time by that of as many in a row", together.wall / (IMPORTS * alone.wall), 1.0),
+            Bound("the slowest by the fastest", spread, 1.5),
+        ]
+
     yield Sides(
-        functools.partial(_crowd, bench, bench.scale.imports, crowds),
-        work=Work(bytes_, bytes_),
-        verdict=lambda _: (
-            statistics.median(max(crowd.walls) / min(crowd.walls) for crowd in crowds),
-            "slowest / fastest",
-        ),
+        functools.partial(_crowd, bench, IMPORTS, crowds),
+        functools.partial(_crowd, bench, 1, []),
+        bounds=bounds,
     )
 
 
@@ -90,7 +62,7 @@ def _crowd(bench: Bench, count: int, kept: list[measure.Crowd]) -> Cost:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(inputs.folder(bench.directory, "crowd"))
         web = stack.enter_context(benches.nginx(bench.directory, "crowd", servers.Settings(turn=TURN)))
-        url = web.url(inputs.noise(bench.directory, bench.scale.size))
+        url = web.url(inputs.noise(bench.directory, IMPORTED))
         commands = []
         for number in range(count):
             pod = stack.enter_context(limits.cgroup(memory=settings.POD.memory, cpus=settings.POD.cpus))
@@ -99,16 +71,16 @@ def _crowd(bench: Bench, count: int, kept: list[measure.Crowd]) -> Cost:
     return kept[-1].cost
 
 
-def extents(bench: Bench, spacing: int, part: int, smaller: int) -> Iterator[Sides]:
+def extents(bench: Bench, spacing: int, count: int, fewer: int) -> Iterator[Sides]:
     """Measure a disk with an extent of ``CLUSTER`` bytes in each ``spacing``, against a part of it."""
-    count, less = (bench.scale.extents // each for each in (part, smaller))
-    factor = count // less
 
-    def verdict(costs: Sequence[Cost]) -> Verdict:
-        large, small = costs[0], costs[-1]
-        memory = large.memory / max(small.memory, 1)
-        each = f"{large.wall / count * 1e6:.0f} us an extent, memory {memory:.2f} times"
-        return large.wall / factor / small.wall, f"time an extent by that of 1/{factor}; {each}"
+    def bounds(costs: Sequence[Cost]) -> list[Bound]:
+        large, small = costs
+        each = (large.wall / count) / (small.wall / fewer)
+        return [
+            Bound(f"time for an extent by that of 1/{count // fewer}", each, FLAT),
+            Bound("memory by that", large.memory / small.memory, GROWN),
+        ]
 
     def side(number: int) -> Cost:
         with (
@@ -119,43 +91,15 @@ def extents(bench: Bench, spacing: int, part: int, smaller: int) -> Iterator[Sid
             argv = benches.importing(bench.web.url(image), folder / "disk.img")
             return bench.run(argv, timeout=3600)
 
-    yield Sides(
-        functools.partial(side, count),
-        functools.partial(side, less) if factor > 1 else None,
-        work=Work(count * CLUSTER, count * CLUSTER),
-        verdict=verdict,
-    )
+    yield Sides(functools.partial(side, count), functools.partial(side, fewer), bounds=bounds)
 
 
-def _declare(spacing: int, part: int, smaller: int, curve: str = "") -> None:
-    scale = benches.Scale()
-    size = scale.extents // part * spacing
+for _spacing, _count, _fewer in ((MIB, 1 << 20, 1 << 17), (64 * MIB, 1 << 18, 1 << 14)):
     benches.row(
-        f"{size // TIB} TiB, an extent in each {spacing // MIB} MiB",
-        rival=f"none: time for each extent of {CLUSTER >> 10} KiB, against the same with fewer extents",
-        aim=FLAT,
-        pod=False,
-        curve=(curve, size) if curve else None,
-    )(functools.partial(extents, spacing=spacing, part=part, smaller=smaller))
-
-
-_declare(MIB, 1, 8)
-for _part in PARTS:
-    _declare(SPARSE, _part, PARTS[0], f"qcow2, an extent of {CLUSTER >> 10} KiB in each {SPARSE >> 20} MiB")
-
-
-def growth(bench: Bench, name: str, size: int) -> Iterator[Sides]:
-    """Measure time and memory against the size of the image."""
-    raw = inputs.disk(bench.directory, size, size // 5)
-    path = raw if name == "raw" else inputs.form(raw, name)
-    yield Sides(bench.imports(bench.web.url(path), bench.file), work=Work(path.stat().st_size, size // 5))
-
-
-for _name in ("raw", "raw.gz", "c.qcow2"):
-    for _size in (512 * MIB, GIB, 2 * GIB, 4 * GIB):
-        benches.row(f"{_name} of {_size // MIB} MiB", pod=False, curve=(_name, _size))(
-            functools.partial(growth, name=_name, size=_size)
-        )
+        f"{_count * _spacing // TIB} TiB, an extent in each {_spacing // MIB} MiB",
+        rival="with fewer extents",
+        is_extra=True,
+    )(functools.partial(extents, spacing=_spacing, count=_count, fewer=_fewer))
 
 
 @contextlib.contextmanager

@@ -1,57 +1,35 @@
-"""Registries and object stores."""
+"""Registries, object stores and NBD."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tests.bench import bench as benches
 from tests.bench import go, inputs
-from tests.bench.bench import Bench, Sides, Verdict, Work
-from tests.bench.measure import Cost
+from tests.bench.bench import Bench, Sides
 from tests.bench.rows import disks
-from tests.support import containers, objectservers, registries
+from tests.support import containers, nbd_exports, objectservers, registries
 
 MIB = 1 << 20
 
 
-@benches.row(
-    "c.qcow2 in a layer", rival="the slowest of download, gunzip and `qemu-img convert`, each alone", aim=1.15
-)
+@benches.row("c.qcow2 in a container image", rival="curl | tar -xz; qemu-img convert -m 16 -W")
 def registry(bench: Bench) -> Iterator[Sides]:
-    """Measure a compressed qcow2 image in a layer against the slowest stage by itself."""
-    packed, image = (bench.form(name) for name in ("c.qcow2.layer", "c.qcow2"))
+    """Measure a compressed qcow2 image in a layer against a download of the layer that is unpacked."""
+    packed = bench.form("c.qcow2.layer")
     layer = containers.Blob(packed.read_bytes(), "application/vnd.oci.image.layer.v1.tar+gzip")
     with registries.registry(bench.directory / "registry") as served:
         served.push("disk", containers.Image((layer,)))
-        stages = (
-            f"curl -sf {served.url}/v2/disk/blobs/{layer.digest} -o /dev/null",
-            f"{sys.executable} -m isal.igzip -dc {packed} > /dev/null",
-            disks.CONVERT.format(flags="", form="qcow2", file=image, target=bench.file),
-        )
-        download, gunzip, convert = (bench.shell(command, bench.file) for command in stages)
-        reference = served.reference("disk")
+        reference, blob = served.reference("disk"), f"{served.url}/v2/disk/blobs/{layer.digest}"
+        convert = disks.CONVERT.format(flags="", form="qcow2", file=bench.temporary, target=bench.file)
         yield Sides(
             bench.imports(reference, bench.file, "--insecure"),
-            convert,
-            (download, gunzip),
-            go=go.importer(bench, "file", reference, IMPORTER_SOURCE="registry", INSECURE_TLS="true"),
-            work=Work(packed.stat().st_size, bench.setting.data, "c.qcow2"),
-            verdict=_slowest,
+            bench.shell(f"curl -sf {blob} | tar -xzO > {bench.temporary} && {convert}", bench.file),
+            go.importer(bench, "file", reference, IMPORTER_SOURCE="registry", INSECURE_TLS="true"),
         )
 
 
-def _slowest(costs: Sequence[Cost]) -> Verdict:
-    ours, *stages = costs
-    return ours.wall / max(stage.wall for stage in stages), ""
-
-
-@benches.row(
-    "raw from S3 against http",
-    rival="cdi-worker itself, over HTTP with a presigned URL (256 MiB of data)",
-    aim=1.1,
-    pod=False,
-)
+@benches.row("256 MiB of raw data from S3", rival="curl of a presigned URL")
 def s3(bench: Bench) -> Iterator[Sides]:
     """Measure a raw disk by signed S3 requests against the same object by plain HTTP."""
     path = inputs.noise(bench.directory, 256 * MIB)
@@ -65,6 +43,15 @@ def s3(bench: Bench) -> Iterator[Sides]:
         keys = ("--source", "s3", "--user", objectservers.ACCESS_KEY, "--password-file", str(secret))
         yield Sides(
             bench.imports(store.url(path.name), bench.file, *keys),
-            bench.imports(presigned, bench.file),
-            work=Work(256 * MIB, 256 * MIB),
+            bench.shell(f"curl -sf '{presigned}' -o {bench.file} && sync -d {bench.file}", bench.file),
         )
+
+
+@benches.row("1 GiB of raw data over NBD", rival="nbdcopy")
+def nbd(bench: Bench) -> Iterator[Sides]:
+    """Measure an export of nbdkit."""
+    path = inputs.noise(bench.directory, 1024 * MIB)
+    with inputs.folder(bench.directory, "nbd") as own, nbd_exports.nbdkit(own, "-r", "file", path) as port:
+        url = f"nbd://127.0.0.1:{port}/"
+        copy = f"truncate -s {path.stat().st_size} {bench.file} && nbdcopy --flush {url} {bench.file}"
+        yield Sides(bench.imports(url, bench.file), bench.shell(copy, bench.file))

@@ -7,24 +7,17 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import bench as benches
 from tests.bench import inputs, measure
-from tests.bench.bench import Bench, Sides, Verdict, Work
+from tests.bench.bench import Bench, Sides
 from tests.bench.measure import Cost
 from tests.support import devices, limits, processes, uploads, worker
 
-#: The allowed ratio of each upload to one whose bytes are discarded.
-UPLOADS = ("raw", "raw.gz", "qcow2")
-AIM = 1.2
-CLONE_AIM = 0.35
-#: The clones: of a device or a file system (with a disk and a small file), and the kind of the target.
-CLONES = (("device", "block"), ("device", "file"), ("file system", "file"), ("file system", "block"))
 #: The volume modes of the contract.
 MODES = {"device": "block", "file system": "filesystem"}
-DISCARDED = "`curl -T` over TLS to a server that discards the data"
 
 
 class Ends:
@@ -63,14 +56,14 @@ class Ends:
         return measure.run(["curl", "-sSf", *pair, *authority, *more, "-T", path, url])
 
     @contextlib.contextmanager
-    def discarding(self, *, tls: bool) -> Iterator[str]:
+    def discarding(self) -> Iterator[str]:
         """Yield the URL of a server that discards what it receives."""
         port = processes.free_port()
-        pair = [self._made.server.certificate, self._made.server.key] if tls else []
+        pair = (self._made.server.certificate, self._made.server.key)
         argv = [*self._server_prefix, sys.executable, "-m", "tests.bench.null", str(port), *pair]
         ready = functools.partial(processes.is_listening, port)
-        with processes.running(argv, log=self._directory / f"null-{tls}.log", ready=ready):
-            yield f"http{'s' * tls}://localhost:{port}/"
+        with processes.running(argv, log=self._directory / "null.log", ready=ready):
+            yield f"https://localhost:{port}/"
 
     @contextlib.contextmanager
     def source(self, what: str) -> Iterator[Path]:
@@ -122,57 +115,33 @@ class Ends:
 
 
 def upload(bench: Bench, name: str) -> Iterator[Sides]:
-    """Measure curl against our server, and against one that discards everything.
-
-    The rival uses TLS, as our server must; the note has the ratio to plain HTTP.
-    """
+    """Measure curl against our server, and against one that discards everything; both use TLS."""
     path = bench.form(name)
-    with (
-        inputs.folder(bench.directory, "upload") as own,
-        contextlib.ExitStack() as stack,
-    ):
-        ends = Ends(bench, own, stack.enter_context(bench.setting.limited()))
-        null, plain = (stack.enter_context(ends.discarding(tls=tls)) for tls in (True, False))
-        target = stack.enter_context(ends.target("file"))
-        yield Sides(
-            functools.partial(ends.upload, path, target),
-            lambda: ends.send(path, null),
-            [lambda: ends.send(path, plain)],
-            work=Work(path.stat().st_size, bench.setting.data, "raw.gz" if name == "raw.gz" else ""),
-            verdict=lambda costs: _against(costs, "plain HTTP"),
-        )
+    with _ends(bench) as (ends, null), ends.target("file") as target:
+        yield Sides(lambda: ends.upload(path, target), lambda: ends.send(path, null))
 
 
 def clone(bench: Bench, what: str, kind: str) -> Iterator[Sides]:
-    """Measure a clone, from start to end, against sending all bytes of its disk to a discarding server.
-
-    The note has the ratio to sending them to the same target.
-    """
-    with inputs.folder(bench.directory, "clone") as own, contextlib.ExitStack() as stack:
-        ends = Ends(bench, own, stack.enter_context(bench.setting.limited()))
-        source = stack.enter_context(ends.source(what))
-        target = stack.enter_context(ends.target(kind))
-        null = stack.enter_context(ends.discarding(tls=True))
-        yield Sides(
-            functools.partial(ends.clone, MODES[what], source, target),
-            lambda: ends.send(bench.raw, null),
-            [functools.partial(ends.upload, bench.raw, target)],
-            work=Work(bench.setting.data, bench.setting.data),
-            verdict=lambda costs: _against(costs, "to the same target"),
-        )
+    """Measure a clone, from start to end, against sending all bytes of its disk to a discarding server."""
+    with _ends(bench) as (ends, null), ends.source(what) as source, ends.target(kind) as target:
+        yield Sides(lambda: ends.clone(MODES[what], source, target), lambda: ends.send(bench.raw, null))
 
 
-def _against(costs: Sequence[Cost], what: str) -> Verdict:
-    ours, theirs, other = costs
-    return ours.wall / theirs.wall, f"({what} {ours.wall / other.wall:.2f})"
+@contextlib.contextmanager
+def _ends(bench: Bench) -> Iterator[tuple[Ends, str]]:
+    """Yield the ends of a row, and the URL of a server that discards."""
+    with inputs.folder(bench.directory, "ends") as own, bench.setting.limited() as group:
+        ends = Ends(bench, own, group)
+        with ends.discarding() as url:
+            yield ends, url
 
 
-for _name in UPLOADS:
-    benches.row(f"upload {_name}", rival=DISCARDED, aim=AIM)(functools.partial(upload, name=_name))
-for _what, _kind in CLONES:
-    _rival = f"{DISCARDED}: all bytes of the disk"
-    _clone = functools.partial(clone, what=_what, kind=_kind)
-    benches.row(f"clone of a {_what}", target=_kind, rival=_rival, aim=CLONE_AIM)(_clone)
+for _name in ("raw", "raw.gz"):
+    benches.row(f"upload {_name}", rival="curl -T", is_least=True)(functools.partial(upload, name=_name))
+for _what, _kind in (("file system", "file"), ("device", "block")):
+    benches.row(f"clone of a {_what}", target=_kind, rival="curl -T", is_least=True)(
+        functools.partial(clone, what=_what, kind=_kind)
+    )
 
 
 def _pod(message: Path) -> list[str | Path]:

@@ -11,49 +11,28 @@ from pathlib import Path
 
 from tests.bench import bench as benches
 from tests.bench import inputs
-from tests.bench.bench import Bench, Sides, Work
+from tests.bench.bench import Bench, Sides
 from tests.support import vmware
 
-#: One read in flight, as large as the worker's, to show the cost of each read's delay.
-SINGLE = "--synchronous --connections=1 --requests=1 --request-size=2097152"
 
-
-@benches.row(
-    "vddk, 5 ms a read",
-    rival="nbdkit and `nbdcopy`, one read at a time; each read is delayed by 5 ms (2 GiB of data)",
-    aim=0.25,
-)
-def delayed(bench: Bench) -> Iterator[Sides]:
-    """Measure against nbdcopy with one read at a time, where each read is delayed by 5 ms."""
-    with _disk(bench, delay=5000) as vcsim:
-        yield _sides(bench, vcsim, SINGLE)
-
-
-@benches.row("vddk", rival="the same without the delay, `nbdcopy` with its default settings", aim=1.11)
-def undelayed(bench: Bench) -> Iterator[Sides]:
-    """Measure against nbdcopy at its best: 0.9 of its speed is 1.11 of its time."""
-    with _disk(bench, delay=0) as vcsim:
-        yield _sides(bench, vcsim, "")
-
-
-def _sides(bench: Bench, vcsim: vmware.Vcsim, options: str) -> Sides:
+@benches.row("vddk", rival="nbdkit and nbdcopy, as virt-v2v")
+def vddk(bench: Bench) -> Iterator[Sides]:
+    """Measure against nbdcopy with its default settings."""
     target = bench.file
-    return Sides(
-        bench.command(_ours(vcsim, target), target),
-        bench.command(_nbdcopy(vcsim, target, options), target),
-        work=Work(vcsim.size, vcsim.size),
-    )
+    with _disk(bench) as vcsim:
+        yield Sides(
+            bench.command(_ours(vcsim, target), target), bench.command(_nbdcopy(vcsim, target), target)
+        )
 
 
 @contextlib.contextmanager
-def _disk(bench: Bench, delay: int) -> Iterator[vmware.Vcsim]:
+def _disk(bench: Bench) -> Iterator[vmware.Vcsim]:
     own = bench.directory / f"vmware-{os.urandom(4).hex()}"
     vcsim = vmware.Vcsim(own, bench.setting.size)
     vcsim.content(0).unlink()
     vcsim.content(0).hardlink_to(inputs.noise(bench.directory, bench.setting.size))
     vcsim.take_snapshot()
     del vcsim.settings["log"]
-    vcsim.settings["delay"] = delay
     (own / "password").write_text(vmware.PASSWORD)
     try:
         with vcsim.running():
@@ -78,7 +57,7 @@ def _ours(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
     return benches.importing(known.endpoint, target, *options)
 
 
-def _nbdcopy(vcsim: vmware.Vcsim, target: Path, options: str) -> list[str | Path]:
+def _nbdcopy(vcsim: vmware.Vcsim, target: Path) -> list[str | Path]:
     given = {
         "libdir": vcsim.libdir,
         "server": "localhost",
@@ -90,6 +69,6 @@ def _nbdcopy(vcsim: vmware.Vcsim, target: Path, options: str) -> list[str | Path
         "snapshot": vcsim.snapshot(0),
     }
     quoted = shlex.quote(str(target))
-    copy = f'truncate -s {vcsim.size} {quoted} && nbdcopy --flush {options} "$uri" {quoted}'
+    copy = f'truncate -s {vcsim.size} {quoted} && nbdcopy --flush "$uri" {quoted}'
     plugin = ["vddk", *(f"{key}={value}" for key, value in given.items())]
     return ["nbdkit", "--readonly", "--unix=-", *plugin, f"--run={copy}"]

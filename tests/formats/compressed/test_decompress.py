@@ -35,7 +35,7 @@ every_kind = pytest.mark.parametrize("kind", COMPRESS)
 
 
 def plain(kind, data, **options):
-    return reading.read_all(decompress.open(kind, readers.Bytes(data), **options))
+    return reading.read_all(decompress.open(kind, readers.BytesReader(data), **options))
 
 
 @every_kind
@@ -139,7 +139,7 @@ def test_bomb_needs_bounded_memory(kind):
     data = COMPRESS[kind](bytes(size))
     buffer, count = memoryview(bytearray(4 << 20)), 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    reader = decompress.open(kind, readers.Bytes(data))
+    reader = decompress.open(kind, readers.BytesReader(data))
     while got := reader.readinto(buffer):
         count += got
     assert count == size
@@ -256,9 +256,9 @@ def test_xz_tool_reads_several_blocks(xz_multi_block):
 
     def tool(reader):
         inputs.append(reading.read_all(reader))
-        return readers.Bytes(PLAIN)
+        return readers.BytesReader(PLAIN)
 
-    assert reading.read_all(decompress.open("xz", readers.Bytes(xz_multi_block), tool=tool)) == PLAIN
+    assert reading.read_all(decompress.open("xz", readers.BytesReader(xz_multi_block), tool=tool)) == PLAIN
     assert inputs == [xz_multi_block]
 
 

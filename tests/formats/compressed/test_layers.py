@@ -32,14 +32,14 @@ def packed(*compressions: str) -> bytes:
 @pytest.mark.parametrize("size", [0, 1, 5, 10])
 @pytest.mark.parametrize("data", [b"", b"a", b"abcde", b"abcdefghij"])
 def test_peek_keeps_all_bytes(size, data):
-    reader = readers.Peek(readers.Bytes(data), size)
+    reader = readers.Peek(readers.BytesReader(data), size)
     assert reader.head == data[:size]
     assert reading.read_all(reader, 3) == data
 
 
 @pytest.mark.parametrize("compressions", [(), ("gz",), ("xz", "gz"), ("bz2", "xz", "gz")])
 def test_stream_is_unpacked_to_its_content(compressions):
-    content, reader = layers.open(readers.Bytes(packed(*compressions)))
+    content, reader = layers.open(readers.BytesReader(packed(*compressions)))
     assert content == layers.Content(compressions, "qcow2", QCOW2[: detect.HEAD])
     assert reading.read_all(reader) == QCOW2
 
@@ -69,11 +69,11 @@ def test_sample_output_is_bounded():
 
 
 def test_compressed_empty_file_is_empty():
-    content, reader = layers.open(readers.Bytes(gzip.compress(b"")))
+    content, reader = layers.open(readers.BytesReader(gzip.compress(b"")))
     assert (content.format, reading.read_all(reader)) == ("empty", b"")
 
 
-@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.BytesReader(data))])
 def test_four_layers_are_refused(unpack):
     data = QCOW2[:1000]
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_four_layers_are_refused(unpack):
         unpack(data)
 
 
-@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.Bytes(data))])
+@pytest.mark.parametrize("unpack", [layers.look, lambda data: layers.open(readers.BytesReader(data))])
 def test_corrupt_data_is_detected(unpack):
     with pytest.raises(errors.Corrupt):
         unpack(b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 1000)
@@ -96,16 +96,16 @@ def test_failure_stops_the_tool():
     started = []
 
     def tool(reader):
-        started.append(xz.Reader(reader, cancelling.Cancel()))
+        started.append(xz.XzReader(reader, cancelling.Cancel()))
         return started[0]
 
     with pytest.raises(errors.Corrupt):
-        layers.open(readers.Bytes(blocks.stdout[:100] + b"?" * 100), tool=tool)
+        layers.open(readers.BytesReader(blocks.stdout[:100] + b"?" * 100), tool=tool)
     assert started[0]._process._popen.stdout.closed
 
 
 def test_limit_applies_to_every_layer():
     data = gzip.compress(gzip.compress(bytes(2 << 20)))
-    _, reader = layers.open(readers.Bytes(data), limit=1 << 20)
+    _, reader = layers.open(readers.BytesReader(data), limit=1 << 20)
     with pytest.raises(errors.TooLarge):
         reading.read_all(reader)

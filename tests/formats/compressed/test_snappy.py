@@ -38,7 +38,7 @@ def literal(data: bytes) -> bytes:
 
 
 def decompress(data: bytes, *, step: int = 1 << 20, size: int = 1 << 20) -> bytes:
-    return reading.read_all(snappy.Reader(reading.ShortReads(data, step)), size)
+    return reading.read_all(snappy.SnappyReader(reading.ShortReads(data, step)), size)
 
 
 def test_chunks_are_joined() -> None:

@@ -50,11 +50,11 @@ class TestClaims:
     """Blocks of 8 sectors in a file with a header of 2."""
 
     @staticmethod
-    def allocation(size: int = 1 << 40) -> blocks.Allocation:
-        return blocks.Allocation("vdi", size, [(0, 1024)], 4096)
+    def allocation(size: int = 1 << 40) -> blocks.BlockAllocation:
+        return blocks.BlockAllocation("vdi", size, [(0, 1024)], 4096)
 
     @staticmethod
-    def take(allocation: blocks.Allocation, *spans: tuple[int, int]) -> None:
+    def take(allocation: blocks.BlockAllocation, *spans: tuple[int, int]) -> None:
         allocation.take_pieces([Piece(host, length, 0, length, compressed=False) for host, length in spans])
 
     def test_adjacent_blocks_at_any_sector(self) -> None:
@@ -77,7 +77,7 @@ class TestClaims:
         with pytest.raises(errors.Corrupt, match="used twice"):
             self.take(self.allocation_with(8192 + 512), (4096 + 1024, 4096))
 
-    def allocation_with(self, host: int) -> blocks.Allocation:
+    def allocation_with(self, host: int) -> blocks.BlockAllocation:
         allocation = self.allocation()
         self.take(allocation, (host, 4096))
         return allocation
@@ -92,4 +92,4 @@ class TestClaims:
         with pytest.raises(errors.Unsupported, match="file of more than"):
             self.take(self.allocation(1 << 62), (1 << 61, 4096))
         with pytest.raises(errors.Unsupported, match="file of more than 33554432 blocks"):
-            self.take(blocks.Allocation("vdi", 1 << 62, [], MiB), (1 << 61, MiB))
+            self.take(blocks.BlockAllocation("vdi", 1 << 62, [], MiB), (1 << 61, MiB))

@@ -95,15 +95,15 @@ def places(kind: Kind) -> dict[int, int]:
     return {0: 1, kind.size // 2: 2, kind.size - kind.unit: 3}
 
 
-def delivered(file: File, checked: facts.Facts) -> Sums:
+def delivered(file: File, checked: facts.ImageFacts) -> Sums:
     layout = checked.layout
     assert layout is not None
-    fetcher = fetch.Fetcher(file, file.size, fetch.Options(connections=2), scope=cancelling.Cancel())
-    disk = tables.Tables(
+    fetcher = fetch.Fetcher(file, file.size, fetch.FetchOptions(connections=2), scope=cancelling.Cancel())
+    disk = tables.MappedDisk(
         [lambda _: fetcher], lambda reads: image.read_image(layout, reads[0], file.size), layout.virtual_size
     )
     sums = Sums()
-    assert disk.deliver(sums, base.EVERYTHING, base.Meter()) == layout.virtual_size
+    assert disk.deliver(sums, base.EVERYTHING, base.DeliveryMeter()) == layout.virtual_size
     return sums
 
 

@@ -43,13 +43,13 @@ OLD = b"""<Envelope xmlns="http://www.vmware.com/schema/ovf/1/envelope"><Referen
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (VIRTUALBOX, descriptor.Disk(1, "box-disk001.vmdk", "vmdisk1", 20 * GiB)),
-        (OVIRT, descriptor.Disk(1, "d1", "i1", 10 * GiB, 196616)),
-        (OLD, descriptor.Disk(1, "disk%201.vmdk.gz", "d", None, 5, "gz")),
-        (ovas.descriptor([ovas.Disk(b"abc")]), descriptor.Disk(1, "vm-disk1.vmdk", "vmdisk1", 8 << 20, 3)),
+        (VIRTUALBOX, descriptor.OvfDisk(1, "box-disk001.vmdk", "vmdisk1", 20 * GiB)),
+        (OVIRT, descriptor.OvfDisk(1, "d1", "i1", 10 * GiB, 196616)),
+        (OLD, descriptor.OvfDisk(1, "disk%201.vmdk.gz", "d", None, 5, "gz")),
+        (ovas.descriptor([ovas.Disk(b"abc")]), descriptor.OvfDisk(1, "vm-disk1.vmdk", "vmdisk1", 8 << 20, 3)),
     ],
 )
-def test_descriptors_of_programs_are_read(text: bytes, expected: descriptor.Disk) -> None:
+def test_descriptors_of_programs_are_read(text: bytes, expected: descriptor.OvfDisk) -> None:
     assert descriptor.parse(text) == (expected,)
 
 

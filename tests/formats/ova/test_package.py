@@ -18,13 +18,13 @@ class Endless:
 
     def __init__(self, first: bytes, part: bytes) -> None:
         self._parts = itertools.chain([first], itertools.repeat(part, (1 << 27) // len(part)))
-        self._held = readers.Bytes(b"")
+        self._held = readers.BytesReader(b"")
 
     def readinto(self, into: memoryview, /) -> int:
         while not (count := self._held.readinto(into)):
             if (part := next(self._parts, None)) is None:
                 return 0
-            self._held = readers.Bytes(part)
+            self._held = readers.BytesReader(part)
         return count
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ def test_endless_archive_is_refused(part: bytes, rule: str) -> None:
 
 
 def _next_of(data: bytes) -> list[str]:
-    found = package.Package(readers.Bytes(data))
+    found = package.Package(readers.BytesReader(data))
     return [member.name for member in iter(found.next, None)]
 
 

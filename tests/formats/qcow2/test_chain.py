@@ -9,8 +9,8 @@ from cdi_worker.formats import facts
 from cdi_worker.formats.qcow2 import chain
 
 
-def file(name: str, backing: str | None = None, found: str = "qcow2") -> chain.File:
-    return chain.File(name, name, 1 << 20, facts.Facts(found, 1 << 20, backing=backing))
+def file(name: str, backing: str | None = None, found: str = "qcow2") -> chain.ChainFile:
+    return chain.ChainFile(name, name, 1 << 20, facts.ImageFacts(found, 1 << 20, backing=backing))
 
 
 SIGNED = "https://user:hunter2@host/disks/base.qcow2?X-Amz-Signature=hunter2"
@@ -59,20 +59,20 @@ def test_backing_file_without_a_known_name_is_refused(backing: str) -> None:
         ([file("x") for _ in range(chain.MOST + 1)], "commit some of them"),
     ],
 )
-def test_files_that_are_not_one_chain_are_refused(files: list[chain.File], words: str) -> None:
+def test_files_that_are_not_one_chain_are_refused(files: list[chain.ChainFile], words: str) -> None:
     with pytest.raises(errors.Error, match=words):
         chain.check(files)
 
 
 def test_wrong_format_or_size_below_is_refused() -> None:
-    named = facts.Facts("qcow2", 1 << 20, backing="a", backing_format="raw")
+    named = facts.ImageFacts("qcow2", 1 << 20, backing="a", backing_format="raw")
     with pytest.raises(errors.Refused, match="its backing file is raw, but a is qcow2"):
-        chain.check([file("a"), chain.File("b", "b", 1 << 20, named)])
+        chain.check([file("a"), chain.ChainFile("b", "b", 1 << 20, named)])
     with pytest.raises(errors.Refused, match="check the order"):
-        chain.check([file("a"), chain.File("b", "b", 1 << 20, facts.Facts("qcow2", 512))])
+        chain.check([file("a"), chain.ChainFile("b", "b", 1 << 20, facts.ImageFacts("qcow2", 512))])
 
 
 def test_bitmaps_of_a_complete_disk_are_not_a_layer() -> None:
-    whole = facts.Facts("qcow2", 1 << 20, bitmaps=("monday",))
+    whole = facts.ImageFacts("qcow2", 1 << 20, bitmaps=("monday",))
     with pytest.raises(errors.Refused, match="it is a complete disk"):
-        chain.check([file("a"), chain.File("b", "b", 1 << 20, whole)])
+        chain.check([file("a"), chain.ChainFile("b", "b", 1 << 20, whole)])

@@ -211,13 +211,13 @@ def test_tables_of_a_large_disk_are_loaded_in_windows() -> None:
 def test_compressed_data_begins_in_the_file_and_reaches_its_last_sector(host: int, length: int) -> None:
     needed = max(host, host + length - 512) + 1
     head = header.parse(qcow2_parts.header())
-    layout.Allocation(head, needed).share(host, length)
+    layout.Qcow2Allocation(head, needed).share(host, length)
     with pytest.raises(errors.Truncated, match=f"the tables need {needed} bytes"):
-        layout.Allocation(head, needed - 1).share(host, length)
+        layout.Qcow2Allocation(head, needed - 1).share(host, length)
 
 
 def test_too_large_an_allocation_is_unsupported() -> None:
-    allocation = layout.Allocation(header.parse(qcow2_parts.header()), 1 << 60)
+    allocation = layout.Qcow2Allocation(header.parse(qcow2_parts.header()), 1 << 60)
     with pytest.raises(errors.Unsupported):
         allocation.take(1 << 55, 512)
 

@@ -75,7 +75,7 @@ def test_trailing_slash_marks_a_directory():
 
 def test_binary_size_is_read():
     size = (9 << 30) + 5
-    entries = iter(archive.Archive(readers.Bytes(tar_parts.block(size=size)), limit_bytes=size))
+    entries = iter(archive.Archive(readers.BytesReader(tar_parts.block(size=size)), limit_bytes=size))
     assert next(entries).size == size
     with pytest.raises(errors.Truncated):
         next(entries)
@@ -83,7 +83,7 @@ def test_binary_size_is_read():
 
 def test_unread_data_is_skipped():
     opened = archive.Archive(
-        readers.Bytes(
+        readers.BytesReader(
             tar_parts.packed(
                 tar_parts.member("a", NOISE), tar_parts.member("b", NOISE), tar_parts.member("c")
             )

@@ -11,10 +11,7 @@ from cdi_worker import errors
 from cdi_worker.formats.tar import sparse
 from tests.support import processes, tar_parts
 
-DIALECTS = {
-    "gnu": ["--format=gnu"],
-    **{version: ["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0")},
-}
+DIALECTS = tar_parts.DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

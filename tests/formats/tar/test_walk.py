@@ -20,7 +20,7 @@ from tests.support.containers import Entry
 
 
 def walk(data: bytes) -> list[tuple[str, bytes, str, bytes]]:
-    walker = tar_walk.Walk(readers.Bytes(data))
+    walker = tar_walk.Walk(readers.BytesReader(data))
     found = []
     while entry := walker.next():
         content = bytearray(entry.size)
@@ -165,7 +165,7 @@ def test_cut_data_has_no_end(tmp_path: pathlib.Path, seekable: bool) -> None:
     path = tmp_path / "cut.tar"
     path.write_bytes(containers.tar([Entry("disk.img", b"data")])[:514])
     with path.open("rb") as file:
-        walker = tar_walk.Walk(file if seekable else readers.Bytes(path.read_bytes()))
+        walker = tar_walk.Walk(file if seekable else readers.BytesReader(path.read_bytes()))
         assert walker.next()
         into = memoryview(bytearray(4))
         assert walker.readinto(into) == 2

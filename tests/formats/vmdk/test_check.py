@@ -224,7 +224,7 @@ def test_overlapping_compressed_grains_are_corrupt() -> None:
 
 
 def test_large_empty_disk_needs_no_memory() -> None:
-    layout = vmdk_layout.Layout(header.parse(image(capacity=1 << 34)))
+    layout = vmdk_layout.VmdkLayout(header.parse(image(capacity=1 << 34)))
     directory = layout.directory[1]
     data = image(capacity=1 << 34)[: DIRECTORY * SECTOR].ljust(DIRECTORY * SECTOR + directory, b"\0")
     found = placing.image_of(data, "vmdk")
@@ -233,11 +233,11 @@ def test_large_empty_disk_needs_no_memory() -> None:
 
 
 def test_too_large_an_allocation_is_unsupported() -> None:
-    layout = vmdk_layout.Layout(header.parse(image(grain=8, capacity=1 << 30)))
+    layout = vmdk_layout.VmdkLayout(header.parse(image(grain=8, capacity=1 << 30)))
     allocation = layout.allocation(passing.UNKNOWN)
     with pytest.raises(errors.Unsupported):
         allocation.take_pieces(layout.decode(struct.pack("<512I", 1 << 31, *[0] * 511), 0))
-    assert vmdk_layout.Allocation.LIMIT >= 1 << 26
+    assert vmdk_layout.VmdkAllocation.LIMIT >= 1 << 26
 
 
 def test_windows_are_deterministic() -> None:
@@ -247,7 +247,7 @@ def test_windows_are_deterministic() -> None:
     assert _batches(found, data) == _batches(found, data) != []
 
 
-def _batches(found: mapped.Image, data: bytes) -> list[object]:
+def _batches(found: mapped.MappedImage, data: bytes) -> list[object]:
     batches: list[object] = []
     for window in found.windows():
         for batch in window.tables():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.formats.vmdk import check, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
-from cdi_worker.formats.vmdk import markers
-from tests.support import placing, vmdk_stream
+from tests.support import disks, placing, vmdk_stream
 
 SECTOR = 512
+TABLE, DIRECTORY = vmdk_stream.TABLE, vmdk_stream.DIRECTORY
 GRAIN = vmdk_stream.GRAIN
 REACH = vmdk_stream.REACH
 
@@ -141,10 +143,38 @@ def test_cut_or_shifted_image_is_refused() -> None:
 def test_stream_ends_after_the_footer() -> None:
     """At random the footer is searched at the end of the file."""
     good = vmdk_stream.streamed(DISK)
-    for junk in (b"x", bytes(1 << 20), b"\xff" * (5 << 20)):
+    for junk in (b"x", b"\xff" * (5 << 20)):
         assert placing.streamed(good + junk, form="vmdk") == placing.read_disk(good, form="vmdk")
         with pytest.raises(errors.ImageError):
             placing.read_disk(good + junk, form="vmdk")
+
+
+@pytest.mark.parametrize("count", [1, 511, SECTOR, 1 << 20, (1 << 20) + 1, 5 << 20])
+def test_zeros_after_the_end_are_no_part_of_the_image(count: int) -> None:
+    """Storage pads files."""
+    padded = vmdk_stream.streamed(DISK) + bytes(count)
+    assert placing.read_vmdk(padded) == DISK
+    assert check.required_length(placing.view(padded)) <= len(padded) - count
+
+
+def test_zeros_after_the_end_are_limited() -> None:
+    padded = vmdk_stream.streamed(DISK) + bytes(check.MOST_ZEROS)
+    with pytest.raises(errors.Truncated, match="footer"):
+        placing.read_disk(padded, "vmdk")
+
+
+@pytest.mark.parametrize("gap", [0, 1, 2, 200, 400])
+@pytest.mark.parametrize("kinds", [(TABLE, DIRECTORY), (TABLE,), (DIRECTORY,)])
+def test_metadata_without_markers_needs_scratch(tmp_path: Path, kinds: tuple[int, ...], gap: int) -> None:
+    """At random, as in QEMU, it is found by the footer. ``gap``: unallocated grains before the data."""
+    disk = bytes(gap * GRAIN) + NOISE + bytes(GRAIN) + NOISE[: 2 * GRAIN] + bytes(REACH) + NOISE[:GRAIN]
+    image = vmdk_stream.streamed(disk, unmarked=kinds)
+    (tmp_path / "image").write_bytes(image)
+    disks.to_raw(tmp_path / "image", "vmdk", tmp_path / "raw")
+    assert (tmp_path / "raw").read_bytes() == disk
+    assert placing.read_disk(image, "vmdk") == disk
+    with pytest.raises(errors.ScratchRequired, match="without a marker"):
+        read_stream(image)
 
 
 def test_endless_empty_markers_are_refused() -> None:
@@ -158,7 +188,7 @@ def test_endless_empty_markers_are_refused() -> None:
 def test_memory_of_markers_is_bounded() -> None:
     """Grains far apart need a table each."""
     header = vmdk_header.parse(vmdk_stream.streamed(bytes(512)))._replace(capacity=1 << 34)
-    reader = markers.Marked(header)
+    reader = markers.MarkerFollower(header)
     count = 128 + markers.LIMIT + 1
     stream = bytearray(count * SECTOR)
     for number in range(markers.LIMIT + 1):

@@ -6,7 +6,6 @@ Each kind of disk has a maker in ``MAKERS``; a class of ``images.disks`` without
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -19,11 +18,11 @@ from typing import NamedTuple
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import bmap, safety
+from cdi_worker.formats import safety
 from cdi_worker.formats.qcow2 import chain as qcow2_chain
 from cdi_worker.images import disks as package
 from cdi_worker.images import extents, targets
-from cdi_worker.images.disks import base, chained, following, mapped, raw, tables
+from cdi_worker.images.disks import base, chained, following, raw, tables
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import checks, compared, journaled
 from cdi_worker.scratch import journal
@@ -75,8 +74,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(*((folder / name).read_bytes() for name in names))
 
 
-def ranges(data: bytes, scope: cancelling.Cancel) -> raw.Ranges:
-    options = fetch.Options(connections=3, chunk=256 << 10)
+def ranges(data: bytes, scope: cancelling.Cancel) -> raw.OpenRanges:
+    options = fetch.FetchOptions(connections=3, chunk=256 << 10)
 
     def opened(advance: base.Advance) -> fetch.Fetcher:
         return fetch.Fetcher(placing.Bytes(data), len(data), options, scope=scope, advance=advance)
@@ -96,7 +95,7 @@ def listed(data: bytes) -> list[extents.Extent]:
 
 
 def blank(files: Files, scope: cancelling.Cancel) -> Made:
-    return Made(raw.Blank(SIZE), bytes(SIZE), [(0, SIZE)])
+    return Made(raw.BlankDisk(SIZE), bytes(SIZE), [(0, SIZE)])
 
 
 def by_ranges(files: Files, scope: cancelling.Cancel) -> Made:
@@ -104,35 +103,35 @@ def by_ranges(files: Files, scope: cancelling.Cancel) -> Made:
 
 
 def by_extents(files: Files, scope: cancelling.Cancel) -> Made:
-    disk = raw.Extents(ranges(files.raw, scope), SIZE, lambda: listed(files.raw))
+    disk = raw.ExtentsDisk(ranges(files.raw, scope), SIZE, lambda: listed(files.raw))
     return Made(disk, files.raw, whole(files.raw))
 
 
 def changed_extents(files: Files, scope: cancelling.Cancel) -> Made:
     changed = listed(files.raw)[5:40:3]
-    disk = raw.Extents(ranges(files.raw, scope), SIZE, lambda: changed, covers_all=False)
+    disk = raw.ExtentsDisk(ranges(files.raw, scope), SIZE, lambda: changed, covers_all=False)
     return Made(disk, files.raw, [(each.offset, each.offset + each.length) for each in changed])
 
 
 def stream(files: Files, scope: cancelling.Cancel) -> Made:
     opened = contextlib.nullcontext(placing.Ordered(files.raw))
-    return Made(raw.Stream(lambda _: opened, scope, footer=True), files.raw, whole(files.raw))
+    return Made(raw.StreamDisk(lambda _: opened, scope, footer=True), files.raw, whole(files.raw))
 
 
 def runs(files: Files, scope: cancelling.Cancel) -> Made:
-    def each() -> Iterator[raw.Run]:
+    def each() -> Iterator[base.Run]:
         for part in listed(files.raw):
             if part.zero:
                 yield part.length
             else:
                 yield memoryview(files.raw)[part.offset : part.offset + part.length]
 
-    return Made(raw.Runs(lambda _: contextlib.nullcontext(each()), scope), files.raw, whole(files.raw))
+    return Made(raw.RunsDisk(lambda _: contextlib.nullcontext(each()), scope), files.raw, whole(files.raw))
 
 
 def by_tables(files: Files, scope: cancelling.Cancel) -> Made:
     found = placing.image_of(files.qcow2)
-    disk = tables.Tables([ranges(files.qcow2, scope)], lambda _: found, SIZE)
+    disk = tables.MappedDisk([ranges(files.qcow2, scope)], lambda _: found, SIZE)
     return Made(disk, files.raw, whole(files.raw))
 
 
@@ -140,52 +139,23 @@ def follows(files: Files, scope: cancelling.Cancel) -> Made:
     return Made(placing.following_of(files.qcow2, scope=scope), files.raw, whole(files.raw))
 
 
-def mapping(data: bytes, *, old: bool = False) -> bmap.Map:
-    """Return the block map of a disk, or of an ``old`` one with other data in each second range."""
-    found = []
-    for number, each in enumerate(part for part in listed(data) if not part.zero):
-        start, end = each.offset, each.offset + each.length
-        changed = b"x" if old and number % 2 else b""
-        found.append((start, end, hashlib.sha256(changed or data[start:end]).digest()))
-    return bmap.Map(len(data), bmap.BLOCK, tuple(found))
-
-
-def by_map(files: Files, scope: cancelling.Cancel) -> Made:
-    selection = mapped.Selection(mapping(files.raw))
-    disk = mapped.ByRanges(ranges(files.raw, scope), selection, scope, ("disk", "map"))
-    return Made(disk, files.raw, whole(files.raw))
-
-
-def changes_of_a_map(files: Files, scope: cancelling.Cancel) -> Made:
-    selection = mapped.Selection(mapping(files.raw), mapping(files.raw, old=True))
-    disk = mapped.ByRanges(ranges(files.raw, scope), selection, scope, ("disk", "map"))
-    return Made(disk, files.raw, [(start, end) for start, end, _ in mapping(files.raw).ranges[1::2]])
-
-
-def stream_by_map(files: Files, scope: cancelling.Cancel) -> Made:
-    opened = contextlib.nullcontext(placing.Ordered(files.raw))
-    selection = mapped.Selection(mapping(files.raw))
-    disk = mapped.Passing(lambda _: opened, selection, scope, ("disk", "map"), footer=True)
-    return Made(disk, files.raw, whole(files.raw))
-
-
-def member(name: str, data: bytes) -> qcow2_chain.File:
+def member(name: str, data: bytes) -> qcow2_chain.ChainFile:
     def read(offset: int, length: int) -> bytes:
         return data[offset : offset + length]
 
     found = safety.check("qcow2", data[: 64 << 10], read=read, size=len(data), layer=True)
-    return qcow2_chain.File(name, name, len(data), found)
+    return qcow2_chain.ChainFile(name, name, len(data), found)
 
 
 def chain(files: Files, scope: cancelling.Cancel) -> Made:
     members = [member("base", files.base), member("layer", files.layer)]
     each = [ranges(files.base, scope), ranges(files.layer, scope)]
-    return Made(chained.Chain(each, members, lambda _: None), files.joined, whole(files.joined))
+    return Made(chained.ChainDisk(each, members, lambda _: None), files.joined, whole(files.joined))
 
 
 def chain_of_changes(files: Files, scope: cancelling.Cancel) -> Made:
     members, each = [member("layer", files.layer)], [ranges(files.layer, scope)]
-    disk = chained.Chain(each, members, lambda _: None, covers_all=False)
+    disk = chained.ChainDisk(each, members, lambda _: None, covers_all=False)
     cluster = 64 << 10
     written = [(MiB, MiB + 5 * cluster), (3 * MiB, 3 * MiB + 2 * cluster)]
     return Made(disk, files.joined, written)
@@ -193,25 +163,22 @@ def chain_of_changes(files: Files, scope: cancelling.Cancel) -> Made:
 
 #: What makes a disk of each class: at least one for each.
 MAKERS: dict[str, tuple[type[base.Disk], Callable[[Files, cancelling.Cancel], Made]]] = {
-    "blank": (raw.Blank, blank),
-    "ranges": (raw.Extents, by_ranges),
-    "extents": (raw.Extents, by_extents),
-    "changed extents": (raw.Extents, changed_extents),
-    "stream": (raw.Stream, stream),
-    "runs": (raw.Runs, runs),
-    "tables": (tables.Tables, by_tables),
-    "following": (following.Following, follows),
-    "chain": (chained.Chain, chain),
-    "chain of changes": (chained.Chain, chain_of_changes),
-    "ranges of a map": (mapped.ByRanges, by_map),
-    "changes of a map": (mapped.ByRanges, changes_of_a_map),
-    "stream by a map": (mapped.Passing, stream_by_map),
+    "blank": (raw.BlankDisk, blank),
+    "ranges": (raw.ExtentsDisk, by_ranges),
+    "extents": (raw.ExtentsDisk, by_extents),
+    "changed extents": (raw.ExtentsDisk, changed_extents),
+    "stream": (raw.StreamDisk, stream),
+    "runs": (raw.RunsDisk, runs),
+    "tables": (tables.MappedDisk, by_tables),
+    "following": (following.FollowingDisk, follows),
+    "chain": (chained.ChainDisk, chain),
+    "chain of changes": (chained.ChainDisk, chain_of_changes),
 }
 
 
 #: Disks of changes only, and those that are delivered once.
-CHANGES = {"changed extents", "chain of changes", "changes of a map"}
-ONCE = {"stream", "runs", "following", "stream by a map"}
+CHANGES = {"changed extents", "chain of changes"}
+ONCE = {"stream", "runs", "following"}
 every = pytest.mark.parametrize("kind", MAKERS)
 every_whole = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in CHANGES])
 every_again = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in ONCE])
@@ -272,8 +239,8 @@ class Some:
 
 def delivered(disk: base.Disk, sink: base.Sink, missing: base.Missing = base.EVERYTHING) -> int:
     """Deliver with zeros detected; return the bytes that the sink has got."""
-    counting = checks.Counting(sink)
-    assert disk.deliver(checks.Detecting(counting), missing, base.Meter()) == SIZE
+    counting = checks.CountingSink(sink)
+    assert disk.deliver(checks.ZeroDetectingSink(counting), missing, base.DeliveryMeter()) == SIZE
     return counting.delivered
 
 
@@ -381,8 +348,8 @@ def test_update_writes_only_what_differs(kind: str, files: Files, place: Path) -
     old[MiB + 512 : MiB + 1024] = b"x" * 512
     old[5 * MiB : 5 * MiB + 4096] = b"\0" * 4096
     place.write_bytes(old) if not place.is_block_device() else _fill(place, bytes(old))
-    with targets.open(place, made.disk.size, targets.Options(mode="refresh")) as out:
-        sink = compared.Updating(out)
+    with targets.open(place, made.disk.size, targets.TargetOptions(mode="refresh")) as out:
+        sink = compared.UpdatingSink(out)
         delivered(made.disk, sink)
         out.commit()
     assert read(place) == made.expected
@@ -404,8 +371,8 @@ def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files, 
     (tmp_path / "disk.part").write_bytes(old)
     noted = journal.Journal(None, "", SIZE)
     noted.zeroed([(0, 4 * MiB)])
-    with targets.open(tmp_path / "disk", SIZE, targets.Options(mode="resume")) as out:
-        sink = compared.Continuing(out.storage, noted, journaled.Journaled(out, noted, lambda: None))
+    with targets.open(tmp_path / "disk", SIZE, targets.TargetOptions(mode="resume")) as out:
+        sink = compared.ContinuingSink(out.storage, noted, journaled.JournalSink(out, noted, lambda: None))
         delivered(made.disk, sink)
         out.commit()
     assert (tmp_path / "disk").read_bytes() == made.expected

@@ -46,13 +46,13 @@ class Endless:
 
 
 def deliver(disk: base.Disk, target: targets.Target, limit: int) -> int:
-    sink = checks.Limited(checks.Detecting(target), limit)
-    return disk.deliver(sink, base.EVERYTHING, base.Meter())
+    sink = checks.LimitedSink(checks.ZeroDetectingSink(target), limit)
+    return disk.deliver(sink, base.EVERYTHING, base.DeliveryMeter())
 
 
 def stream(reader: object, cancel: cancelling.Cancel | None = None) -> base.Disk:
     opened = contextlib.nullcontext(reader)
-    return raw.Stream(lambda _: opened, cancel or cancelling.Cancel(), footer=False)
+    return raw.StreamDisk(lambda _: opened, cancel or cancelling.Cancel(), footer=False)
 
 
 def disk_like(size: int) -> bytes:
@@ -97,9 +97,9 @@ def copy_to(path: Path, reader: object, limit: int, cancel: cancelling.Cancel | 
         return deliver(stream(reader, cancel), disk, limit)
 
 
-def runs(*each: raw.Run) -> base.Disk:
+def runs(*each: base.Run) -> base.Disk:
     opened = contextlib.nullcontext(iter(each))
-    return raw.Runs(lambda _: opened, cancelling.Cancel())
+    return raw.RunsDisk(lambda _: opened, cancelling.Cancel())
 
 
 def test_copy_up_to_the_limit_is_allowed(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ class Data:
         self.left -= count
         return count
 
-with targets.open(sys.argv[1], 80 << 20, targets.Options(direct=sys.argv[2] == "direct")) as disk:
-    stream = raw.Stream(lambda _: contextlib.nullcontext(Data()), cancelling.Cancel(), footer=False)
-    stream.deliver(disk, base.EVERYTHING, base.Meter())
+with targets.open(sys.argv[1], 80 << 20, targets.TargetOptions(direct=sys.argv[2] == "direct")) as disk:
+    stream = raw.StreamDisk(lambda _: contextlib.nullcontext(Data()), cancelling.Cancel(), footer=False)
+    stream.deliver(disk, base.EVERYTHING, base.DeliveryMeter())
     disk.commit()
 """
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -115,7 +114,7 @@ def test_first_level_table_of_a_huge_disk_is_read_in_parts(tmp_path: Path) -> No
         lengths.append(length)
         return data[offset : offset + length]
 
-    found = image.read_image(layout.Layout(header.parse(data[: 64 << 10])), read, len(data))
+    found = image.read_image(layout.Qcow2Layout(header.parse(data[: 64 << 10])), read, len(data))
     assert max(lengths) <= 2 * MiB
     assert sum(lengths) == 16 * MiB
     tables = [table for window in found.windows() for batch in window.tables() for table in batch.pieces]
@@ -140,28 +139,20 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "image").read_bytes(), (folder / "expected").read_bytes()
 
 
-class Location(NamedTuple):
-    """The location of a journal."""
-
-    path: Path
-    offset: int = 0
-    withheld: int = 0
-
-
 def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) -> None:
-    laid_out = layout.Layout(header.parse(source.read(0, 64 << 10)))
+    laid_out = layout.Qcow2Layout(header.parse(source.read(0, 64 << 10)))
 
-    def opened(reads: Sequence[views.Read]) -> tables.Image:
+    def opened(reads: Sequence[views.Read]) -> tables.DiskTables:
         return image.read_image(laid_out, reads[0], source.size)
 
-    placing.deliver(tables.Tables([lambda _: source], opened, laid_out.virtual_size), target, notes)
+    placing.deliver(tables.MappedDisk([lambda _: source], opened, laid_out.virtual_size), target, notes)
 
 
 def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path) -> None:
     """What an earlier attempt has placed is neither fetched nor written again."""
     data, expected = large
-    location = Location(tmp_path / "journal")
-    location.path.touch()
+    location = journal.Slots(str(tmp_path / "journal"), 0, 0)
+    Path(location.path).touch()
     target = placing.Dirty(len(expected))
     notes = journal.Journal(location, "this", len(expected), seconds=0)
     with pytest.raises(errors.TransferFailed):
@@ -182,8 +173,8 @@ def test_resume_skips_finished_ranges(large: tuple[bytes, bytes], tmp_path: Path
 def test_resume_repeats_the_withheld_start(large: tuple[bytes, bytes], tmp_path: Path) -> None:
     """A crash may lose the start of the disk although it was written."""
     data, expected = large
-    location = Location(tmp_path / "journal", withheld=MiB)
-    location.path.touch()
+    location = journal.Slots(str(tmp_path / "journal"), 0, MiB)
+    Path(location.path).touch()
     notes = journal.Journal(location, "this", len(expected))
     place(placing.fetcher(placing.Bytes(data)), placing.Dirty(len(expected)), notes)
     assert notes.missing(*NOISE) == [(0, MiB)]

@@ -193,15 +193,15 @@ def test_cancel_ends_reading() -> None:
 # -- a reader
 
 
-def read(reader: ahead.Reader, size: int) -> bytes:
+def read(reader: ahead.AheadReader, size: int) -> bytes:
     into = memoryview(bytearray(size))
     return bytes(into[: reader.readinto(into)])
 
 
-def open_reader(source: Source) -> ahead.Reader:
+def open_reader(source: Source) -> ahead.AheadReader:
     scope = cancelling.Cancel()
     scope.on_set(source.give_up)
-    return ahead.Reader(source, scope)
+    return ahead.AheadReader(source, scope)
 
 
 def test_reader_returns_all_bytes() -> None:
@@ -218,7 +218,7 @@ def test_reader_returns_all_bytes() -> None:
     assert (source.closed, source.given_up, threads()) == (1, 0, 0)
 
 
-STATES: dict[str, Callable[[ahead.Reader], object]] = {
+STATES: dict[str, Callable[[ahead.AheadReader], object]] = {
     "unread": lambda _: None,
     "within a piece": lambda reader: read(reader, 5),
     "waiting": lambda reader: [read(reader, ahead.CHUNK), read(reader, ahead.CHUNK)],

@@ -369,11 +369,11 @@ def test_reads_cannot_be_set_directly() -> None:
 
 def test_event_is_adapted() -> None:
     event = threading.Event()
-    with cancelling.adapted(event) as cancel:
+    with cancelling.adapt(event) as cancel:
         assert not cancel.is_set()
         event.set()
         assert cancel.wait(SOON)
-    with cancelling.adapted(event) as cancel:
+    with cancelling.adapt(event) as cancel:
         assert cancel.wait(SOON)
 
 
@@ -382,7 +382,7 @@ def test_adapting_leaves_no_thread_and_takes_no_time() -> None:
     times = []
     for _ in range(5):
         began = time.monotonic()
-        with cancelling.adapted(threading.Event()):
+        with cancelling.adapt(threading.Event()):
             pass
         times.append(time.monotonic() - began)
     assert set(threading.enumerate()) <= before
@@ -392,7 +392,7 @@ def test_adapting_leaves_no_thread_and_takes_no_time() -> None:
 def test_adapting_a_cancel_or_none_needs_no_thread() -> None:
     before = set(threading.enumerate())
     given = cancelling.Cancel()
-    with cancelling.adapted(given) as cancel, cancelling.adapted(None) as none:
+    with cancelling.adapt(given) as cancel, cancelling.adapt(None) as none:
         assert cancel is given
         assert not none.is_set()
         assert set(threading.enumerate()) <= before
@@ -402,9 +402,9 @@ def test_adapting_a_cancel_or_none_needs_no_thread() -> None:
 
 
 def test_call_apart_returns_or_raises_as_a_direct_call() -> None:
-    assert cancelling.apart(lambda: threading.current_thread().name, cancelling.NEVER) == "apart"
+    assert cancelling.run_apart(lambda: threading.current_thread().name, cancelling.NEVER) == "apart"
     with pytest.raises(ZeroDivisionError):
-        cancelling.apart(lambda: 1 // 0, cancelling.NEVER)
+        cancelling.run_apart(lambda: 1 // 0, cancelling.NEVER)
 
 
 def test_blocked_call_is_abandoned() -> None:
@@ -412,7 +412,7 @@ def test_blocked_call_is_abandoned() -> None:
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
     with pytest.raises(errors.Cancelled):
-        cancelling.apart(over.wait, cancel, grace=0.3, late=closed.set)
+        cancelling.run_apart(over.wait, cancel, grace=0.3, late=closed.set)
     assert 0.6 <= time.monotonic() - began < SOON
     assert not closed.is_set()
     over.set()
@@ -428,7 +428,7 @@ def test_abandoned_call_that_fails_is_closed() -> None:
         raise KeyError
 
     with pytest.raises(errors.Cancelled):
-        cancelling.apart(fail, cancel, grace=0, late=closed.set)
+        cancelling.run_apart(fail, cancel, grace=0, late=closed.set)
     over.set()
     assert closed.wait(SOON)
 
@@ -437,13 +437,13 @@ def test_call_about_to_end_is_waited_for() -> None:
     over, cancel = threading.Event(), cancelling.Cancel()
     cancel.set()
     threading.Timer(0.3, over.set).start()
-    assert cancelling.apart(over.wait, cancel, grace=20, late=lambda: pytest.fail("in time"))
+    assert cancelling.run_apart(over.wait, cancel, grace=20, late=lambda: pytest.fail("in time"))
 
 
 def test_call_may_have_a_time_limit() -> None:
     over, closed = threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):
-        cancelling.apart(over.wait, cancelling.NEVER, limit=0.1, late=closed.set)
+        cancelling.run_apart(over.wait, cancelling.NEVER, limit=0.1, late=closed.set)
     over.set()
     assert closed.wait(SOON)
 
@@ -478,5 +478,5 @@ def test_call_abandoned_for_a_failed_attempt_is_cancelled() -> None:
 
     threading.Timer(0.1, begin_and_end).start()
     with pytest.raises(errors.Cancelled):
-        cancelling.apart(lambda: over.wait(5), reads, grace=0)
+        cancelling.run_apart(lambda: over.wait(5), reads, grace=0)
     over.set()

@@ -17,7 +17,7 @@ from cdi_worker.images.engine import cancelling, fetch, pace, seams
 from tests.support import processes
 
 DATA = random.Random(1).randbytes(300_000)
-OPTIONS = fetch.Options(connections=3, chunk=4096, window=4, no_progress=2.0)
+OPTIONS = fetch.FetchOptions(connections=3, chunk=4096, window=4, no_progress=2.0)
 
 
 class Memory:
@@ -91,7 +91,7 @@ def scope(reader: Memory, cancel: cancelling.Cancel | None) -> cancelling.Cancel
 
 
 def fetcher(
-    reader: Memory, options: fetch.Options = OPTIONS, cancel: cancelling.Cancel | None = None
+    reader: Memory, options: fetch.FetchOptions = OPTIONS, cancel: cancelling.Cancel | None = None
 ) -> fetch.Fetcher:
     return fetch.Fetcher(reader, len(reader.data), options, scope=scope(reader, cancel))
 
@@ -145,7 +145,7 @@ class Continuing(Memory):
 def test_neighbouring_ranges_are_announced_together() -> None:
     reader = Continuing()
     delivered: dict[int, int] = {}
-    options = fetch.Options(connections=12, chunk=100_000)
+    options = fetch.FetchOptions(connections=12, chunk=100_000)
     ranges = [
         (0, 40_000),
         (40_000, 40_000),
@@ -155,7 +155,7 @@ def test_neighbouring_ranges_are_announced_together() -> None:
         (800_000, 10),
     ]
     fetcher(reader, options).each(
-        [fetch.Range(*item) for item in ranges], lambda o, d: delivered.update({o: len(d)})
+        [fetch.ByteRange(*item) for item in ranges], lambda o, d: delivered.update({o: len(d)})
     )
     assert sorted(delivered.items()) == ranges
     # Merged up to the size of a request, but not over a long gap; overlapping and longer ranges stay alone.
@@ -171,7 +171,7 @@ def test_requests_for_large_objects_are_long_first_and_short_at_the_end(
     size: int, start: int, length: int
 ) -> None:
     """In MiB, with six connections: each of them has at least two more to come."""
-    opened = fetch.Fetcher(Continuing(), size * fetch.MIB, fetch.Options(), scope=cancelling.Cancel())
+    opened = fetch.Fetcher(Continuing(), size * fetch.MIB, fetch.FetchOptions(), scope=cancelling.Cancel())
     assert opened.request_length(start * fetch.MIB) // fetch.MIB == length
 
 
@@ -186,8 +186,8 @@ class Batched(Memory):
 
 def test_nearby_ranges_are_read_in_batches() -> None:
     source = Batched()
-    ranges = [fetch.Range(start, 10) for start in range(7, 50_000, 110)]
-    ranges += [fetch.Range(60_000, 10_000), fetch.Range(70_050, 10), fetch.Range(70_200, 10)]
+    ranges = [fetch.ByteRange(start, 10) for start in range(7, 50_000, 110)]
+    ranges += [fetch.ByteRange(60_000, 10_000), fetch.ByteRange(70_050, 10), fetch.ByteRange(70_200, 10)]
     delivered: dict[int, bytes] = {}
     arrived: list[int] = []
     fetcher = fetch.Fetcher(source, len(DATA), OPTIONS, scope=cancelling.Cancel(), advance=arrived.append)
@@ -204,7 +204,7 @@ def test_only_the_requested_ranges_are_fetched() -> None:
     reader = Memory()
     delivered: list[tuple[int, bytes]] = []
     fetcher(reader).each(
-        [fetch.Range(10, 20), fetch.Range(5000, 9000)], lambda o, d: delivered.append((o, bytes(d)))
+        [fetch.ByteRange(10, 20), fetch.ByteRange(5000, 9000)], lambda o, d: delivered.append((o, bytes(d)))
     )
     assert sorted(delivered) == [(10, DATA[10:30]), (5000, DATA[5000:14000])]
     assert sorted(reader.reads) == [(10, 20), (5000, 9000)]
@@ -233,7 +233,7 @@ def test_window_limits_fetching_ahead() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_no_progress_ends_the_transfer(ordered: bool) -> None:
     reader = Dead()
-    options = fetch.Options(connections=3, chunk=4096, window=4, no_progress=0.3)
+    options = fetch.FetchOptions(connections=3, chunk=4096, window=4, no_progress=0.3)
     with pytest.raises(errors.TransferFailed, match="memory: transfer failed at byte"):
         run(fetcher(reader, options), ordered=ordered)
 

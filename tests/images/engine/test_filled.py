@@ -27,7 +27,7 @@ class Careless:
 
 
 def fetched(reader: Careless) -> bytes:
-    options = fetch.Options(connections=1, chunk=1 << 20, no_progress=0.1)
+    options = fetch.FetchOptions(connections=1, chunk=1 << 20, no_progress=0.1)
     return fetch.Fetcher(reader, len(DATA), options, scope=cancelling.Cancel()).read(0, len(DATA))
 
 

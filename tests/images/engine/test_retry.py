@@ -64,6 +64,30 @@ def test_data_restarts_the_limit() -> None:
         waiting.progress(1 << 20, "http://a/disk", 0)
 
 
+def test_connection_that_was_silent_for_the_limit_is_replaced_once() -> None:
+    """The time-out of one connection may be as long as the limit."""
+    waiting = patience(0.3, 10)
+    time.sleep(0.4)
+    waiting.wait(busy(None), 0)
+    time.sleep(0.4)
+    with pytest.raises(errors.TransferFailed, match="no data for"):
+        waiting.wait(busy(None), 0)
+    waiting.progress(1 << 20, "http://a/disk", 0)
+    time.sleep(0.4)
+    waiting.wait(busy(None), 0)
+
+
+def test_progress_of_another_connection_counts() -> None:
+    shared = retry.Shared()
+    mine, other = (retry.Patience(0.5, cancelling.NEVER, shared=shared) for _ in range(2))
+    ended = time.monotonic() + 1.5
+    while time.monotonic() < ended:
+        other.progress(1 << 20, "http://a/disk", 0)
+        mine.wait(busy(None), 0)
+    with pytest.raises(errors.TransferFailed, match="no data for"):
+        wait_often(mine, 0.0)
+
+
 def trickle(waiting: retry.Patience) -> None:
     for _ in range(100):
         time.sleep(0.02)
@@ -79,7 +103,7 @@ def test_bytes_below_the_floor_do_not_restart_the_limit() -> None:
 
 
 def test_peer_below_the_floor_is_given_up() -> None:
-    meter = retry.Meter(10, slowest=1000)
+    meter = retry.SpeedMeter(10, slowest=1000)
     for _ in range(100):
         meter.count(1000, 1)
     for _ in range(9):
@@ -89,7 +113,7 @@ def test_peer_below_the_floor_is_given_up() -> None:
 
 
 def test_peer_that_becomes_fast_again_is_kept() -> None:
-    meter = retry.Meter(10, slowest=1000)
+    meter = retry.SpeedMeter(10, slowest=1000)
     for _ in range(9):
         meter.count(1, 1)
     meter.count(1 << 20, 1)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ KiB = 1 << 10
 DATA = random.Random(2).randbytes(200_000)
 LARGE = random.Random(3).randbytes(9 << 20)
 HEAD = 20_000
-OPTIONS = fetch.Options(connections=3, chunk=16 * KiB, window=4, no_progress=30.0)
+OPTIONS = fetch.FetchOptions(connections=3, chunk=16 * KiB, window=4, no_progress=30.0)
 Lie = Callable[[int, int], int]
 
 
@@ -148,7 +149,7 @@ def test_constant_shift_is_found_by_the_head(shift: int) -> None:
     """Such ranges agree with each other, but not with the bytes read from byte 0."""
     server = Server(lie=lambda first, _: max(0, first + shift) if first else 0)
     with pytest.raises(errors.NoRanges, match="two requests returned different data at byte"):
-        fetcher(server).each([fetch.Range(HEAD, 4 * KiB)] * 8, not_delivered)
+        fetcher(server).each([fetch.ByteRange(HEAD, 4 * KiB)] * 8, not_delivered)
 
 
 @pytest.mark.parametrize("shift", [-8192, -512, -1, 1, 512, 65_536])
@@ -202,6 +203,32 @@ def test_no_lie_about_random_data_is_delivered(number: int, shift: int, block: i
             assert fetched(Server(lie=lie), HEAD) == DATA
 
 
+def test_thread_that_probes_after_another_has_failed_begins_a_new_request() -> None:
+    """The probe is a request of the same thread, whose open one the reader has then forgotten."""
+    waits, begun = threading.Event(), threading.Event()
+
+    def lie(first: int, number: int) -> int:
+        if number:
+            begun.set()
+            return first
+        waits.set()
+        begun.wait(10)
+        return first + 8
+
+    server = Server(lie=lie)
+    reader = fetcher(server)._reader
+    into = memoryview(bytearray(4 * KiB))
+    with futures.ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(reader.read_range, 100_000, memoryview(bytearray(512)))
+        assert waits.wait(10)
+        reader.expect(HEAD, 16 * KiB)
+        for offset in range(HEAD, HEAD + 16 * KiB, 4 * KiB):
+            assert reader.read_range(offset, into) == len(into)
+            assert into == DATA[offset : offset + len(into)]
+        with pytest.raises(errors.NoRanges):
+            failing.result()
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_shifted_table_is_found(number: int) -> None:
     """A table is read by two requests, because its neighbours may never be read."""
@@ -219,13 +246,13 @@ def test_table_of_zeros_is_read_again() -> None:
     assert fetcher(Server(data)).read(51_000, 4096) == bytes(4096)
 
 
-TABLES = [fetch.Range(50_000, 512), fetch.Range(150_000, 512)]
+TABLES = [fetch.ByteRange(50_000, 512), fetch.ByteRange(150_000, 512)]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_tables_are_confirmed_before_data_is_delivered(number: int) -> None:
     """One of the tables, or of the requests that confirm them, is wrong."""
-    check_tables(number, lambda engine: engine.each([fetch.Range(100_000, 512)], not_delivered))
+    check_tables(number, lambda engine: engine.each([fetch.ByteRange(100_000, 512)], not_delivered))
 
 
 def not_delivered(_offset: int, _data: memoryview) -> None:
@@ -302,7 +329,7 @@ def test_first_data_is_the_third_round_trip() -> None:
     engine = fetcher(server)
     engine.each(TABLES, lambda offset, data: found.update({offset: bytes(data)}), tables=True)
     server.next()
-    wanted = [fetch.Range(100_000 + 4 * KiB * number, 4 * KiB) for number in range(8)]
+    wanted = [fetch.ByteRange(100_000 + 4 * KiB * number, 4 * KiB) for number in range(8)]
     engine.each(wanted, lambda offset, data: found.update({offset: bytes(data)}))
     assert found == {item.offset: DATA[item.offset :][: item.length] for item in [*TABLES, *wanted]}
 
@@ -314,7 +341,7 @@ def test_confirmed_is_called_once_between_confirmation_and_end() -> None:
     engine.each(
         TABLES, lambda _o, _d: time.sleep(0.1), tables=True, confirmed=lambda: called.append("tables")
     )
-    engine.each([fetch.Range(100_000, 512)], lambda _o, _d: None, confirmed=lambda: called.append("data"))
+    engine.each([fetch.ByteRange(100_000, 512)], lambda _o, _d: None, confirmed=lambda: called.append("data"))
     assert called == ["data"]
     with pytest.raises(OSError, match="full"):
         engine.each([], not_delivered, confirmed=lambda: (_ for _ in ()).throw(OSError("full")))
@@ -409,14 +436,14 @@ def test_short_answers_with_progress_are_continued(cut: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 511, 512, 513, 1024, 5000])
 def test_telling_part_is_within_the_data(size: int) -> None:
     data = DATA[:size]
-    start, length = seams.telling(data)
+    start, length = seams.distinctive_window(data)
     assert start + length <= size
     assert bool(length) == (size > 2)
-    assert seams.telling(bytes(size)) == (0, 0)
+    assert seams.distinctive_window(bytes(size)) == (0, 0)
 
 
 def test_telling_part_is_found_between_zeros() -> None:
     data = bytes(100_000) + b"\1\2" + bytes(100_000)
-    start, length = seams.telling(data)
+    start, length = seams.distinctive_window(data)
     assert b"\1" in data[start : start + length]
     assert start % 2 == 1

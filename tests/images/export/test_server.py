@@ -22,24 +22,24 @@ from tests.support import disks as disks_module
 KiB, MiB = 1 << 10, 1 << 20
 
 
-def from_file(path: Path) -> server.Export:
+def from_file(path: Path) -> server.NbdServer:
     return nbd_wire.from_memory(path.read_bytes())
 
 
 @pytest.fixture
-def export() -> Iterator[server.Export]:
+def export() -> Iterator[server.NbdServer]:
     with nbd_wire.from_memory(nbd_wire.SERVED) as running:
         yield running
 
 
-def uri(export: server.Export) -> str:
+def uri(export: server.NbdServer) -> str:
     return f"nbd+unix:///?socket={export.socket}"
 
 
 # -- real clients ----------------------------------------------------------------------------
 
 
-def test_nbdinfo_reports_a_read_only_disk(export: server.Export) -> None:
+def test_nbdinfo_reports_a_read_only_disk(export: server.NbdServer) -> None:
     processes.need("nbdinfo")
     info = json.loads(processes.run("nbdinfo", "--no-content", "--json", uri(export)).stdout)
     assert info["protocol"] == "newstyle-fixed"
@@ -53,7 +53,7 @@ def test_nbdinfo_reports_a_read_only_disk(export: server.Export) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--synchronous"], ["--request-size=8192", "--connections=4"]])
-def test_nbdcopy_copies_every_byte(options: list[str], export: server.Export, tmp_path: Path) -> None:
+def test_nbdcopy_copies_every_byte(options: list[str], export: server.NbdServer, tmp_path: Path) -> None:
     processes.need("nbdcopy")
     copy = tmp_path / "copy"
     processes.run("nbdcopy", *options, uri(export), copy)
@@ -97,7 +97,7 @@ def test_qemu_img_reads_an_image_that_ends_within_a_sector(disks: disks_module.D
     oracle.same(target, expected)
 
 
-def test_libnbd_has_many_reads_in_flight(export: server.Export) -> None:
+def test_libnbd_has_many_reads_in_flight(export: server.NbdServer) -> None:
     libnbd = pytest.importorskip("nbd")
     client = libnbd.NBD()
     client.connect_unix(export.socket)
@@ -124,7 +124,7 @@ def test_slow_read_does_not_delay_others() -> None:
             assert gate.wait(20)
         into[:] = bytes(len(into))
 
-    with server.Export(read, 8 * MiB, cancelling.Cancel()) as running, nbd_wire.Client(running) as client:
+    with server.NbdServer(read, 8 * MiB, cancelling.Cancel()) as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=1)
         client.request(nbd_wire.READ, 4 * MiB, 512, cookie=2)
@@ -136,8 +136,8 @@ def test_slow_read_does_not_delay_others() -> None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def exported(read: readahead.Read) -> server.Export:
-    return server.Export(read, MiB, cancelling.Cancel())
+def exported(read: readahead.ReadInto) -> server.NbdServer:
+    return server.NbdServer(read, MiB, cancelling.Cancel())
 
 
 def failing(offset: int, into: memoryview) -> None:
@@ -174,7 +174,7 @@ def test_export_closes_while_reads_are_blocked() -> None:
         assert scope.wait(20)
 
     before = set(threading.enumerate())
-    with server.Export(read, 64 * MiB, scope) as running:
+    with server.NbdServer(read, 64 * MiB, scope) as running:
         clients = [nbd_wire.Client(running) for _ in range(3)]
         for client in clients:
             client.go()
@@ -185,7 +185,7 @@ def test_export_closes_while_reads_are_blocked() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_socket_is_private_and_removed(export: server.Export) -> None:
+def test_socket_is_private_and_removed(export: server.NbdServer) -> None:
     directory = Path(export.socket).parent
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     with nbd_wire.from_memory(b"x") as other:

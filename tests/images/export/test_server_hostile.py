@@ -14,18 +14,18 @@ from tests.support import nbd_wire
 
 
 @pytest.fixture
-def export() -> Iterator[server.Export]:
+def export() -> Iterator[server.NbdServer]:
     with nbd_wire.from_memory(nbd_wire.SERVED) as exported:
         yield exported
 
 
 @pytest.fixture
-def client(export: server.Export) -> Iterator[nbd_wire.Client]:
+def client(export: server.NbdServer) -> Iterator[nbd_wire.Client]:
     with nbd_wire.Client(export) as connected:
         yield connected
 
 
-def check_serves_others(export: server.Export) -> None:
+def check_serves_others(export: server.NbdServer) -> None:
     with nbd_wire.Client(export) as other:
         other.go()
         other.request(nbd_wire.READ, nbd_wire.SIZE - 5, 5)
@@ -42,7 +42,7 @@ def test_export_name_option_is_supported(client: nbd_wire.Client) -> None:
 
 @pytest.mark.parametrize("flags", [4, 1 << 31])
 def test_unknown_client_flags_close_the_connection(
-    flags: int, export: server.Export, client: nbd_wire.Client
+    flags: int, export: server.NbdServer, client: nbd_wire.Client
 ) -> None:
     client.greet(flags)
     assert client.hung_up()
@@ -74,14 +74,14 @@ def test_invalid_option_gets_error_reply(
     assert client.hung_up()
 
 
-def test_overlong_option_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
+def test_overlong_option_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.greet()
     client.option(7, length=0xFFFFFFFF)
     assert client.hung_up()
     check_serves_others(export)
 
 
-def test_endless_options_do_not_block_others(export: server.Export, client: nbd_wire.Client) -> None:
+def test_endless_options_do_not_block_others(export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.greet()
     with contextlib.suppress(ConnectionError, struct.error):
         for _ in range(1000):
@@ -92,7 +92,7 @@ def test_endless_options_do_not_block_others(export: server.Export, client: nbd_
 
 @pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
 def test_client_of_another_protocol_is_disconnected(
-    greeting: bytes, export: server.Export, client: nbd_wire.Client
+    greeting: bytes, export: server.NbdServer, client: nbd_wire.Client
 ) -> None:
     client.socket.sendall(greeting)
     assert client.receive(18).startswith(b"NBDMAGIC")
@@ -141,14 +141,14 @@ def test_write_is_read_and_refused(client: nbd_wire.Client) -> None:
     assert client.reply(1) == (0, 7, nbd_wire.CONTENT[:1])
 
 
-def test_overlong_write_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
+def test_overlong_write_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.WRITE, 0, 0xFFFFFFFF)
     assert client.hung_up()
     check_serves_others(export)
 
 
-def test_wrong_magic_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
+def test_wrong_magic_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.go()
     client.socket.sendall(b"\0" * 28)
     assert client.hung_up()
@@ -156,7 +156,7 @@ def test_wrong_magic_closes_the_connection(export: server.Export, client: nbd_wi
 
 
 @pytest.mark.parametrize("sent", [1, 4, 17, 27])
-def test_incomplete_request_is_dropped(sent: int, export: server.Export, client: nbd_wire.Client) -> None:
+def test_incomplete_request_is_dropped(sent: int, export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.go()
     client.socket.sendall(struct.pack(">IHHQQI", nbd_wire.REQUEST_MAGIC, 0, nbd_wire.READ, 1, 0, 512)[:sent])
     client.close()
@@ -164,7 +164,7 @@ def test_incomplete_request_is_dropped(sent: int, export: server.Export, client:
 
 
 def test_client_that_never_reads_does_not_block_others(
-    export: server.Export, client: nbd_wire.Client
+    export: server.NbdServer, client: nbd_wire.Client
 ) -> None:
     client.go()
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_client_that_never_reads_does_not_block_others(
     check_serves_others(export)
 
 
-def test_too_many_connections_are_refused(export: server.Export) -> None:
+def test_too_many_connections_are_refused(export: server.NbdServer) -> None:
     clients = [nbd_wire.Client(export) for _ in range(20)]
     greeted = sum(client.receive(18) != b"" for client in clients)
     assert greeted == 16
@@ -181,7 +181,7 @@ def test_too_many_connections_are_refused(export: server.Export) -> None:
         client.close()
 
 
-def test_disconnect_request_closes_the_connection(export: server.Export, client: nbd_wire.Client) -> None:
+def test_disconnect_request_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
     client.go()
     client.request(nbd_wire.DISCONNECT, 0, 0)
     assert client.hung_up()

@@ -25,7 +25,7 @@ LIMIT = 1 << 40
 
 
 def unpack_into(directory, data, limit=LIMIT):
-    unpack.unpack(archive.Archive(readers.Bytes(data), limit_bytes=limit), directory)
+    unpack.unpack(archive.Archive(readers.BytesReader(data), limit_bytes=limit), directory)
 
 
 def facts(directory):
@@ -205,7 +205,7 @@ def test_file_larger_than_a_buffer_is_unpacked(volume):
     data = os.urandom(20 << 20)
     state = []
     reader = archive.Archive(
-        readers.Bytes(tar_parts.packed(tar_parts.member("large", data))), limit_bytes=LIMIT
+        readers.BytesReader(tar_parts.packed(tar_parts.member("large", data))), limit_bytes=LIMIT
     )
     unpack.unpack(reader, volume, advance=state.append)
     assert (volume / "large").read_bytes() == data
@@ -562,4 +562,4 @@ def test_file_larger_than_any_file_system_is_refused(volume):
     """A clone may be larger than the target; its holes take no space."""
     data = tar_parts.pax_sparse(b"1\n0\n20\n", 1 << 63, 20)
     with pytest.raises(errors.Corrupt):
-        unpack.unpack(archive.Archive(readers.Bytes(data), limit_bytes=LIMIT, thin=True), volume)
+        unpack.unpack(archive.Archive(readers.BytesReader(data), limit_bytes=LIMIT, thin=True), volume)

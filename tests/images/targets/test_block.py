@@ -44,7 +44,7 @@ def test_preallocation_writes_every_byte(tmp_path: Path) -> None:
         file.truncate(16 * MiB)
     with (
         devices.attached(backing) as device,
-        targets.open(device, 16 * MiB, targets.Options(preallocate=True)) as disk,
+        targets.open(device, 16 * MiB, targets.TargetOptions(preallocate=True)) as disk,
     ):
         disk.zero(0, 16 * MiB)
         disk.commit()
@@ -75,7 +75,7 @@ def test_cancel_interrupts_long_zeroing(tmp_path: Path, preallocate: bool) -> No
     size = 96 * MiB
     backing = devices.fill(tmp_path / "full", size)
     with devices.attached(backing) as device:
-        options = targets.Options(preallocate=preallocate, cancel=CancelAfter(2))
+        options = targets.TargetOptions(preallocate=preallocate, cancel=CancelAfter(2))
         with targets.open(device, size, options) as disk, pytest.raises(errors.Cancelled):
             disk.zero(0, size)
         # The second step may be twice as long as the first.
@@ -103,6 +103,28 @@ def test_record_stays_until_the_disk_is_complete(block: Path, monkeypatch: pytes
     assert [head for head in heads if not head.startswith(oracle.RECORD)] == [new[:MiB]]
 
 
+@pytest.mark.parametrize("at_first", [True, False])
+def test_abandoned_target_does_not_read_the_source_again(block: Path, at_first: bool) -> None:
+    """It may be closed or cancelled by then, and the target must be closed all the same."""
+    reads: list[int] = []
+
+    def sectors() -> list[bytes]:
+        reads.append(1)
+        if at_first or len(reads) > 1:
+            raise errors.Cancelled
+        return [b""]
+
+    before = processes.descriptors()
+    with (
+        contextlib.suppress(errors.Cancelled),
+        targets.open(block, MiB, targets.TargetOptions(sectors=sectors)),
+    ):
+        assert not at_first
+    assert reads == [1]
+    assert processes.descriptors() == before
+    assert not any(without_record(block)[:MiB])
+
+
 def test_small_image_does_not_touch_the_rest(block: Path) -> None:
     with targets.open(block, 1000) as disk:
         disk.write(0, memoryview(b"x" * 1000))
@@ -123,7 +145,7 @@ def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
 def test_device_of_any_size_is_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
     content = os.urandom(size)
     with devices.loop(tmp_path, size) as device:
-        with targets.open(device, size, targets.Options(direct=direct)) as disk:
+        with targets.open(device, size, targets.TargetOptions(direct=direct)) as disk:
             disk.write(0, memoryview(content))
             disk.commit()
         assert device.read_bytes() == content
@@ -171,7 +193,7 @@ def test_device_node_is_never_removed(tmp_path: Path) -> None:
         node.unlink()
 
 
-def write_to(device: devices.Failing, when: str, options: targets.Options) -> None:
+def write_to(device: devices.Failing, when: str, options: targets.TargetOptions) -> None:
     data = memoryview(os.urandom(8 * MiB))
     with targets.open(device.path, 16 * MiB, options) as disk:
         if when == "before":
@@ -203,7 +225,7 @@ def sync_by_another_process(path: Path) -> None:
 def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with pytest.raises(errors.TargetError, match="input/output error"):
-            write_to(device, when, targets.Options(direct=direct))
+            write_to(device, when, targets.TargetOptions(direct=direct))
         device.mend()
         oracle.unusable(device.path)
 
@@ -318,7 +340,7 @@ def test_refresh_is_not_lost_to_a_thread_of_its_own(block: Path, monkeypatch: py
     """One thread makes the first change, while another looks whether others have written."""
     begun = threading.Event()
     require = block_module.BlockStorage.require_unchanged
-    options = targets.Options(mode="refresh", begun=lambda _: begun.set())
+    options = targets.TargetOptions(mode="refresh", begun=lambda _: begun.set())
     with targets.open(block, 32 * MiB, options) as disk:
         changing = threading.Thread(target=disk.write, args=(2 * MiB, memoryview(b"x" * MiB)))
 
@@ -348,7 +370,7 @@ def mounted(device: Path, point: Path) -> contextlib.AbstractContextManager[obje
 def test_file_on_a_failing_device_is_an_error(tmp_path: Path, direct: bool) -> None:
     with devices.failing(tmp_path, 64 * MiB) as device, mounted(device.path, tmp_path / "mounted"):
         path = tmp_path / "mounted" / "disk.img"
-        with targets.open(path, 8 * MiB, targets.Options(direct=direct)) as disk:
+        with targets.open(path, 8 * MiB, targets.TargetOptions(direct=direct)) as disk:
             device.fail()
             with pytest.raises(errors.TargetError, match=r"input/output error|read-only"):
                 write_and_commit(disk, os.urandom(8 * MiB))
@@ -398,7 +420,7 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
     blocks = [pieces[at : at + 48] for at in range(0, len(pieces), 48)]
     shuffled = [piece for block in blocks for piece in dice.sample(block, len(block))]
     with devices.loop(tmp_path, size + MiB, sector=sector) as device:
-        options = targets.Options(direct=bool(seed % 2))
+        options = targets.TargetOptions(direct=bool(seed % 2))
         with targets.open(device, size, options) as disk:
 
             def put(piece: tuple[int, int]) -> None:

@@ -63,7 +63,7 @@ def test_second_run_fails_and_names_the_first(tmp_path: Path) -> None:
 def test_links_and_their_file_are_one_target(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("disk.img")
     with targets.open(tmp_path / "disk.img", SIZE), pytest.raises(errors.TargetBusy):
-        targets.open(targets.followed(tmp_path / "link"), SIZE)
+        targets.open(targets.follow_link(tmp_path / "link"), SIZE)
 
 
 def test_folder_and_its_disk_are_one_target(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mo
     path = tmp_path / "disk.img"
     stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), targets.open(path, SIZE, targets.Options(mode=mode)) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(mode=mode)) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)
@@ -246,7 +246,7 @@ def test_stale_run_stops_while_its_replacement_resumes_the_same_file(tmp_path: P
     path = tmp_path / "disk.img"
     stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), targets.open(path, SIZE, targets.Options(mode="resume")) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(mode="resume")) as disk:
         check_stale(stale)
         write(disk, b"2")
         disk.commit()
@@ -275,7 +275,7 @@ def test_stale_run_does_not_remove_the_left_over_of_its_replacement(tmp_path: Pa
 def test_stale_run_that_begins_again_removes_nothing(tmp_path: Path, existing: str) -> None:
     path = tmp_path / "disk.img"
     with targets.take(path) as held:
-        options = targets.Options(claim=held, existing=existing)
+        options = targets.TargetOptions(claim=held, existing=existing)
         targets.open(path, SIZE, options).close()  # the first route failed
         with lost_lock(path), targets.open(path, SIZE) as disk:
             write(disk, b"2")
@@ -307,8 +307,8 @@ def test_stale_run_does_not_save_its_journal_in_the_disk_of_its_replacement(tmp_
 def test_stale_update_does_not_change_the_next_stage(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"0" * SIZE)
-    stale = targets.open(path, None, targets.Options(mode="delta"))
-    with lost_lock(path), targets.open(path, None, targets.Options(mode="delta")) as disk:
+    stale = targets.open(path, None, targets.TargetOptions(mode="delta"))
+    with lost_lock(path), targets.open(path, None, targets.TargetOptions(mode="delta")) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)
@@ -381,7 +381,7 @@ def test_stale_refresh_does_not_begin(tmp_path: Path, state: str) -> None:
     """It stood still before its first change, and another run wrote what it had compared."""
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
         assert stale.storage.read(0, SIZE) == b"1" * SIZE
         with targets.open(other, SIZE) as disk:
             # Only its head differs, and not in the first sector.
@@ -403,7 +403,7 @@ def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(claim, "INTERVAL", 0.0)
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
         with targets.open(other, SIZE), pytest.raises(errors.TargetLost, match="another run writes to it"):
             stale.storage.read(0, SIZE)
         stale.close()
@@ -413,7 +413,7 @@ def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytes
 def test_stale_refresh_that_found_no_difference_does_not_succeed(tmp_path: Path, finished: bool) -> None:
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.Options(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
         with targets.open(other, SIZE) as disk:
             # With the same first sector, which is looked at most often.
             disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))
@@ -465,7 +465,7 @@ def test_existing_file_is_refused_unless_forced(tmp_path: Path) -> None:
 
 def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
-    with targets.open(path, SIZE, targets.Options(existing="refuse")) as disk:
+    with targets.open(path, SIZE, targets.TargetOptions(existing="refuse")) as disk:
         path.write_bytes(b"of another program")
         with pytest.raises(errors.TargetExists):
             disk.commit()

@@ -39,7 +39,7 @@ def test_failed_disk_does_not_replace_the_old_one(tmp_path: Path) -> None:
 def test_old_disk_can_be_removed_first(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"of yesterday")
-    with targets.open(path, MiB, targets.Options(existing="remove")):
+    with targets.open(path, MiB, targets.TargetOptions(existing="remove")):
         assert not path.exists()
 
 
@@ -50,7 +50,7 @@ def test_mode_is_the_one_given_or_that_of_the_umask(
     path = tmp_path / "disk.img"
     old = os.umask(0o027)
     try:
-        with targets.open(path, MiB, targets.Options(permissions=permissions)) as disk:
+        with targets.open(path, MiB, targets.TargetOptions(permissions=permissions)) as disk:
             disk.commit()
     finally:
         os.umask(old)
@@ -64,7 +64,7 @@ def test_file_is_grown_and_never_shrunk(
     tmp_path: Path, grown: int, expected: int, preallocate: bool, known: bool
 ) -> None:
     path = tmp_path / "disk.img"
-    with targets.open(path, MiB if known else None, targets.Options(preallocate=preallocate)) as disk:
+    with targets.open(path, MiB if known else None, targets.TargetOptions(preallocate=preallocate)) as disk:
         disk.write(0, memoryview(b"x" * MiB))
         disk.commit(grown)
     assert path.stat().st_size == expected
@@ -77,7 +77,7 @@ def test_file_is_grown_and_never_shrunk(
 def test_preallocation_works_without_fallocate(tmp_path: Path, kind: str, size: int | None) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
-        with targets.open(path, size, targets.Options(preallocate=True)) as disk:
+        with targets.open(path, size, targets.TargetOptions(preallocate=True)) as disk:
             disk.write(0, memoryview(b"x" * 4096))
             disk.zero(4096, 2 * MiB - 4096)
             disk.commit(3 * MiB)
@@ -91,7 +91,7 @@ def test_preallocation_keeps_storage_of_a_resumed_file(tmp_path: Path) -> None:
         with devices.filesystem(kind, tmp_path) as point:
             path = point / "disk.img"
             devices.fill(Path(f"{path}.part"), 2 * MiB)
-            with targets.open(path, 2 * MiB, targets.Options(preallocate=True, mode="resume")) as disk:
+            with targets.open(path, 2 * MiB, targets.TargetOptions(preallocate=True, mode="resume")) as disk:
                 disk.zero(0, 2 * MiB)
                 disk.commit()
             assert path.read_bytes() == bytes(2 * MiB)
@@ -111,7 +111,7 @@ def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
     """The journal behind the last byte is not part of the disk."""
     path = tmp_path / "disk.img"
     devices.fill(Path(f"{path}.part"), 2 * MiB)
-    with targets.open(path, MiB + 100, targets.Options(mode="resume")) as disk:
+    with targets.open(path, MiB + 100, targets.TargetOptions(mode="resume")) as disk:
         disk.commit(3 * MiB)
     assert path.read_bytes() == b"\xff" * (MiB + 100) + bytes(2 * MiB - 100)
 
@@ -119,13 +119,13 @@ def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
 def test_preallocation_reports_missing_space_at_once(tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path) as point:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            targets.open(point / "disk.img", 64 * MiB, targets.Options(preallocate=True))
+            targets.open(point / "disk.img", 64 * MiB, targets.TargetOptions(preallocate=True))
         assert os.listdir(point) == []
 
 
 def overfill(path: Path, direct: bool) -> None:
     piece = memoryview(os.urandom(4 * MiB))
-    with targets.open(path, 128 * MiB, targets.Options(direct=direct)) as disk:
+    with targets.open(path, 128 * MiB, targets.TargetOptions(direct=direct)) as disk:
         for offset in range(0, 128 * MiB, len(piece)):
             disk.write(offset, piece)
         disk.commit()
@@ -152,7 +152,7 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
         hostile
     ]()
     try:
-        with targets.open(path, MiB, targets.Options(mode=mode)) as disk:
+        with targets.open(path, MiB, targets.TargetOptions(mode=mode)) as disk:
             disk.write(0, memoryview(b"boot"))
             disk.commit()
     except errors.TargetError:
@@ -162,17 +162,17 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
 
 def test_update_needs_a_disk(tmp_path: Path) -> None:
     with pytest.raises(errors.TargetError, match="no such file"):
-        targets.open(tmp_path / "disk.img", None, targets.Options(mode="delta"))
+        targets.open(tmp_path / "disk.img", None, targets.TargetOptions(mode="delta"))
     assert os.listdir(tmp_path) == []
 
 
 def test_failed_update_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with targets.open(path, None, targets.Options(mode="delta")) as disk:
+    with targets.open(path, None, targets.TargetOptions(mode="delta")) as disk:
         disk.write(0, memoryview(b"b"))
     oracle.unusable(path)
-    with targets.open(path, None, targets.Options(mode="delta")) as disk:
+    with targets.open(path, None, targets.TargetOptions(mode="delta")) as disk:
         disk.write(0, memoryview(b"b"))
         disk.commit()
     assert path.read_bytes() == b"b" + b"a" * 1023
@@ -184,13 +184,13 @@ def test_update_does_not_accept_an_unfinished_disk(tmp_path: Path) -> None:
         disk.write(0, memoryview(b"a"))
         disk.keep()
     with pytest.raises(errors.TargetError, match="no such file"):
-        targets.open(path, None, targets.Options(mode="delta"))
+        targets.open(path, None, targets.TargetOptions(mode="delta"))
 
 
 def test_new_disk_replaces_an_interrupted_update(tmp_path: Path) -> None:
     path = tmp_path / "disk.img"
     path.write_bytes(b"a" * 1024)
-    with targets.open(path, None, targets.Options(mode="delta")):
+    with targets.open(path, None, targets.TargetOptions(mode="delta")):
         assert targets.facts(path).size == 1024
     with targets.open(path, 512) as disk:
         disk.commit()
@@ -201,9 +201,9 @@ def test_new_disk_replaces_an_interrupted_update(tmp_path: Path) -> None:
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = processes.descriptors()
     for direct in (False, True):
-        with targets.open(tmp_path / "a", MiB, targets.Options(direct=direct)) as disk:
+        with targets.open(tmp_path / "a", MiB, targets.TargetOptions(direct=direct)) as disk:
             disk.commit()
-        with targets.open(tmp_path / "b", MiB, targets.Options(direct=direct)):
+        with targets.open(tmp_path / "b", MiB, targets.TargetOptions(direct=direct)):
             pass
     with pytest.raises(errors.TargetError):
         targets.open(tmp_path / "a" / "below a file", MiB)
@@ -255,7 +255,7 @@ def test_preallocated_file_is_zeroed_by_its_device_before_data_is_written(
 def test_cancel_interrupts_the_zeroing_of_a_new_file(tmp_path: Path) -> None:
     cancel = cancelling.Cancel()
     cancel.set()
-    options = targets.Options(preallocate=True, cancel=cancel)
+    options = targets.TargetOptions(preallocate=True, cancel=cancel)
     with pytest.raises(errors.Cancelled):
         targets.open(tmp_path / "disk.img", MiB, options)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
@@ -275,7 +275,7 @@ def test_refresh_without_a_change_makes_the_name_durable(
         sync(fd)
 
     monkeypatch.setattr(kernel, "sync_directory", noted)
-    with targets.open(path, 4096, targets.Options(mode="refresh")) as disk:
+    with targets.open(path, 4096, targets.TargetOptions(mode="refresh")) as disk:
         disk.reach(4096)
         disk.commit()
     assert synced == [str(tmp_path)]

@@ -19,7 +19,7 @@ BOTH = ("a.img", "b.img")
 
 def add(disks: group.Group, path: Path) -> None:
     disks.hold(str(path), targets.take(path, targets.Terms(key="key")))
-    options = targets.Options(claim=disks.claim(str(path)), existing="refuse")
+    options = targets.TargetOptions(claim=disks.claim(str(path)), existing="refuse")
     with targets.open(path, SIZE, options) as disk:
         disk.write(0, memoryview(b"x" * SIZE))
         disks.add(disk, SIZE)

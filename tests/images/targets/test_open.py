@@ -64,7 +64,7 @@ def test_several_threads_write_pieces_in_any_order(
     content, pieces = scattered(size, seed=size)
     expected = tmp_path / "expected"
     expected.write_bytes(content + bytes(-size % 512))
-    options = targets.Options(preallocate=preallocate, direct=direct)
+    options = targets.TargetOptions(preallocate=preallocate, direct=direct)
     with targets.open(disk_path, size, options) as disk:
         threads = [
             threading.Thread(target=write_pieces, args=(disk, content, pieces[n::4])) for n in range(4)
@@ -83,7 +83,7 @@ def test_several_threads_write_pieces_in_any_order(
 def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, mode: str) -> None:
     if not disk_path.is_block_device():
         devices.fill(Path(f"{disk_path}.part"), SIZE)
-    with targets.open(disk_path, SIZE, targets.Options(mode=mode)) as disk:
+    with targets.open(disk_path, SIZE, targets.TargetOptions(mode=mode)) as disk:
         disk.zero(0, 3 * MiB)
         disk.write(3 * MiB, memoryview(b"data" * 1024))
         disk.zero(3 * MiB + 4096, SIZE - 3 * MiB - 4096)
@@ -110,7 +110,7 @@ def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
         disk.flush()
         disk.keep()
     oracle.unusable(disk_path)
-    with targets.open(disk_path, SIZE, targets.Options(mode="resume")) as disk:
+    with targets.open(disk_path, SIZE, targets.TargetOptions(mode="resume")) as disk:
         assert disk.resumed
         assert disk.withheld <= 2 * MiB
         disk.write(5 * MiB, memoryview(content)[5 * MiB :])
@@ -126,7 +126,7 @@ def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None
     with targets.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(content))
         disk.commit()
-    with targets.open(disk_path, None, targets.Options(mode="delta")) as disk:
+    with targets.open(disk_path, None, targets.TargetOptions(mode="delta")) as disk:
         disk.write(500, memoryview(b"new"))
         disk.zero(2 * MiB, MiB)
         disk.commit()

@@ -47,14 +47,14 @@ def test_no_range_is_lost(ranges: list[tuple[int, int]]) -> None:
     assert found == expected
 
 
-class Recording(writeback.Window):
+class Recording(writeback.WritebackWindow):
     """Records the spans whose writeback would be started."""
 
     def __init__(self) -> None:
         super().__init__(-1)
         self.pushed: list[tuple[int, int]] = []
 
-    def _push(self, span: writeback.Span) -> None:
+    def _push(self, span: writeback.DirtySpan) -> None:
         self.pushed.append((span.start, span.end))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import errors
 from cdi_worker.images.tools import workspace
 from tests.support import disks as disks_module
 from tests.support import misbehave, oracle, processes, repository, worker
@@ -60,6 +61,15 @@ def fill(folder: Path) -> None:
     (folder / "link").symlink_to("/")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(folder / "nbd"))
+
+
+def test_directory_that_cannot_be_made_is_reported(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (temporary / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary / "file"))
+    with pytest.raises(
+        errors.Error, match=r"file: no temporary directory can be made: not a directory; free"
+    ):
+        workspace.Workspace()
 
 
 def test_directory_of_a_killed_process_is_removed(temporary: Path) -> None:

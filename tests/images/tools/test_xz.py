@@ -37,7 +37,7 @@ class Source:
 
 
 def unpack(source: Source, **keywords: int) -> bytes:
-    reader = xz.Reader(source, cancelling.Cancel(), **keywords)
+    reader = xz.XzReader(source, cancelling.Cancel(), **keywords)
     try:
         return reading.read_all(reader)
     finally:
@@ -88,7 +88,7 @@ def test_large_dictionary_is_refused() -> None:
 def test_reader_can_be_closed_early() -> None:
     source = Source(lzma.compress(bytes(50_000_000), preset=0))
     before = set(threading.enumerate())
-    reader = xz.Reader(source, cancelling.Cancel())
+    reader = xz.XzReader(source, cancelling.Cancel())
     assert reader.readinto(memoryview(bytearray(10)))
     start = time.monotonic()
     reader.close()

@@ -43,7 +43,7 @@ def faults(spec: dict[str, Any] | None = None, **top: Any) -> list[str]:
 def parse(name: str) -> datavolume.DataVolume:
     found: list[str] = []
     path = repository.DATAVOLUMES / f"{name}.yaml"
-    volume = datavolume.parse(datavolume.find(documents.read(str(path))), found)
+    volume = datavolume.parse(datavolume.find(documents.read(str(path)))[0], found)
     assert found == []
     return volume
 
@@ -234,7 +234,7 @@ def paths(value: object) -> Iterator[tuple[str | int, ...]]:
 @functools.cache
 def example(path: Path) -> Any:
     """Return a published example, which takes 0.05 s to parse; its content is to be copied."""
-    return datavolume.find(documents.read(str(path))).content
+    return datavolume.find(documents.read(str(path)))[0].content
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_invalid_values_count_as_absent() -> None:
 
 
 def test_annotation_cannot_name_a_path() -> None:
-    """`run` looks below --secrets for the ConfigMap that the annotation names."""
+    """It names a ConfigMap; --contact looks for those below --secrets."""
     name = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
     metadata = {"name": "x", "annotations": {name: "../../etc"}}
     found = faults({"source": {"vddk": {"url": "https://v.invalid"}}}, metadata=metadata)
@@ -319,7 +319,7 @@ def test_secrets_in_a_url_are_not_repeated() -> None:
         ("a: !!map [b]\n", ": malformed YAML: "),
         ("a: !!set [b]\n", ": malformed YAML: "),
         (f"a: {'9' * 5000}\n", ": malformed YAML: "),
-        ("# " + "x" * documents.LIMIT, ": larger than 4194304 bytes"),
+        ("# " + "x" * documents.LIMIT, ": is larger than 4 MiB"),
     ],
 )
 def test_malformed_yaml_is_reported_by_line(tmp_path: Path, text: str, fault: str) -> None:
@@ -353,7 +353,7 @@ def test_manifest_is_never_read_in_part(tmp_path: Path) -> None:
     path.write_text("a: 1\n#".ljust(documents.LIMIT, "x"))
     assert len(documents.read(str(path))) == 1
     path.write_text("a: 1\n#".ljust(documents.LIMIT, "x") + "\n---\nb: 1\n")
-    with pytest.raises(errors.RequestError, match="larger than 4194304 bytes"):
+    with pytest.raises(errors.RequestError, match="is larger than 4 MiB"):
         documents.read(str(path))
 
 
@@ -367,11 +367,11 @@ def test_timestamps_stay_strings(tmp_path: Path) -> None:
     ]
 
 
-def test_exactly_one_data_volume_is_required(tmp_path: Path) -> None:
+def test_data_volume_is_required(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump_all([{"kind": "Secret"}, {"kind": "Pod"}]))
     with pytest.raises(
-        errors.RequestError, match=r"expected one DataVolume, found 0 \(documents: Secret, Pod\)"
+        errors.RequestError, match=r"expected a DataVolume, found none \(documents: Secret, Pod\)"
     ):
         datavolume.find(documents.read(str(path)))
 

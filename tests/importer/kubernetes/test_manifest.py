@@ -26,7 +26,7 @@ GOLDEN = repository.GOLDEN
 def parse(example: str | Path) -> datavolume.DataVolume:
     path = example if isinstance(example, Path) else repository.DATAVOLUMES / f"{example}.yaml"
     faults: list[str] = []
-    volume = datavolume.parse(datavolume.find(documents.read(str(path))), faults)
+    volume = datavolume.parse(datavolume.find(documents.read(str(path)))[0], faults)
     assert faults == []
     return volume
 
@@ -109,7 +109,7 @@ def test_worker_accepts_the_environment(example: Path, tmp_path: Path) -> None:
                 request = importer.read(env, contract.Paths(data=str(tmp_path)))
                 assert request.content_type == volume.content_type
                 assert request.preallocation == volume.preallocation
-                assert request.checksum == (volume.source.checksum or None)
+                assert request.checksum == (volume.source.value("checksum"))
                 assert (request.room.size or 0) >= (volume.claim.size or 0)
                 shown = volume.source.headers
                 assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
@@ -299,6 +299,36 @@ def test_annotations_and_labels_are_passed_on() -> None:
         "sidecar.istio.io/inject": "true",
         "linkerd.io/inject": "disabled",
     }
+
+
+@pytest.mark.parametrize(
+    ("example", "annotation", "value", "variable"),
+    [
+        ("http", "disk", "b.vmdk", "CDI_WORKER_DISK"),
+        ("registry", "layer-annotation", "io.kubevirt.disk.name=data", "CDI_WORKER_LAYER_ANNOTATION"),
+    ],
+)
+def test_disk_is_chosen_by_annotation(
+    tmp_path: Path, example: str, annotation: str, value: str, variable: str
+) -> None:
+    found = list(yaml.safe_load_all((repository.DATAVOLUMES / f"{example}.yaml").read_text()))
+    found[0]["metadata"]["annotations"] = {f"cdi-worker/{annotation}": value}
+    path = tmp_path / "dv.yaml"
+    path.write_text(yaml.safe_dump_all(found))
+    assert {"name": variable, "value": value} in job(printed_objects(path))["containers"][0]["env"]
+
+
+def test_one_backup_of_kubevirt_is_not_copied_as_two_stages(tmp_path: Path) -> None:
+    """The second would read the first backup again, which looks like a full one."""
+    found = list(yaml.safe_load_all((repository.DATAVOLUMES / "kubevirt.yaml").read_text()))
+    pairs = (("", "a"), ("a", "b"))
+    found[0]["spec"]["checkpoints"] = [{"previous": one, "current": other} for one, other in pairs]
+    path = tmp_path / "dv.yaml"
+    path.write_text(yaml.safe_dump_all(found))
+    refused = worker.run("manifest", path, "--image=x")
+    assert refused.status == 2, refused.output
+    assert "spec.checkpoints: 2 stages, but every backup has its own URL" in refused.errors
+    assert worker.run("manifest", path, "--image=x", "--after=a").status == 0
 
 
 def test_clone_is_bound_immediately_only_if_requested() -> None:

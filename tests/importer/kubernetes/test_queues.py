@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from cdi_worker import units
 from cdi_worker.importer.kubernetes import manifest, pod
-from cdi_worker.sources.vmware import locations, nfc
+from cdi_worker.sources.vmware import locations, source
 from tests.support import disks as disks_module
 from tests.support import kubernetes_schemas, repository, servers, worker
 
@@ -20,6 +21,9 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 LABELS, MONITORED = manifest.LABELS, manifest.MONITORED
 PAGE = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
 QUEUES = list(yaml.safe_load_all((repository.ROOT / "deploy/kueue.yaml").read_text()))
+#: MB of buffers of all sessions with an ESXi host (VDDK guide, NFC Session Limits), and of one of ours.
+BUFFERS = 48
+SESSION = math.prod(map(int, re.findall(r"=(\d+)", source.CONFIGURATION))) * 64 // 1024
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"user": "x"}}
 
 
@@ -230,18 +234,17 @@ def test_documented_arithmetic() -> None:
 def test_documented_limits_of_hosts() -> None:
     connections = locations.Vddk("").vddk_connections
     assert f"a worker has {connections} | at most {52 // connections} for all queues" in PAGE
-    session = nfc.session_size(nfc.CONFIGURATION)
-    assert f"a worker has {connections} sessions of {session} MB" in PAGE
-    assert f"at most {nfc.BUDGET // session // connections} for each host" in PAGE
+    assert f"a worker has {connections} sessions of {SESSION} MB" in PAGE
+    assert f"at most {BUFFERS // SESSION // connections} for each host" in PAGE
+    assert locations.MOST_CONNECTIONS == BUFFERS // SESSION
 
 
 def test_documented_memory_of_sessions() -> None:
     """Each row of the table on NFC buffers follows from the size of a session."""
     page = (repository.ROOT / "docs/sources/warm-migration.md").read_text()
-    session = nfc.session_size(nfc.CONFIGURATION)
     for sessions in (1, 2, 3):
-        workers = nfc.BUDGET // (session * sessions)
-        assert f"| {sessions} | {session * sessions} MB | {workers} |" in page
+        workers = BUFFERS // (SESSION * sessions)
+        assert f"| {sessions} | {SESSION * sessions} MB | {workers} |" in page
 
 
 def test_each_source_is_contacted(tmp_path: Path, disks: disks_module.Disks) -> None:

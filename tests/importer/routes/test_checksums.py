@@ -48,7 +48,7 @@ def test_checksums_of_request_and_server_are_both_verified(
     path.write_bytes(DATA)
     location = cdi_worker.Location(str(path))
     wanted = cdi_worker.Request(source="local", location=location, target=str(target), checksum=asked)
-    with cancelling.adapted(None) as stop, cancelling.Reads(stop) as reads:
+    with cancelling.adapt(None) as stop, cancelling.Reads(stop) as reads:
         source = Stating(str(path), stated, reads)
         if wrong:
             with pytest.raises(errors.ChecksumMismatch, match=f"expected {wrong}:0"):

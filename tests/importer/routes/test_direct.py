@@ -68,7 +68,8 @@ def test_note_of_a_delta_is_on_storage_before_anything_is_zeroed(tmp_path: Path)
     attempt = types.SimpleNamespace(
         request=types.SimpleNamespace(stage=base.Stage(previous="a", current="b")),
         facts=base.Facts(name="source"),
-        content=types.SimpleNamespace(chain=()),
+        image=types.SimpleNamespace(source=base.Source()),
+        survey=types.SimpleNamespace(chain=()),
         plan=types.SimpleNamespace(virtual_size=1),
     )
     stage.begin(cast("Attempt", attempt), cast("targets.Target", opened))

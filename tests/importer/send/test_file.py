@@ -49,15 +49,16 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def upload_request(server: uploads.Server, image: Path, **more: object) -> file.Settings:
+def upload_request(
+    server: uploads.Server, image: Path, *, patience: float = 20.0, **more: object
+) -> file.Settings:
     made = server.certificates
     found = {
         "path": str(image),
         "url": f"https://localhost:{server.port}",
-        "access": base.Access(ca_files=(str(made.authority.certificate),)),
+        "access": base.Access(ca_files=(str(made.authority.certificate),), patience=patience),
         "certificate": str(made.client.certificate),
         "key": str(made.client.key),
-        "stall": 20.0,
         **more,
     }
     return file.Settings(**found)
@@ -224,7 +225,7 @@ def test_patience_begins_when_a_connection_breaks(
 ) -> None:
     """However long the connection lasted before."""
     with upload_relay.Relay(server.port, None, None, *cuts) as relay:
-        request = upload_request(server, image, url=f"https://localhost:{relay.port}", stall=Slow.STALL)
+        request = upload_request(server, image, url=f"https://localhost:{relay.port}", patience=Slow.STALL)
         file.send(request, Slow(), cancelling.Cancel())
     assert server.result().message == uploads.DONE
     assert disk.read_bytes() == DATA
@@ -375,7 +376,7 @@ class Boastful(Forgetful):
 
 def test_offset_beyond_every_disk_is_none(image: Path) -> None:
     with Boastful.serving() as port:
-        made = file.Settings(str(image), f"http://127.0.0.1:{port}", stall=2)
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=2))
         with pytest.raises(errors.UploadFailed, match="lost the upload"):
             file.send(made, progress.NullProgress(), cancelling.Cancel())
 
@@ -385,7 +386,7 @@ def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
     timer = threading.Timer(20, cancel.set)
     timer.start()
     with Forgetful.serving() as port:
-        made = file.Settings(str(image), f"http://127.0.0.1:{port}", stall=2)
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=2))
         with pytest.raises(errors.TransferFailed):
             file.send(made, progress.NullProgress(), cancel)
     timer.cancel()

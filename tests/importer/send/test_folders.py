@@ -62,9 +62,9 @@ def test_disk_is_sent_as_extents_beside_the_archive(folder: Path, tmp_path: Path
         source = tmp_path / "alone"
         (source / "lost+found").mkdir(parents=True)
         (folder / "disk.img").rename(source / "disk.img")
-    sent = clone.Folder(readers.Bytes(clones.body(source, "filesystem", ours=True)), buffers)
+    sent = clone.FolderDecoder(readers.BytesReader(clones.body(source, "filesystem", ours=True)), buffers)
     disk = (source / "disk.img").stat()
-    assert sent.disk == clone.Disk(SIZE, 0o660, int(disk.st_mtime), preallocated=False)
+    assert sent.disk == clone.FolderDisk(SIZE, 0o660, int(disk.st_mtime), preallocated=False)
     runs = [run if isinstance(run, int) else bytes(run) for run in sent.runs()]
     content = b"".join(bytes(run) if isinstance(run, int) else run for run in runs)
     assert content == (source / "disk.img").read_bytes()
@@ -75,7 +75,7 @@ def test_disk_is_sent_as_extents_beside_the_archive(folder: Path, tmp_path: Path
 
 
 def test_archive_does_not_contain_the_disk(folder: Path, tmp_path: Path) -> None:
-    sent = clone.Folder(readers.Bytes(clones.body(folder, "filesystem", ours=True)), buffers)
+    sent = clone.FolderDecoder(readers.BytesReader(clones.body(folder, "filesystem", ours=True)), buffers)
     assert sum(1 for _ in sent.runs())
     rest, archive = sent.archive(), tmp_path / "archive"
     assert rest is not None
@@ -336,7 +336,7 @@ def test_source_never_continues_the_clone_of_another(
             )
             assert senders[name].begin(None)
             reporter = stopping if name == "second" else progress.NullProgress()
-            disk = stack.enter_context(extents.opened_disk(str(path)))
+            disk = stack.enter_context(extents.open_disk(str(path)))
             stream = extents.Directory(str(path), disk, reporter, sparse=True)
             if name == "first":
                 waiting = stream
@@ -386,7 +386,7 @@ def test_damaged_stream_leaves_nothing(
 
 def plain_body(folder: Path) -> bytes:
     """Return the stream of a file system without compression."""
-    with extents.opened_disk(str(folder)) as disk:
+    with extents.open_disk(str(folder)) as disk:
         stream = extents.Directory(str(folder), disk, progress.NullProgress(), sparse=True)
         stream._first.encoder.every = 0
         return b"".join(bytes(part) for part in stream.chunks(0))
@@ -479,7 +479,7 @@ def test_disk_is_resumed_where_a_device_is(folder: Path, scattered: bool) -> Non
             rest = b"".join(bytes(part) for part in stream.chunks(cut))
             assert disk.starts[-1] == mark.offset
             first = first[:cut] + rest
-            found = clone.Folder(readers.Bytes(first), buffers)
+            found = clone.FolderDecoder(readers.BytesReader(first), buffers)
             assert sum(run if isinstance(run, int) else len(run) for run in found.runs()) == SIZE
             found.finish()
     assert disk.starts[-1] == SIZE, "the disk is read again for the archive"

@@ -30,12 +30,12 @@ def test_clone_runs_as_a_process(
     clones.same_tree(folder, paths.data)
 
 
-def noise(directory: Path, mode: str, seed: int) -> tuple[Path, Path]:
+def noise(directory: Path, mode: str, seed: int, size: int = SIZE) -> tuple[Path, Path]:
     """Write a disk without holes; return the volume for a clone source of ``mode``, and the disk."""
     volume = directory / "noise"
     volume.mkdir()
     disk = volume / "disk.img"
-    disk.write_bytes(random.Random(seed).randbytes(SIZE))
+    disk.write_bytes(random.Random(seed).randbytes(size))
     (volume / "file").write_text("beside the disk")
     return (disk if mode == "block" else volume), disk
 
@@ -65,6 +65,34 @@ def test_restarted_source_completes_the_clone(
         # As the kubelet does: the target may not have noticed the kill yet.
         processes.wait_for(again, "a run that succeeds", 60)
         assert log.read_text() == "Clone Complete"
+        assert server.result().message == DONE
+        oracle.same(target, source)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("mode", ["block", "filesystem"])
+def test_source_that_was_killed_after_the_last_byte_gets_its_success(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, changed: bool
+) -> None:
+    """The target still writes. Only a source that sends the same gets a success for what has arrived."""
+    log, size = tmp_path / "log", 4 * MIB
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(devices.slow(tmp_path, size, bytes_per_second=MIB))
+        volume, source = noise(tmp_path, mode, 4, size)
+        server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
+        env = clones.environment(server, mode, volume, OWNER_UID="a-clone")
+        with clones.start_source(env, log) as process:
+            processes.wait_for(
+                lambda: (running := server.running_upload) is not None and running.body.is_complete,
+                "the last byte",
+            )
+            process.kill()
+        assert not server.running_upload.work.done()  # type: ignore[union-attr]
+        if changed:
+            env["OWNER_UID"] = "another-clone"
+        with clones.start_source(env, log) as process:
+            assert (process.wait(30) == 0) is not changed
+        assert ("Clone Complete" in log.read_text()) is not changed
         assert server.result().message == DONE
         oracle.same(target, source)
 

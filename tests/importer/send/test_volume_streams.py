@@ -242,6 +242,6 @@ def test_stream_with_changing_compression_is_valid(original: Path, sending: floa
             stream._pays.encoded(clone_stream.STEP, 0, 1.0)
             stream._pays.sent(1, sending)
             rest = b"".join(bytes(part) for part in stream.chunks(cut))
-            runs = extents.Decoder(readers.Bytes(first[:cut] + rest), ahead.buffers)
+            runs = extents.Decoder(readers.BytesReader(first[:cut] + rest), ahead.buffers)
             assert sum(run if isinstance(run, int) else len(run) for run in runs) == SIZE
             first = first[:cut] + rest

@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -99,6 +101,59 @@ def test_bytes_before_a_reset_are_returned(pair: Pair) -> None:
     socket.socket.shutdown(pair.client, socket.SHUT_WR)
     assert read(pair.server) == b"one"
     assert read(pair.server) == b""
+
+
+#: Sends updates of the TLS 1.3 keys (RFC 8446, 4.6.3) without end, after one byte. Python's ssl cannot.
+FLOOD = """
+import ctypes, socket, sys
+port, certificate, key = int(sys.argv[1]), sys.argv[2].encode(), sys.argv[3].encode()
+lib = ctypes.CDLL("libssl.so.3")
+for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+    getattr(lib, name).restype = ctypes.c_void_p
+context = ctypes.c_void_p(lib.SSL_CTX_new(ctypes.c_void_p(lib.TLS_client_method())))
+assert lib.SSL_CTX_use_certificate_file(context, certificate, 1) == 1
+assert lib.SSL_CTX_use_PrivateKey_file(context, key, 1) == 1
+there = socket.create_connection(("127.0.0.1", port))
+tls = ctypes.c_void_p(lib.SSL_new(context))
+assert lib.SSL_set_fd(tls, there.fileno()) == 1
+assert lib.SSL_connect(tls) == 1
+assert lib.SSL_write(tls, b"x", 1) == 1
+while lib.SSL_key_update(tls, 0) == 1 and lib.SSL_do_handshake(tls) == 1:
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["readinto", "line", "some"])
+def test_flood_without_data_is_silence(certificates: uploads.Certificates, how: str) -> None:
+    made = certificates.client
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        argv = [sys.executable, "-c", FLOOD, f"{listener.getsockname()[1]}", made.certificate, made.key]
+        with subprocess.Popen(argv) as flooding:
+            here, _ = listener.accept()
+            # A server that is slower than the flood: something has always arrived.
+            connection = Slow(here, contexts(certificates)[0])
+            try:
+                connection.handshake(10)
+                assert read(connection) == b"x"
+                began = time.monotonic()
+                with pytest.raises(TimeoutError, match="no data for 1 s"):
+                    {"readinto": read, "line": Connection.line, "some": Connection.some}[how](
+                        connection, *((100,) if how != "some" else ()), 1
+                    )
+                assert time.monotonic() - began < processes.PATIENCE
+            finally:
+                flooding.kill()
+                connection.close()
+
+
+class Slow(Connection):
+    """Receives at most a few records at once, so that the next ones have arrived meanwhile."""
+
+    def _more(self, room: int, limit: float, *, interruptible: bool = True) -> None:
+        super()._more(room, limit, interruptible=interruptible)
+        self._window = memoryview(bytearray(512))
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("cut", range(8))

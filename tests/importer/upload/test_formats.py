@@ -56,6 +56,11 @@ def test_content_encoding_is_undone_or_refused(server: uploads.Server, disk: Pat
     assert disk.read_bytes() == DATA
 
 
+def test_meaningless_content_encoding_is_ignored(server: uploads.Server, disk: Path) -> None:
+    assert server.ask("POST", SYNC, DATA, {"Content-Encoding": "UTF-8"}).status == 200
+    assert disk.read_bytes() == DATA
+
+
 def test_other_formats_need_scratch(
     certificates: uploads.Certificates, paths: contract.Paths, disks: disks.Disks
 ) -> None:

@@ -120,7 +120,7 @@ class Ending(uploads.Server):
         self._face = role.make(self.settings, self.cancel)
         # Before it listens: no request comes first.
         self._face._end()
-        with self._face.listening():
+        with self._face.listen():
             self.cancel.wait()
         return report.deadline_passed()
 

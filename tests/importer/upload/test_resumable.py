@@ -254,11 +254,11 @@ def test_request_that_lends_late_gives_way_at_once() -> None:
     running.body.withdraw = looked
 
     def take_over() -> int:
-        with session.taken_over():
+        with session.take_over():
             return session.offset
 
     with futures.ThreadPoolExecutor(1) as pool:
-        with session.taken_over():
+        with session.take_over():
             has_looked.clear()
             next_one = pool.submit(take_over)
             assert has_looked.wait(processes.PATIENCE)

@@ -14,8 +14,8 @@ from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, plan, progress, request
+from cdi_worker.importer.request import Room
 from cdi_worker.importer.result import Result
-from cdi_worker.importer.settings import Room
 from cdi_worker.importer.upload import headers, running
 from cdi_worker.sources import base, upload
 from tests.support import clones, devices, disks, oracle
@@ -34,7 +34,7 @@ ROUTES = {
 }
 
 
-class Content(readers.Bytes):
+class Content(readers.BytesReader):
     """The content of one request."""
 
     def interrupt(self) -> None: ...

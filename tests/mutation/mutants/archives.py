@@ -7,32 +7,11 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
-        "formats/ova/package.py",
-        "takes the last of two checksums of one file in a manifest",
-        "        if found.setdefault(name, stated) != stated:\n",
-        "        if False:\n",
-        "tests/formats/ova/test_descriptor.py::test_lines_of_manifests_are_read[SHA256(a b.vmdk)= {}]",
-    ),
-    mutant(
-        "formats/tar/archive.py",
-        "takes an archive that ends between the headers of an entry",
-        "                if header.started:\n",
-        "                if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_malformed_archive_is_corrupt[data6]",
-    ),
-    mutant(
         "formats/tar/archive.py",
         "lets a global header set the names and sizes of entries",
         '            if any(key in _CHECKED or key.startswith(b"GNU.sparse.") for key in headers.records(data)):\n',
         "            if False:\n",
         "tests/formats/tar/test_archive_refusals.py::test_global_header_with_entry_field_is_refused[path]",
-    ),
-    mutant(
-        "formats/tar/archive.py",
-        "takes names of any length",
-        "    if len(name) > _MAX_NAME and (len(name) > _MAX_PATH or any(map(_is_long, parts))):\n",
-        "    if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_unsafe_name_is_refused[name5]",
     ),
     mutant(
         "formats/tar/headers.py",
@@ -134,13 +113,6 @@ MUTANTS = (
     ),
     mutant(
         "formats/tar/headers.py",
-        "does not compare the checksum of a header",
-        "    if stated != _sum(block) and stated != _signed_sum(block):\n",
-        "    if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_header_with_another_checksum_is_corrupt[0]",
-    ),
-    mutant(
-        "formats/tar/headers.py",
         "accepts a repeated record in an extended header",
         "        if key in found and key not in REPEATED:\n",
         "        if False:\n",
@@ -179,13 +151,6 @@ MUTANTS = (
         "accepts a manifest without the descriptor",
         "        if member.name not in self.checksums:\n",
         "        if False:\n",
-        "tests/formats/ova/test_package.py::test_manifest_is_unique_and_lists_the_descriptor",
-    ),
-    mutant(
-        "formats/ova/package.py",
-        "does not verify the descriptor of a package",
-        "            if calculated != stated.digest:\n",
-        "            if False:\n",
         "tests/formats/ova/test_package.py::test_manifest_is_unique_and_lists_the_descriptor",
     ),
     mutant(

@@ -7,13 +7,6 @@ from tests.mutation.mutant import mutant
 MUTANTS = (
     mutant(
         "formats/compressed/stated.py",
-        "takes the content of the first of many zstd frames for the disk",
-        "    return position + (head[4] & 4) == length\n",
-        "    return True\n",
-        "tests/formats/compressed/test_stated.py::test_first_of_many_frames_is_not_the_disk",
-    ),
-    mutant(
-        "formats/compressed/stated.py",
         "overlooks the table at the end of a zstd file of many frames",
         "        if read(length - 4, 4) == _SEEKABLE:\n",
         "        if False:\n",
@@ -140,13 +133,6 @@ MUTANTS = (
     ),
     mutant(
         "formats/vhdx.py",
-        "takes a damaged header of a vhdx for the current one",
-        ' == (b"head", 1) and _is_intact(data):\n',
-        ' == (b"head", 1):\n',
-        "tests/formats/test_vhdx.py::test_damaged_header_does_not_count",
-    ),
-    mutant(
-        "formats/vhdx.py",
         "takes the entry of a bitmap of a vhdx for a block",
         "        del table[self._chunk :: self._chunk + 1]\n",
         "",
@@ -195,13 +181,6 @@ MUTANTS = (
         "tests/formats/vmdk/test_tables_last.py::test_too_many_tables_need_scratch",
     ),
     mutant(
-        "formats/qcow2/header.py",
-        "accepts a backing file's name that was not read whole",
-        "    if length > _LONGEST_NAME or len(name) < length:\n",
-        "    if False:\n",
-        "tests/formats/test_safety.py::test_name_of_a_backing_file_is_limited[2147483648-0]",
-    ),
-    mutant(
         "formats/qcow2/check.py",
         "accepts another backing file than the one allowed",
         "    if name is not None and posixpath.basename(name) != view.allow_backing:\n",
@@ -230,25 +209,11 @@ MUTANTS = (
         "tests/formats/qcow2/test_header.py::test_unsafe_feature_is_refused[fields4-unknown_features]",
     ),
     mutant(
-        "formats/qcow2/chain.py",
-        "accepts a backing file of another format",
-        "    if name and name != other:\n",
-        "    if False:\n",
-        "tests/formats/qcow2/test_chain.py::test_wrong_format_or_size_below_is_refused",
-    ),
-    mutant(
         "formats/qcow2/layout.py",
         "accepts a cluster that is used twice",
         "        if self._taken.count(0, first, end) != end - first:\n",
         "        if False:\n",
         "tests/formats/qcow2/test_tables.py::test_two_tables_in_one_cluster_are_corrupt",
-    ),
-    mutant(
-        "formats/qcow2/layout.py",
-        "accepts a compressed cluster of another size",
-        "        if len(result) != cluster_size:\n",
-        "        if False:\n",
-        "tests/formats/qcow2/test_tables.py::test_compressed_cluster_of_the_wrong_size_is_corrupt[zlib]",
     ),
     mutant(
         "formats/vmdk/markers.py",

@@ -185,13 +185,6 @@ MUTANTS = (
     ),
     mutant(
         "images/engine/retry.py",
-        "takes a byte now and then for progress",
-        "        elif now - self._unbroken > self._limit:\n",
-        "        elif False:\n",
-        "tests/images/engine/test_retry.py::test_bytes_below_the_floor_do_not_restart_the_limit",
-    ),
-    mutant(
-        "images/engine/retry.py",
         "reads from a peer that sends hardly anything for ever",
         "        elif self._seconds >= self._limit:\n",
         "        elif False:\n",

@@ -64,13 +64,6 @@ MUTANTS = (
         "tests/images/targets/test_checkpoint.py::test_checkpoint_that_finds_no_space_is_an_error",
     ),
     mutant(
-        "importer/routes/delivery.py",
-        "removes the note of an update before its writes are on storage",
-        "        out.flush()\n        lazy.load(CHECKPOINT).forget(out.written_path)\n",
-        "        lazy.load(CHECKPOINT).forget(out.written_path)\n",
-        "tests/end_to_end/test_update.py::test_note_of_an_update_outlives_what_is_not_on_storage",
-    ),
-    mutant(
         "images/targets/block.py",
         "does not sync the head before the sector that makes it usable",
         "        self._put(0, memoryview(self.head))\n        self.fsync()\n",
@@ -160,16 +153,6 @@ MUTANTS = (
         "            os.ftruncate(self.storage.fd, self._end)\n",
         "",
         "tests/images/targets/test_file.py::test_longer_resumed_file_is_truncated",
-    ),
-    mutant(
-        "images/targets/file.py",
-        "keeps the name of a finished disk while it is updated",
-        (
-            "            _rename(self.path, changing(self.path))\n"
-            "            self.written_path = changing(self.path)\n"
-        ),
-        "            pass\n",
-        "tests/images/targets/test_file.py::test_failed_update_can_be_repeated",
     ),
     mutant(
         "images/targets/block.py",

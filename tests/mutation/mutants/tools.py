@@ -51,20 +51,6 @@ MUTANTS = (
         "tests/images/tools/test_workspace.py::test_directory_that_is_removed_before_it_is_locked_is_not_used",
     ),
     mutant(
-        "images/tools/workspace.py",
-        "follows a link with the name of a workspace",
-        "os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)",
-        "os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)",
-        "tests/images/tools/test_workspace.py::test_what_is_not_ours_is_not_removed",
-    ),
-    mutant(
-        "images/tools/process.py",
-        "gives a program all the memory it asks for",
-        '(f"--as={self._command.address_space}", "--core=0")',
-        '("--core=0",)',
-        "tests/images/tools/test_process.py::test_address_space_is_limited",
-    ),
-    mutant(
         "images/tools/process.py",
         "gives a program the worker's environment",
         'env={**_ENVIRONMENT, "HOME"',

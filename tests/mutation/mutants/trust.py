@@ -40,25 +40,4 @@ MUTANTS = (
         "    if False:\n",
         "tests/sources/trust/test_images.py::test_folder_without_keys_is_a_fault_of_the_request",
     ),
-    mutant(
-        "sources/trust/images.py",
-        "takes a signature with a fault",
-        "        if candidate.fault is not None:\n",
-        "        if False:\n",
-        "tests/sources/trust/test_images.py::test_signature_whose_bytes_were_changed_is_refused",
-    ),
-    mutant(
-        "sources/trust/__init__.py",
-        "opens a source that cannot verify what is demanded",
-        "    if demand and location.unverifiable:\n",
-        "    if False:\n",
-        "tests/sources/trust/test_opening.py::test_source_that_cannot_verify_is_refused_before_it_is_contacted",
-    ),
-    mutant(
-        "sources/trust/__init__.py",
-        "imports what a source should have verified and has not",
-        "    if demand and not facts.signatures:\n",
-        "    if False:\n",
-        "tests/sources/trust/test_opening.py::test_source_that_should_have_verified_and_has_not_is_refused",
-    ),
 )

@@ -7,20 +7,6 @@ from tests.mutation.mutant import mutant
 
 MUTANTS = (
     mutant(
-        "importer/routes/delivery.py",
-        "completes a disk of 0 bytes, where a device keeps what it had",
-        "    if not size:\n        # As for",
-        "    if False:\n        # As for",
-        "tests/contract/test_clone.py::test_empty_disk_is_not_cloned_to_a_device",
-    ),
-    mutant(
-        "importer/upload/server.py",
-        "takes a part of a file for all of it",
-        "            http.check_whole(request)\n",
-        "",
-        "tests/importer/upload/test_failures.py::test_part_of_a_file_is_not_a_disk",
-    ),
-    mutant(
         "formats/clone.py",
         "accepts bytes behind the end of a clone",
         "        if self._reader.readinto(self._packed[:1]):\n",
@@ -57,13 +43,6 @@ MUTANTS = (
     ),
     mutant(
         "importer/upload/http.py",
-        "reads trailers without limit",
-        "        if count == TRAILERS:\n",
-        "        if False:\n",
-        "tests/importer/upload/test_http.py::test_malformed_chunk_is_refused[65 trailers]",
-    ),
-    mutant(
-        "importer/upload/http.py",
         "takes a cut body for a whole one",
         (
             "        if not count:\n"
@@ -74,16 +53,6 @@ MUTANTS = (
             '            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")\n'
         ),
         "tests/importer/upload/test_breaks.py::test_offset_is_exact_after_a_cut[end of TLS-False]",
-    ),
-    mutant(
-        "importer/upload/resumable.py",
-        "deletes an upload that is complete",
-        (
-            "    if not session.is_open:\n"
-            "        # All bytes have been received and become a disk: 204 would wrongly report them as deleted.\n"
-        ),
-        "    if False:\n",
-        "tests/importer/upload/test_breaks.py::test_complete_upload_cannot_be_deleted",
     ),
     mutant(
         "importer/upload/server.py",
@@ -156,25 +125,11 @@ MUTANTS = (
         "tests/importer/upload/test_connection.py::test_too_long_line_is_refused",
     ),
     mutant(
-        "importer/send/sender.py",
-        "resumes the upload of another file",
-        '        if not is_same or answer.header("Upload-Length") != str(length):\n',
-        '        if answer.header("Upload-Length") != str(length):\n',
-        "tests/importer/send/test_file.py::test_changed_file_is_uploaded_from_its_start",
-    ),
-    mutant(
         "importer/upload/settings.py",
         "takes a deadline without a time zone",
         "    if deadline is None or deadline.tzinfo is None:\n",
         "    if deadline is None:\n",
         "tests/contract/test_upload.py::test_deadline_without_a_time_zone_is_refused",
-    ),
-    mutant(
-        "importer/upload/resumable.py",
-        "accepts a compressed part of a file",
-        '    if coding.normal(request.headers.get("content-encoding", "")) != coding.IDENTITY:\n',
-        "    if False:\n",
-        "tests/importer/upload/test_resumable.py::test_every_response_has_the_protocol_version",
     ),
     mutant(
         "importer/upload/resumable.py",
@@ -191,36 +146,10 @@ MUTANTS = (
         "tests/contract/test_upload.py::test_finished_server_refuses_every_path",
     ),
     mutant(
-        "importer/upload/running.py",
-        "begins to unpack an archive on a device",
-        "        if on_device:\n",
-        "        if False:\n",
-        "tests/importer/upload/test_running.py::test_archive_is_refused_for_a_device",
-    ),
-    mutant(
         "importer/upload/server.py",
         "accepts a request path that does not begin with a slash",
         ("        if root:\n            raise Refusal(404)\n"),
         "",
         "tests/importer/upload/test_http.py::test_connection_stays_in_sync_after_every_response",
-    ),
-    mutant(
-        "importer/send/volume.py",
-        "reports a clone as done that the server has refused",
-        (
-            "    if not answer.is_good:\n"
-            "        raise errors.UploadFailed(url=client.url, reason=answer.reason())\n"
-            "\n"
-            "\n"
-            "def send_extents"
-        ),
-        (
-            "    if False:\n"
-            "        raise errors.UploadFailed(url=client.url, reason=answer.reason())\n"
-            "\n"
-            "\n"
-            "def send_extents"
-        ),
-        "tests/importer/send/test_volume_streams.py::test_server_that_refuses_the_stream_is_a_failure",
     ),
 )

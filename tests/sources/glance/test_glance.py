@@ -55,7 +55,7 @@ def import_(where: locations.Glance, target: Path, **changes: str) -> Result:
 
 
 def opened(where: locations.Glance) -> contextlib.AbstractContextManager[base.Image]:
-    return base.opened(source.GlanceSource(where, cancelling.NEVER))
+    return base.open_image(source.GlanceSource(where, cancelling.NEVER))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tupl
         assert found.facts.digest == found.facts.checksum.partition(",")[0]
         assert found.facts.identity is not None
         assert f"{found.facts.checksum} size {len(data)}" in found.facts.identity
-        assert reading.read_range(found.facts.ranges, 1_000_001, 70_000) == data[1_000_001:1_070_001]
+        assert reading.read_range(found.source.ranges, 1_000_001, 70_000) == data[1_000_001:1_070_001]
         assert reading.read_through_engine(found) == data
 
 

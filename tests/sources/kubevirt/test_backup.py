@@ -94,9 +94,9 @@ def test_only_data_moves_and_each_connection_is_kept(machine: kubevirt_stages.Se
 def test_data_endpoint_names_the_same_disk(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     for end in ("map", "data"):
         where = machine.location("exports", "root", end)
-        with base.opened(source.source(where, cancelling.NEVER)) as found:
+        with base.open_image(source.source(where, cancelling.NEVER)) as found:
             assert (found.facts.size, found.facts.format) == (len(DATA), "raw")
-            assert reading.read_range(found.facts.ranges, 1_000_001, 70_000) == DATA[1_000_001:1_070_001]
+            assert reading.read_range(found.source.ranges, 1_000_001, 70_000) == DATA[1_000_001:1_070_001]
             assert reading.read_through_engine(found) == DATA
             assert reading.read_all(found.source.stream(1000)) == DATA[1000:]
 
@@ -197,8 +197,8 @@ def test_many_pages_are_one_map(machine: kubevirt_stages.Setup, plain: kubevirt.
     runs = (((at, 4096, 0), (at + 4096, unit - 4096, 3)) for at in range(0, len(plain.data), unit))
     plain.extents = [run for pair in runs for run in pair]
     where = machine.location("exports", "root", "map")
-    with base.opened(source.BackupSource(where, cancelling.NEVER, page_size=5)) as found:
-        listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.facts.extents()]
+    with base.open_image(source.BackupSource(where, cancelling.NEVER, page_size=5)) as found:
+        listed = [(extent.offset, extent.length, 3 * extent.zero) for extent in found.source.extents()]
         assert reading.read_through_engine(found) == plain.data
         found.verify()
     assert listed == plain.extents
@@ -433,5 +433,5 @@ def test_interrupted_reads_return_no_wrong_bytes(
 ) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     where = machine.location("exports", "root", "map")
-    with base.opened(source.BackupSource(where, reads)) as found:
-        reading.check_interrupted_reads(found.facts.ranges, reads, DATA)
+    with base.open_image(source.BackupSource(where, reads)) as found:
+        reading.check_interrupted_reads(found.source.ranges, reads, DATA)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import itertools
 import os
 import subprocess
 import threading
@@ -27,7 +29,7 @@ ADVICE = "check the program that writes to it, or wait longer (--stall-timeout)"
 def opened(
     path: Path, cancel: cancelling.Cancel | None = None
 ) -> contextlib.AbstractContextManager[base.Image]:
-    return base.opened(file.source(base.Location(str(path)), cancel or cancelling.Cancel()))
+    return base.open_image(file.source(base.Location(str(path)), cancel or cancelling.Cancel()))
 
 
 def import_request(path: Path, target: Path) -> cdi_worker.Request:
@@ -197,7 +199,7 @@ def test_pipe_of_an_ended_attempt_is_not_read_on(tmp_path: Path) -> None:
     location = base.Location(str(pipe), base.Access(patience=3))
     # What setting a scope does to its callbacks; the scope has ended when they return.
     threading.Timer(0.3, reads._wake).start()
-    with pytest.raises(errors.Cancelled), base.opened(file.source(location, reads)):
+    with pytest.raises(errors.Cancelled), base.open_image(file.source(location, reads)):
         pass
 
 
@@ -210,3 +212,34 @@ def test_file_with_content_and_no_size_is_refused(tmp_path: Path) -> None:
 
 def test_scheme_may_be_in_capitals(tmp_path: Path) -> None:
     assert locations.path_of(f"FILE://{tmp_path}") == str(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["data", "hole", "both", "backwards", "nowhere"])
+def test_what_the_file_system_does_not_tell_is_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """Real file systems that fail here are broken disks, and FUSE with any answer."""
+    size = 8 << 20
+    path = tmp_path / "disk"
+    with path.open("wb") as sparse:
+        sparse.truncate(size)
+        os.pwrite(sparse.fileno(), b"x" * 4096, 4 << 20)
+    seek = os.lseek
+
+    def failing(fd: int, position: int, whence: int) -> int:
+        if (whence, fault) in {(os.SEEK_DATA, "data"), (os.SEEK_HOLE, "hole")} or (
+            fault == "both" and whence in {os.SEEK_DATA, os.SEEK_HOLE}
+        ):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if whence == os.SEEK_HOLE and fault in {"backwards", "nowhere"}:
+            return max(0, position - 512 * (fault == "backwards"))
+        return seek(fd, position, whence)
+
+    monkeypatch.setattr(os, "lseek", failing)
+    with opened(path) as image:
+        assert image.source.extents is not None
+        found = list(itertools.islice(image.source.extents(), 100))
+    assert sum(each.length for each in found) == size
+    assert [each.offset for each in found[1:]] == [each.offset + each.length for each in found[:-1]]
+    assert any(each.offset <= 4 << 20 < each.offset + each.length and not each.zero for each in found)
+    assert "extents" in caplog.text

@@ -199,8 +199,9 @@ def test_failed_read_is_transient(tmp_path: Path) -> None:
 def test_read_beyond_the_end_is_an_error() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = connected(socket, "disk")
-        with pytest.raises(errors.Transient, match="invalid argument"):
+        with pytest.raises(errors.SourceError, match="refuses it: invalid argument") as caught:
             read(client, MiB, 1)
+        assert not caught.value.retryable
         client.close()
 
 

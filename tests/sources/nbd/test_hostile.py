@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +35,7 @@ def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) ->
             location=locations.Nbd(f"nbd+unix:///?socket={socket}", access),
             target=str(directory / "disk.img"),
             connect_patience=1.0,
-            fetch=fetch.Options(no_progress=min(patience, 5.0)),
+            fetch=fetch.FetchOptions(no_progress=min(patience, 5.0)),
         )
         return execute.run(wanted)
 
@@ -78,12 +83,32 @@ def test_server_that_always_breaks_off_is_given_up(tmp_path: Path) -> None:
     oracle.unusable(tmp_path / "disk.img")
 
 
-@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_silent_connection_is_replaced(tmp_path: Path) -> None:
+    """Each brings some bytes before it falls silent for as long as the source may."""
+    disk = nbd_servers.Disk(sizes=(8 * MIB,), silent=2)
+    assert import_(disk, tmp_path, patience=1.0).size == 8 * MIB
+    assert (tmp_path / "disk.img").read_bytes() == b"A" * 8 * MIB
+    assert disk.connections > 1
+
+
+@pytest.mark.parametrize("silent", [0, 1])
 def test_server_that_falls_silent_is_given_up(tmp_path: Path, silent: int) -> None:
     began = time.monotonic()
     with pytest.raises(errors.SourceError, match="no answer within 1 s"):
         import_(nbd_servers.Disk(sizes=(8 * MIB,), silent=silent), tmp_path, patience=1.0)
     assert time.monotonic() - began < processes.PATIENCE
+    oracle.unusable(tmp_path / "disk.img")
+
+
+@pytest.mark.parametrize("after", [0, 2, 3])
+def test_replies_that_are_not_nbd_fail_after_two_tries(tmp_path: Path, after: int) -> None:
+    """The first read, the list of extents or a later read; they are no outage."""
+    disk = nbd_servers.Disk(sizes=(8 * MIB,), malformed=after)
+    began = time.monotonic()
+    with pytest.raises(errors.SourceError, match=r"the reply is malformed \(invalid .*reply magic.*\)$"):
+        import_(disk, tmp_path)
+    assert time.monotonic() - began < 3
+    assert disk.connections <= 4
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -197,8 +222,8 @@ def test_changed_areas_beyond_memory_become_coarse(tmp_path: Path, monkeypatch: 
     with nbd_servers.serve(tmp_path / "socket", disk) as socket:
         url = f"nbd+unix:///?socket={socket}"
         location = locations.Nbd(url, previous=nbd_servers.BITMAP, current="now")
-        with base.opened(source.NbdSource(location, cancelling.Cancel())) as image:
-            found = list(image.facts.extents())
+        with base.open_image(source.NbdSource(location, cancelling.Cancel())) as image:
+            found = list(image.source.extents())
     assert [extent.offset for extent in found[1:]] == [extent.offset + extent.length for extent in found[:-1]]
     assert (found[0].offset, found[-1].offset + found[-1].length) == (512, size)
     assert len(found) < 10
@@ -228,6 +253,96 @@ def test_answer_that_trickles_without_end_is_given_up(
     with pytest.raises(errors.SourceError):
         import_(nbd_servers.Disk(sizes=(MIB,), endless=what, pause=0.05), tmp_path, patience=1.0)
     assert time.monotonic() - began < 3 * processes.PATIENCE
+    oracle.unusable(tmp_path / "disk.img")
+
+
+# -- errors that are no answer -------------------------------------------------------------------
+
+
+GIB = 1 << 30
+HOLE = 3
+
+
+def holes(refusing: Callable[[int], int], **more: Any) -> nbd_servers.Disk:
+    """Return a disk of 64 GiB without data, which does not list its extents everywhere."""
+    return nbd_servers.Disk(
+        sizes=(64 * GIB,), status=lambda _offset, length: [(length, HOLE)], refusing=refusing, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(errno.EIO, 3), (errno.ENOMEM, 3), (errno.EINVAL, 1), (errno.EPERM, 1)]
+)
+def test_part_whose_extents_are_not_listed_is_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: int, tries: int
+) -> None:
+    disk = holes(lambda offset: error if 62 * GIB <= offset < 63 * GIB else 0)
+    found = listed(disk, tmp_path)
+    assert [(start, length) for start, length, zero in found if not zero] == [(62 * GIB, GIB)]
+    assert sum(length for _, length, _ in found) == 64 * GIB
+    assert disk.requests == 63 + tries
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "no extents" in warning.getMessage()
+    assert os.strerror(error).lower() in warning.getMessage()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL])
+def test_server_that_never_lists_extents_is_not_asked_for_all(tmp_path: Path, error: int) -> None:
+    disk = holes(lambda _: error)
+    found = listed(disk, tmp_path)
+    assert sum(length for _, length, _ in found) == 64 * GIB
+    assert not any(zero for _, _, zero in found)
+    assert disk.requests < 20
+
+
+def test_list_that_fails_once_is_asked_for_again(tmp_path: Path) -> None:
+    answers = itertools.chain([errno.EIO, errno.EIO], itertools.repeat(0))
+    assert all(zero for _, _, zero in listed(holes(lambda _: next(answers)), tmp_path))
+
+
+def test_silence_about_extents_makes_them_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All reads are served, and block status never is."""
+    released = threading.Event()
+
+    def silent(_: int) -> int:
+        released.wait(60)
+        return 0
+
+    disk = nbd_servers.Disk(sizes=(8 * MIB,), refusing=silent)
+    try:
+        assert import_(disk, tmp_path, patience=1.0).size == 8 * MIB
+    finally:
+        released.set()
+    assert (tmp_path / "disk.img").read_bytes() == b"A" * 8 * MIB
+    assert "no extents" in caplog.text
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL])
+def test_unknown_changes_are_an_error(tmp_path: Path, error: int) -> None:
+    """An unknown list of changes must not mean that nothing has changed."""
+    disk = holes(lambda offset: error if offset else 0, dirty=lambda _offset, length: [(length, 0)])
+    with nbd_servers.serve(tmp_path / "socket", disk) as socket:
+        url = f"nbd+unix:///?socket={socket}"
+        access = base.Access(patience=1.0)
+        location = locations.Nbd(url, access, previous=nbd_servers.BITMAP, current="now")
+        with (
+            base.open_image(source.NbdSource(location, cancelling.Cancel())) as image,
+            pytest.raises(errors.SourceError, match="listing the extents at byte"),
+        ):
+            list(image.source.extents())
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EPERM])
+@pytest.mark.parametrize("first", [True, False])
+def test_read_that_the_server_refuses_is_not_repeated(tmp_path: Path, error: int, first: bool) -> None:
+    disk = nbd_servers.Disk(sizes=(8 * MIB,))
+    answers = itertools.chain([0] if not first else [], itertools.repeat(error))
+    disk.reading = lambda: next(answers)
+    began = time.monotonic()
+    with pytest.raises(errors.SourceError, match=f"reading at byte .*{os.strerror(error).lower()}"):
+        import_(disk, tmp_path)
+    assert time.monotonic() - began < 3
+    assert disk.requests < 20
     oracle.unusable(tmp_path / "disk.img")
 
 

@@ -31,7 +31,7 @@ def write(directory: Path, disk: nbd_servers.Disk, patience: float = 180.0) -> N
         execute.run(
             request.Request(
                 source="local",
-                location=local.File(str(source)),
+                location=local.LocalFile(str(source)),
                 target=url,
                 to=locations.Nbd(url, access),
                 existing="replace",

@@ -73,7 +73,7 @@ def import_(url: str, target: Path, access: base.Access = ANYONE, **changes: Any
 def opened(
     url: str, access: base.Access = ANYONE, **fields: Any
 ) -> contextlib.AbstractContextManager[base.Image]:
-    return base.opened(source.NbdSource(locations.Nbd(url, access, **fields), cancelling.NEVER))
+    return base.open_image(source.NbdSource(locations.Nbd(url, access, **fields), cancelling.NEVER))
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_several_connections_only_where_the_server_allows_them(tmp_path: Path, r
             nbd_exports.qemu_nbd(tmp_path, raw, *options) as port,
             opened(f"nbd://127.0.0.1:{port}") as found,
         ):
-            assert found.facts.description["connections"] == most
+            assert found.source.describe()["connections"] == most
 
 
 def test_reads_use_all_connections(tmp_path: Path, raw: Path) -> None:
@@ -118,7 +118,7 @@ def test_reads_use_all_connections(tmp_path: Path, raw: Path) -> None:
     filters = ("--filter=log", "--filter=noextents", "--filter=delay")
     settings = (f"logfile={log}", "delay-read=20ms")
     with nbd_exports.nbdkit(tmp_path, "-r", *filters, "file", raw, *settings) as port:
-        import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img", fetch=fetch.Options(chunk=MIB))
+        import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img", fetch=fetch.FetchOptions(chunk=MIB))
     oracle.same(tmp_path / "disk.img", raw)
     assert len(set(re.findall(r"connection=(\d+) Read ", log.read_text()))) == 6
 
@@ -147,11 +147,36 @@ def test_block_sizes_of_the_server_are_respected(tmp_path: Path, raw: Path, opti
         import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img")
         with opened(f"nbd://127.0.0.1:{port}") as found:
             into = memoryview(bytearray(1000))
-            ranges = found.facts.ranges
+            ranges = found.source.ranges
             assert ranges is not None
             assert ranges.read_range(5000, into) == 1000
             assert into == copy.read_bytes()[5000:6000]
     oracle.same(tmp_path / "disk.img", copy)
+
+
+@pytest.mark.parametrize("policy", ["error", "allow"])
+def test_end_that_cannot_be_read_is_known_at_connect(tmp_path: Path, raw: Path, policy: str) -> None:
+    """The size is no multiple of the smallest block: some servers read the rest, others refuse it."""
+    odd = tmp_path / "odd.raw"
+    odd.write_bytes(raw.read_bytes()[: 10 * MIB + 1000])
+    filters = [
+        "--filter=blocksize-policy",
+        "file",
+        odd,
+        "blocksize-minimum=4K",
+        f"blocksize-error-policy={policy}",
+    ]
+    with nbd_exports.nbdkit(tmp_path, "-r", *filters) as port:
+        if policy == "allow":
+            import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img")
+            oracle.same(tmp_path / "disk.img", odd)
+            return
+        with pytest.raises(errors.SourceError) as caught:
+            import_(f"nbd://127.0.0.1:{port}", tmp_path / "disk.img", access=base.Access(patience=20))
+        with pytest.raises(errors.SourceError, match="smallest block"), opened(f"nbd://127.0.0.1:{port}"):
+            pass
+    assert "has 10486760 bytes, no multiple of the server's smallest block of 4096" in str(caught.value)
+    assert not (tmp_path / "disk.img").exists()
 
 
 def test_guest_cannot_choose_the_format(
@@ -322,7 +347,7 @@ def test_bad_sector_is_an_error_with_its_place(tmp_path: Path) -> None:
         nbd_exports.nbdkit(tmp_path, "-r", "eval", "get_size=echo 16M", f"pread={code}") as port,
         pytest.raises(errors.TransferFailed, match=r"reading at byte \d+: input/output error; no data"),
     ):
-        import_(f"nbd://127.0.0.1:{port}/", tmp_path / "disk.img", fetch=fetch.Options(no_progress=1.0))
+        import_(f"nbd://127.0.0.1:{port}/", tmp_path / "disk.img", fetch=fetch.FetchOptions(no_progress=1.0))
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -510,7 +535,7 @@ def test_missing_bitmap_lists_those_of_the_server(tmp_path: Path, raw: Path, qco
     devices.fill(target, SIZE)
     with nbd_exports.storage_daemon(tmp_path, disk, "vda", "monday") as port:
         with opened(f"nbd://127.0.0.1:{port}/vda") as found:
-            assert found.facts.description["bitmaps"] == ["monday"]
+            assert found.source.describe()["bitmaps"] == ["monday"]
         with pytest.raises(errors.SourceError, match=r"no dirty bitmap 'x' \(the server lists: 'monday'\)"):
             import_(f"nbd://127.0.0.1:{port}/vda", target, previous="x", current="y")
     with (

@@ -37,8 +37,10 @@ def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) ->
         assert image.facts.identity is not None
         assert image.facts.identity.startswith("generation 1")
         assert image.facts.digest == f"generation:{image.facts.identity.split()[1]}"
-        assert reading.read_range(image.facts.ranges, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
-        assert reading.read_range(image.facts.ranges, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
+        assert reading.read_range(image.source.ranges, 300_001, 70_000) == gcs_objects.DATA[300_001:370_001]
+        assert (
+            reading.read_range(image.source.ranges, len(gcs_objects.DATA) - 5, 100) == gcs_objects.DATA[-5:]
+        )
         assert reading.read_through_engine(image) == gcs_objects.DATA
         image.verify()
     with gcs_objects.opened(store.url("disk.img")) as image:
@@ -85,9 +87,9 @@ def test_only_the_first_generation_is_read(server: misbehave.Server) -> None:
     with gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 2), gone)) as image:
         assert image.facts.identity is not None
         assert image.facts.identity.startswith("generation 7 crc32c ")
-        assert reading.read_range(image.facts.ranges, 5, 10) == gcs_objects.DATA[5:15]
+        assert reading.read_range(image.source.ranges, 5, 10) == gcs_objects.DATA[5:15]
         with pytest.raises(errors.SourceChanged, match="generation was 7, now replaced or deleted"):
-            reading.read_range(image.facts.ranges, 5, 10)
+            reading.read_range(image.source.ranges, 5, 10)
 
 
 def test_changed_metadata_is_not_a_changed_object(server: misbehave.Server) -> None:
@@ -102,7 +104,7 @@ def test_other_generation_in_the_response_is_detected(server: misbehave.Server) 
         gcs_objects.opened(gcs_objects.serve(server, (gcs_objects.media(), 1), other)) as image,
         pytest.raises(errors.SourceChanged),
     ):
-        reading.read_range(image.facts.ranges, 0, 10)
+        reading.read_range(image.source.ranges, 0, 10)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -122,7 +124,7 @@ def test_second_read_is_verified_again(server: misbehave.Server) -> None:
     """The fallback to one stream reads the ranges again, and writes what it reads."""
     url = gcs_objects.serve(server, (gcs_objects.media(), 2), gcs_objects.media(b"?" + gcs_objects.DATA[1:]))
     with gcs_objects.opened(url) as image:
-        reading.read_range(image.facts.ranges, 0, 1000)
+        reading.read_range(image.source.ranges, 0, 1000)
         reading.read_all(image.source.stream())
         with pytest.raises(errors.ChecksumMismatch):
             image.verify()
@@ -256,6 +258,6 @@ def test_bytes_of_a_failed_first_contact_are_not_verified(server: misbehave.Serv
     with pytest.raises(errors.Transient, match="503"):
         source.open(base.Opening())
     gcs_objects.serve(server, gcs_objects.media(new), data=new)
-    with base.opened(source) as image:
+    with base.open_image(source) as image:
         assert reading.read_through_engine(image) == new
         image.verify()

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import report
-from cdi_worker.importer.commands import words
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import gcs, locations
 from cdi_worker.sources.web import http
@@ -134,7 +133,7 @@ def test_token_is_not_sent_unencrypted_to_other_hosts(
         with pytest.raises(errors.RequestError, match=f"^{elsewhere}: .* unencrypted; use https") as caught:
             gcs_objects.opened(f"{elsewhere}/b/o", None, file)
         again = pickle.loads(pickle.dumps(caught.value))
-        assert words.message(again).endswith(", or allow plain http (--insecure)")
+        assert again.at_terminal().endswith(", or allow plain http (--insecure)")
         assert report.failure(again, "gcs").message.endswith("(emulators need none)")
 
 

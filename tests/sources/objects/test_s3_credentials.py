@@ -19,7 +19,7 @@ import os
 from cdi_worker.sources import base
 access = base.Access(http_proxy=os.environ.get("PROXY", ""))
 location = locations.S3(endpoint=sys.argv[1], access=access)
-with base.opened(s3.S3Source(location, cancelling.Cancel())) as image:
+with base.open_image(s3.S3Source(location, cancelling.Cancel())) as image:
     print(hashlib.sha256(image.facts.head).hexdigest())
 """
 
@@ -65,6 +65,26 @@ def test_credentials_of_a_web_identity_are_used(server: misbehave.Server, tmp_pa
     assert "authorization" not in anonymous.headers
     assert f"Credential={objectservers.READER[0]}/" in signed.headers["authorization"]
     assert signed.headers["x-amz-security-token"] == "a-session"
+
+
+def test_log_of_botocore_shows_no_credential(server: misbehave.Server, tmp_path: Path) -> None:
+    """A program that uses the library may log everything."""
+    (tmp_path / "token").write_text("a-service-account-token")
+    denied = misbehave.Page(s3_objects.document("AccessDenied"), status=403)
+    url = server.serve("/b/k", (denied, 1), misbehave.Page(s3_objects.DATA))
+    with objectservers.token_service(objectservers.READER) as service:
+        done = processes.script(
+            "import logging\nlogging.basicConfig(level=logging.DEBUG)" + READ,
+            url,
+            AWS_ROLE_ARN="arn:aws:iam::123456789012:role/importer",
+            AWS_WEB_IDENTITY_TOKEN_FILE=str(tmp_path / "token"),
+            AWS_ENDPOINT_URL_STS=service.url,
+            AWS_REGION="us-east-1",
+        )
+    assert done.stdout, done.stderr
+    assert "DEBUG:botocore" in done.stderr
+    for secret in ("a-service-account-token", objectservers.READER[1], ">a-session"):
+        assert secret not in done.stderr
 
 
 def test_token_service_is_reached_through_the_proxy(server: misbehave.Server, tmp_path: Path) -> None:
@@ -154,7 +174,7 @@ from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations, s3
 access = base.Access(user="AKID", password="the-secret", session_token="the-token")
 location = locations.S3(endpoint=sys.argv[1], access=access)
-with base.opened(s3.S3Source(location, cancelling.Cancel())) as image:
+with base.open_image(s3.S3Source(location, cancelling.Cancel())) as image:
     print(location, image.source, image.facts, file=sys.stderr)
 """
     done = processes.script(script, server.serve("/b/k", misbehave.Page(s3_objects.DATA)))

@@ -34,7 +34,7 @@ def test_requests_are_signed_for_the_region_and_with_the_session_token(server: m
     with s3_objects.opened(
         url, dataclasses.replace(s3_objects.ADMIN, session_token="token-1", headers=payer)
     ) as image:
-        reading.read_range(image.facts.ranges, 0, 10)
+        reading.read_range(image.source.ranges, 0, 10)
     with s3_objects.opened(url, region="eu-central-1"):
         pass
     first, second, third = server.gets("/b/k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import json
@@ -35,6 +36,8 @@ class Server:
     options: dict[str, Any] | None
     extents: str = json.dumps(EXTENTS)
     status: int = 206
+    #: Statuses of the next lists of extents; then 200.
+    listing: list[int] = dataclasses.field(default_factory=list)
     #: Serve ranges that begin so many bytes later than requested, and say so.
     shift: int = 0
     #: Content-Range of a range; None: the right one, empty: none.
@@ -46,6 +49,8 @@ class Server:
     reset: bool = False
     #: State that a range is sent in chunks, besides its length.
     chunked: bool = False
+    #: State another length besides that of a range.
+    repeated: bool = False
     #: Never answer a range.
     stall: bool = False
     #: Never end a response: of the options, of the extents, or to an error.
@@ -84,7 +89,7 @@ def server() -> Iterator[Server]:
                 self.send_endlessly(200 if served.endless == "extents" else 500)
                 return
             if "extents" in self.path:
-                self.answer(200, served.extents.encode())
+                self.answer(served.listing.pop(0) if served.listing else 200, served.extents.encode())
                 return
             with lock:
                 busy += 1
@@ -105,6 +110,7 @@ def server() -> Iterator[Server]:
                 stated = served.content_range
             headers = {"Content-Range": stated, "Content-Encoding": served.encoding}
             headers["Transfer-Encoding"] = "chunked" if served.chunked else ""
+            headers["Content-length"] = "7" if served.repeated else ""
             self.answer(served.status, DATA[first : last + 1], headers)
 
         def answer(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
@@ -177,6 +183,40 @@ def test_old_server_is_read_without_extents(server: Server, pool: imageio_data.P
     assert read(pool) == DATA
 
 
+@pytest.mark.parametrize(("status", "tries"), [(500, 3), (503, 3), (400, 1), (404, 1), (501, 1)])
+def test_disk_whose_extents_are_not_listed_is_data(
+    server: Server, pool: imageio_data.Pool, caplog: pytest.LogCaptureFixture, status: int, tries: int
+) -> None:
+    pool.connect([server.url])
+    server.listing = [status] * tries
+    for _ in range(tries - 1):
+        with pytest.raises(errors.Transient, match=f"answers {status}"):
+            pool.extents()
+    assert list(pool.extents()) == [base.Extent(0, len(DATA), zero=False)]
+    assert "no extents" in caplog.text
+    assert ("does not support zero extents" if status == 404 else f"answers {status}") in caplog.text
+    assert read(pool) == DATA
+
+
+@pytest.mark.parametrize("status", [401, 403, 410])
+def test_refused_ticket_is_no_disk_without_extents(
+    server: Server, pool: imageio_data.Pool, status: int
+) -> None:
+    pool.connect([server.url])
+    server.listing = [status] * 9
+    for _ in range(4):
+        with pytest.raises(imageio_data.TicketRefused):
+            pool.extents()
+
+
+def test_list_of_extents_that_fails_once_is_asked_for_again(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.listing = [500]
+    with pytest.raises(errors.Transient):
+        pool.extents()
+    assert len(list(pool.extents())) == 2
+
+
 @pytest.mark.parametrize("options", [None, NEW, {**NEW, "max_readers": 20}])
 def test_number_of_connections_is_limited(
     server: Server, pool: imageio_data.Pool, options: dict[str, Any] | None
@@ -216,7 +256,14 @@ def test_bytes_before_a_cut_are_kept(server: Server, pool: imageio_data.Pool, *,
 def test_range_in_chunks_is_never_data(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
     server.chunked = True
-    with pytest.raises(errors.Transient, match="in chunks"):
+    with pytest.raises(errors.Malformed, match="in chunks"):
+        read(pool, 1000, 1000)
+
+
+def test_response_that_is_not_http_is_no_outage(server: Server, pool: imageio_data.Pool) -> None:
+    pool.connect([server.url])
+    server.repeated = True
+    with pytest.raises(errors.Malformed, match="violates HTTP: malformed Content-Length"):
         read(pool, 1000, 1000)
 
 
@@ -224,9 +271,9 @@ def test_range_in_chunks_is_never_data(server: Server, pool: imageio_data.Pool) 
     ("status", "kind"),
     [
         (403, imageio_data.TicketRefused),
-        (503, errors.Transient),
+        (503, imageio_data.Failed),
         (200, errors.NoRanges),
-        (400, errors.SourceError),
+        (400, imageio_data.Refused),
     ],
 )
 def test_response_that_is_not_the_range_is_refused(
@@ -319,9 +366,9 @@ def test_endless_responses_are_refused(server: Server, pool: imageio_data.Pool, 
 def test_lists_of_extents_are_not_kept_by_each_connection(server: Server, pool: imageio_data.Pool) -> None:
     pool.connect([server.url])
     pool.extents()
-    with pool._lent() as first, pool._lent() as second:
-        assert not first._backend._extents
-        assert not second._backend._extents
+    with pool._lend() as first, pool._lend() as second:
+        assert not first._extents
+        assert not second._extents
 
 
 def test_second_url_is_used_if_the_first_does_not_respond(server: Server, pool: imageio_data.Pool) -> None:
@@ -348,6 +395,31 @@ def test_interrupt_ends_running_reads(
     assert time.monotonic() - started < processes.PATIENCE
     server.stall = False
     assert read(pool, 0, 1000) == DATA[:1000]
+
+
+def test_interrupt_ends_the_wait_for_a_connection(
+    server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
+) -> None:
+    """The one that has the only connection may be opening it, which nothing ends."""
+    server.options = None
+    pool.connect([server.url])
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            read(pool)
+        except errors.Cancelled as err:
+            failures.append(err)
+
+    with reads.scope() as scope, contextlib.suppress(errors.Cancelled), pool._lend():
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        time.sleep(0.2)
+        assert waiting.is_alive()
+        scope.set()
+        waiting.join(processes.PATIENCE)
+        assert not waiting.is_alive()
+    assert len(failures) == 1
 
 
 def test_interrupt_may_coincide_with_the_end_of_reads(

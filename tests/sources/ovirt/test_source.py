@@ -22,7 +22,7 @@ def test_current_disk_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
         assert (image.facts.size, image.facts.format, image.facts.identity) == (ovirt_disks.SIZE, "raw", None)
         assert image.facts.head == ovirt_disk.now.read_bytes()[: len(image.facts.head)]
         assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()
-        extents = list(image.facts.extents())
+        extents = list(image.source.extents())
         assert any(extent.zero for extent in extents)
         assert sum(extent.length for extent in extents) == ovirt_disks.SIZE
         for extent in extents:
@@ -58,11 +58,14 @@ def test_host_without_extents_is_read(ovirt_disk: ovirt_disks.Setup, tmp_path: P
 
 @pytest.mark.parametrize(
     ("options", "longest"),
-    [(fetch.Options(), 4 * ovirt_disks.MIB), (fetch.Options(chunk=ovirt_disks.MIB), ovirt_disks.MIB)],
+    [
+        (fetch.FetchOptions(), 4 * ovirt_disks.MIB),
+        (fetch.FetchOptions(chunk=ovirt_disks.MIB), ovirt_disks.MIB),
+    ],
     ids=["4M", "1M"],
 )
 def test_requests_are_not_longer_than_a_chunk(
-    ovirt_disk: ovirt_disks.Setup, tmp_path: Path, options: fetch.Options, longest: int
+    ovirt_disk: ovirt_disks.Setup, tmp_path: Path, options: fetch.FetchOptions, longest: int
 ) -> None:
     """A broken connection must not cost more than one chunk, however long the run of data is."""
     ovirt_disk.engine.flat = True
@@ -115,7 +118,7 @@ def test_active_disk_is_read_as_a_checkpoint(ovirt_disk: ovirt_disks.Setup) -> N
         assert (image.facts.format, image.facts.identity) == ("qcow2", None)
         assert image.facts.head.startswith(b"QFI\xfb")
         assert ovirt_disks.read(image) == ovirt_disk.engine.chains["disk"].active.path.read_bytes()
-        assert image.facts.extents is None
+        assert image.source.extents is None
         image.verify()
     ovirt_disk.check_ended("finished_success")
     assert ovirt_disk.engine.last.form == "cow"
@@ -155,5 +158,5 @@ def test_disk_id_is_required() -> None:
 def test_insecure_access_needs_no_certificates(ovirt_disk: ovirt_disks.Setup) -> None:
     access = dataclasses.replace(ovirt_disk.location().access, ca_files=(), insecure=True)
     location = dataclasses.replace(ovirt_disk.location(), access=access)
-    with base.opened(imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK)) as image:
+    with base.open_image(imageio.ImageioSource(location, cancelling.Cancel(), ovirt_disks.QUICK)) as image:
         assert ovirt_disks.read(image) == ovirt_disk.now.read_bytes()

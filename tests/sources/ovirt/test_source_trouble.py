@@ -325,7 +325,7 @@ def test_restart_of_engine_and_host_is_survived(ovirt_disk: ovirt_disks.Setup) -
 def test_interrupted_read_returns_only_data(ovirt_disk: ovirt_disks.Setup) -> None:
     reads = cancelling.Reads(cancelling.Cancel())
     with ovirt_disk.opened(cancel=reads) as image:
-        reading.check_interrupted_reads(image.facts.ranges, reads, ovirt_disk.now.read_bytes())
+        reading.check_interrupted_reads(image.source.ranges, reads, ovirt_disk.now.read_bytes())
 
 
 def test_cancel_ends_the_transfer(ovirt_disk: ovirt_disks.Setup) -> None:

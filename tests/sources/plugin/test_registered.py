@@ -25,7 +25,7 @@ class Pattern(cdi_worker.Source):
 
     def open(self, opening: cdi_worker.Opening) -> cdi_worker.Facts:
         where = self._where
-        return cdi_worker.Facts(name=where.endpoint, size=int(where.size), format="raw", ranges=self)
+        return cdi_worker.Facts(name=where.endpoint, size=int(where.size), format="raw")
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         into[:] = self._where.byte.to_bytes() * len(into)
@@ -61,7 +61,7 @@ def request(source: str, target: Path, *, byte: int = 0xA5) -> cdi_worker.Reques
 def test_registered_source_is_used_like_an_installed_one(tmp_path: Path) -> None:
     cdi_worker.register(kind(schemes=("pattern",)))
     assert sources.find("pattern") == sources.find_scheme("pattern")
-    assert cdi_worker.inspect(request("pattern", tmp_path / "disk.img")).survey.content.virtual_size == SIZE
+    assert cdi_worker.inspect(request("pattern", tmp_path / "disk.img")).survey.virtual_size == SIZE
     cdi_worker.run(request("pattern", tmp_path / "disk.img"))
     assert (tmp_path / "disk.img").read_bytes() == b"\xa5" * SIZE
     with pytest.raises(errors.RequestError, match=r"unknown source 'patter'; did you mean 'pattern'"):

@@ -18,7 +18,7 @@ from cdi_worker.sources.registry import blobs, documents
 from tests.support import http_disk, misbehave, processes, reading
 
 DATA = random.Random(1).randbytes(3 << 20)
-OPTIONS = fetch.Options(connections=3, chunk=256 << 10, window=4, no_progress=2)
+OPTIONS = fetch.FetchOptions(connections=3, chunk=256 << 10, window=4, no_progress=2)
 
 
 def descriptor(data: bytes, algorithm: str = "sha256") -> documents.Descriptor:
@@ -41,12 +41,12 @@ class Part(base.Source):
         return self.reader(self._data[offset:])
 
     def reader(self, data: bytes) -> base.Reader:
-        return readers.Bytes(data)
+        return readers.BytesReader(data)
 
 
 def verified_part(stated: bytes, part: base.Source, algorithm: str = "sha256") -> blobs.Verified:
     stop = cancelling.Cancel().child()
-    return blobs.Verified(descriptor(stated, algorithm), "x", blobs.Piece.of(part), image.Engine(), stop)
+    return blobs.Verified(descriptor(stated, algorithm), "x", part.image(base.Opening()), stop)
 
 
 def verified(stated: bytes, served: bytes, head: int = 1000, algorithm: str = "sha256") -> blobs.Verified:
@@ -79,8 +79,8 @@ def test_wrong_digest_is_refused(size: int, change: str) -> None:
 def test_blob_of_another_size_than_stated_is_refused(size: int, difference: int) -> None:
     """The digest is right: a manifest that states another size of its layer contradicts itself."""
     stated = dataclasses.replace(descriptor(DATA[:size]), size=size + difference)
-    part = blobs.Piece.of(Part(DATA[:size], 1000))
-    reader = blobs.Verified(stated, "x", part, image.Engine(), cancelling.Cancel().child())
+    part = Part(DATA[:size], 1000).image(base.Opening())
+    reader = blobs.Verified(stated, "x", part, cancelling.Cancel().child())
     with pytest.raises(errors.DigestMismatch, match=f"expected {size + difference} bytes"):
         reading.read_all(reader)
     reader.close()
@@ -112,7 +112,7 @@ def content_of(reader: base.Reader, size: int) -> bytes:
 
 
 def test_error_of_the_thread_is_raised() -> None:
-    class Failing(readers.Bytes):
+    class Failing(readers.BytesReader):
         def readinto(self, into: memoryview, /) -> int:
             raise errors.TransferFailed(url="x", offset=1, reason="gone")
 
@@ -128,9 +128,9 @@ def test_error_of_the_thread_is_raised() -> None:
 
 
 def test_read_all_is_bounded() -> None:
-    assert blobs.read_all(readers.Bytes(b"12345"), 5, "x") == b"12345"
+    assert blobs.read_all(readers.BytesReader(b"12345"), 5, "x") == b"12345"
     with pytest.raises(errors.Unsupported, match="larger than 4 bytes"):
-        blobs.read_all(readers.Bytes(b"12345"), 4, "x")
+        blobs.read_all(readers.BytesReader(b"12345"), 4, "x")
 
 
 # -- over the wire ------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def test_read_all_is_bounded() -> None:
 def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified:
     """Open the blob, read by an import's engine."""
     stop = (cancel or cancelling.Cancel()).child()
-    blob = blobs.Piece.of(http_disk.source(url, cancel=stop))
-    return blobs.Verified(descriptor(DATA), "x", blob, image.Engine(OPTIONS), stop)
+    blob = http_disk.source(url, cancel=stop).image(base.Opening(image.Engine(OPTIONS)))
+    return blobs.Verified(descriptor(DATA), "x", blob, stop)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cdi_worker import errors
 from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources.registry import layer
-from tests.support import containers, members, reading
+from tests.support import containers, members, processes, reading, tar_parts
 from tests.support.containers import Entry
 
 DATA = bytes(range(256)) * 400
@@ -244,12 +245,54 @@ def test_negative_size_is_refused() -> None:
         opened(bytes(header) * 4).find()
 
 
-def test_sparse_members_are_refused() -> None:
+def sparse_disk(folder: Path, extents: int) -> bytes:
+    """Write a sparse disk, and a sparse file before it; return its content."""
+    for name, size in (("etc/log", 3 << 20), ("disk/disk.img", 9 << 20)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with (folder / name).open("wb") as file:
+            for number in range(extents):
+                file.seek((size // extents * number) // 4096 * 4096 + 4096)
+                file.write(b"%d" % number)
+            file.truncate(size)
+    return (folder / "disk/disk.img").read_bytes()
+
+
+@pytest.mark.parametrize("dialect", tar_parts.DIALECTS)
+@pytest.mark.parametrize("compression", ["", "+gzip", "+zstd"])
+@pytest.mark.parametrize("extents", [0, 1, 4, 100])
+@pytest.mark.parametrize("step", [1000, 1 << 20])
+def test_sparse_disk_is_read(tmp_path: Path, dialect: str, compression: str, extents: int, step: int) -> None:
+    """With holes at its beginning and its end."""
+    expected = sparse_disk(tmp_path, extents)
+    data = containers.COMPRESS[compression](tar_parts.sparse(tmp_path, dialect, "etc", "disk"))
+    found = opened(data, step=step)
+    assert found.find()
+    assert (found.path, found.size) == ("/disk/disk.img", len(expected))
+    assert reading.read_all(found, step) == expected
+    found.finish()
+
+
+@pytest.mark.parametrize("dialect", tar_parts.DIALECTS)
+def test_damaged_sparse_disk_is_an_error(tmp_path: Path, dialect: str) -> None:
+    sparse_disk(tmp_path, 100)
+    data = tar_parts.sparse(tmp_path, dialect, "disk")
+    for length in (1500, 3000, 10_000, len(data) // 2):
+        with pytest.raises((errors.Truncated, errors.Corrupt)):
+            read_all(data[:length])
+    (tmp_path / "disk/other").write_bytes((tmp_path / "disk/disk.img").read_bytes())
+    processes.run("fallocate", "--dig-holes", tmp_path / "disk/other")
+    with pytest.raises(errors.Refused, match="2 files in /disk"):
+        read_all(tar_parts.sparse(tmp_path, dialect, "disk"))
+
+
+def test_contradictory_sparse_map_is_corrupt() -> None:
+    """Of a file whose data is longer than its map says."""
     header = bytearray(tarfile.TarInfo("disk/a").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"%011o\0" % 512
     header[156:157] = tarfile.GNUTYPE_SPARSE
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    with pytest.raises(errors.Refused, match="not a regular file"):
+    with pytest.raises(errors.Corrupt, match="the map of a sparse file contradicts its size"):
         opened(bytes(header) + bytes(1024)).find()
 
 

@@ -13,7 +13,7 @@ from cdi_worker.images.engine import cancelling, fetch
 from tests.support import containers, pulled, registries, tls
 
 SIZE = 71_000_000
-CONNECTIONS = fetch.Options().connections
+CONNECTIONS = fetch.FetchOptions().connections
 SMALL = containers.layer(containers.Entry("etc/passwd", b"root"))
 
 

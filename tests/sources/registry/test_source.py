@@ -115,7 +115,7 @@ def test_stream_can_be_read_again(guarded: registries.Registry) -> None:
         assert pulled.read(found) == pulled.LARGE
         assert pulled.read(found) == pulled.LARGE
         found.verify()
-        assert found.facts.ranges is None
+        assert found.source.ranges is None
 
 
 # -- platforms ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_image_is_chosen_by_platform(guarded: registries.Registry, docker: bool)
     for architecture, data in (("amd64", pulled.DISK), ("arm64", pulled.OTHER), ("aarch64", pulled.OTHER)):
         with pulled.opened(guarded, guarded.reference("multi", ":all"), architecture=architecture) as found:
             assert pulled.read(found) == data
-            assert found.facts.description["platforms"] == ["linux/amd64", "linux/arm64"]
+            assert found.source.describe()["platforms"] == ["linux/amd64", "linux/arm64"]
     with pytest.raises(errors.WrongPlatform, match="s390x; available: linux/amd64, linux/arm64"):
         pulled.of(guarded, guarded.reference("multi", ":all"), architecture="s390x").open(base.Opening())
     # The platform of a plain image is checked as well, but only if one was requested.
@@ -174,11 +174,11 @@ def test_labels_are_reported(guarded: registries.Registry) -> None:
     image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config(env=env))
     digest = guarded.push("labels", image)
     with pulled.opened(guarded, guarded.reference("labels")) as found:
-        assert found.facts.labels == {
+        assert found.source.finish().labels == {
             "instancetype.kubevirt.io/default-preference": "fedora",
             "kubevirt.io/foo-bar": "a=b",
         }
-        description = found.facts.description
+        description = found.source.describe()
         assert description["digest"] == digest
         assert description["disk"] == "/disk/disk.img"
         assert description["diskLayer"] == image.layers[0].digest
@@ -232,7 +232,7 @@ def test_artifact_is_pulled(guarded: registries.Registry, choice: str, data: byt
     guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
     with pulled.opened(guarded, guarded.reference("artifact") + choice) as found:
         assert pulled.read(found) == data
-        assert found.facts.labels == {}
+        assert found.source.finish().labels == {}
     with pytest.raises(errors.Refused, match="choose one"):
         pulled.of(guarded, guarded.reference("artifact", "#third.img")).open(base.Opening())
 

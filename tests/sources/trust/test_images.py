@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle
-from cdi_worker.sources import trust
 from tests.support import containers, pulled, registries, signing
 from tests.support.containers import Image
 
@@ -28,23 +27,18 @@ def key(tmp_path: Path) -> str:
     return SIGNER.write(tmp_path / "key.pem")
 
 
-def pull(
-    registry: registries.Registry, name: str, key: str, target: str = ":latest", **more: object
-) -> bytes:
+def pull(registry: registries.Registry, name: str, key: str, target: str = ":latest") -> bytes:
     """Pull a disk that must be signed."""
     source = pulled.of(registry, registry.reference(name, target))
-    demand = trust.Demand(signed_by=key, **more)  # type: ignore[arg-type] - fields by name
-    with pulled.demanding(source, demand) as found:
+    with pulled.demanding(source, key) as found:
         assert found.facts.signatures
         return pulled.read(found)
 
 
-def refused(
-    registry: registries.Registry, name: str, key: str, fault: str, **more: object
-) -> errors.Untrusted:
+def refused(registry: registries.Registry, name: str, key: str, fault: str) -> errors.Untrusted:
     """Return why a disk is refused; nothing of its layers or its configuration was read."""
     with pytest.raises(errors.Untrusted) as caught:
-        pull(registry, name, key, **more)  # type: ignore[arg-type] - fields by name
+        pull(registry, name, key)
     assert caught.value.fields["fault"] == fault, caught.value
     read = {path.rpartition("/")[2] for path, _ in registry.answered(name)}
     assert not read & {blob.digest for image in (IMAGE, OTHER) for blob in image.blobs}
@@ -73,7 +67,7 @@ def test_image_signed_with_the_key_is_imported(
 def test_image_with_a_bundle_is_imported(guarded: registries.Registry, name: str, key: str) -> None:
     digest = guarded.push(name, IMAGE)
     signing.refer(guarded, name, digest, SIGNER.bundle(digest, annotations={"env": "prod"}))
-    assert pull(guarded, name, key, annotations=(("env", "prod"),)) == pulled.DISK
+    assert pull(guarded, name, key) == pulled.DISK
 
 
 def test_image_without_signature_is_refused(guarded: registries.Registry, name: str, key: str) -> None:
@@ -191,16 +185,6 @@ def test_bundle_of_an_unknown_form_is_refused(
     refused(guarded, name, key, signature.MALFORMED)
 
 
-def test_annotations_must_be_signed(guarded: registries.Registry, name: str, key: str) -> None:
-    digest = guarded.push(name, IMAGE)
-    layer = SIGNER.simple(digest, reference(guarded, name), {"env": "prod", "number": 1})
-    signing.attach(guarded, name, digest, layer)
-    assert pull(guarded, name, key, annotations=(("env", "prod"),)) == pulled.DISK
-    for wanted in (("env", "test"), ("number", "1"), ("more", "")):
-        with pytest.raises(errors.Untrusted, match="without the annotation"):
-            pull(guarded, name, key, annotations=(wanted,))
-
-
 @pytest.mark.parametrize(("since", "until"), [(-10, -5), (5, 10)])
 def test_certificate_that_is_not_valid_is_refused(
     guarded: registries.Registry, name: str, tmp_path: Path, since: int, until: int
@@ -268,7 +252,7 @@ def test_index_does_not_choose_the_platform_of_a_signed_image(
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     for more in ({}, {"architecture": listed["architecture"]}):
         source = pulled.of(guarded, guarded.reference(name), **more)
-        demanding = pulled.demanding(source, trust.Demand(signed_by=key))
+        demanding = pulled.demanding(source, key)
         with pytest.raises((errors.Untrusted, errors.WrongPlatform)) as caught, demanding:
             pass
         assert more or "its index lists it as" in str(caught.value)
@@ -297,7 +281,7 @@ def test_image_swapped_after_it_was_verified_is_not_fetched(
     digest = guarded.push(name, IMAGE)
     signing.attach(guarded, name, digest, SIGNER.simple(digest, reference(guarded, name)))
     source = pulled.of(guarded, guarded.reference(name))
-    with pulled.demanding(source, trust.Demand(signed_by=key)) as found:
+    with pulled.demanding(source, key) as found:
         guarded.push(name, OTHER)
         assert pulled.read(found) == pulled.DISK
         # A stream that breaks is read again, and the tag is not.
@@ -455,6 +439,6 @@ def test_archive_cannot_have_a_demanded_signature(key: str, tmp_path: Path) -> N
     from cdi_worker.sources.registry import locations
 
     source = pulled.source(locations.Registry(f"oci-archive:{path}"))
-    demanding = pulled.demanding(source, trust.Demand(signed_by=key))
+    demanding = pulled.demanding(source, key)
     with pytest.raises(errors.Untrusted, match="not verifiable"), demanding:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,35 @@ def test_session_ends_with_its_block(vcsim: vmware.Vcsim) -> None:
     with session.Session(vcsim.location()):
         assert len(logins(vcsim)) == 1
     assert not logins(vcsim)
+
+
+def test_allocated_areas_that_cannot_be_listed_are_unknown(
+    vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """VDDK may know them. A list of changes is not optional."""
+    failures = 0
+    answer = session.Session.call
+
+    def call(self: session.Session, doing: str, function: Callable[[], Any]) -> Any:
+        nonlocal failures
+        if doing.startswith("list the areas") and failures:
+            failures -= 1
+            raise errors.Transient(url="vSphere", reason="the host is not responding")
+        return answer(self, doing, function)
+
+    monkeypatch.setattr(session.Session, "call", call)
+    with session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        failures = 1
+        assert machine.allocated(disk) is not None
+        assert failures == 0
+        failures = 100
+        assert machine.allocated(disk) is None
+        assert failures > 90
+        assert "the host is not responding" in caplog.text
+        with pytest.raises(errors.Transient):
+            machine.changed(disk, vcsim.change_id(0))
 
 
 @pytest.mark.parametrize("uuid", [vmware.INSTANCE_UUID, vmware.UUID])
@@ -305,7 +334,7 @@ def test_areas_are_extended_to_sectors(areas: list[tuple[int, int]], added: list
 @pytest.mark.parametrize("before", [512, 1024, 1536, 4096])
 def test_new_space_has_changed(before: int) -> None:
     areas = extents.Kept([base.Extent(0, 512, zero=False), base.Extent(1024, 1024, zero=False)])
-    found = [(area.offset, area.length) for area in vsphere_machine.grown(areas, before, 8192)]
+    found = [(area.offset, area.length) for area in vsphere_machine.grow(areas, before, 8192)]
     assert (
         found
         == {

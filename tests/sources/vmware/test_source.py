@@ -30,7 +30,7 @@ def test_version_and_host_are_reported() -> None:
 def test_late_message_is_waited_for() -> None:
     log = vddk.Log("disk")
     threading.Timer(0.05, log.line, ["nbdkit: vddk[1]: error: VixDiskLib_Open: Out of memory"]).start()
-    found = log.explained(errors.Transient(url="disk", reason="reset"))
+    found = log.explain(errors.Transient(url="disk", reason="reset"))
     assert isinstance(found, errors.Transient)
     assert str(found) == "disk: reset (VDDK: VixDiskLib_Open: Out of memory)"
 
@@ -41,7 +41,7 @@ def test_missing_plugin_is_not_taken_for_the_library() -> None:
     plugin = nbdkit.Plugin("nosuchplugin", debug=source.DEBUG, package="nbdkit-plugin-vddk")
     with pytest.raises(errors.ToolFailed) as caught, nbdkit.serve(plugin, nbdkit.Follow(on_line=log.line)):
         pass
-    found = log.explained(caught.value)
+    found = log.explain(caught.value)
     expected = "disk: nbdkit cannot load its plugin vddk; install nbdkit-plugin-vddk (VDDK: "
     assert str(found).startswith(expected)
 
@@ -50,7 +50,7 @@ def test_reads_failing_together_have_the_same_message() -> None:
     log = vddk.Log("disk")
     log.line("nbdkit: vddk[1]: error: VixDiskLib_Read: Unknown error")
     for _ in range(2):
-        found = log.explained(errors.Transient(url="disk", reason="reset"))
+        found = log.explain(errors.Transient(url="disk", reason="reset"))
         assert str(found) == "disk: reset (VDDK: VixDiskLib_Read: Unknown error)"
 
 
@@ -59,11 +59,11 @@ def test_secret_in_a_message_is_hidden(caplog: pytest.LogCaptureFixture) -> None
     location = locations.Vddk("https://localhost", base.Access("user", "hunter2"))
     log = source.VddkSource(location, cancelling.NEVER)._vddk
     ended = errors.ToolFailed(tool="nbdkit", exit_status=1, reason="cannot log in with hunter2")
-    assert "hunter2" not in str(log.explained(ended))
+    assert "hunter2" not in str(log.explain(ended))
     log.line("nbdkit: vddk[1]: error: cannot use hunter2")
-    assert "hunter2" not in str(log.explained(errors.Transient(url="disk", reason="reset")))
+    assert "hunter2" not in str(log.explain(errors.Transient(url="disk", reason="reset")))
     log.ended(ended, False)
-    assert "with ***" in str(log.explained(errors.Transient(url="disk", reason="reset")))
+    assert "with ***" in str(log.explain(errors.Transient(url="disk", reason="reset")))
     assert "hunter2" not in caplog.text
 
 

@@ -141,9 +141,9 @@ def test_after_a_failed_attempt_reads_work_again() -> None:
         with reads.scope() as scope:
             scope.set()
             with pytest.raises(errors.Cancelled):
-                image.facts.ranges.read_range(5, memoryview(bytearray(1000)))
+                image.source.ranges.read_range(5, memoryview(bytearray(1000)))
         into = bytearray(1000)
-        assert image.facts.ranges.read_range(5, memoryview(into)) == 1000
+        assert image.source.ranges.read_range(5, memoryview(into)) == 1000
         assert into == DATA[5:1005]
 
 
@@ -201,10 +201,10 @@ def test_private_address_is_recognised(address: str, inside: bool) -> None:
 
 def test_name_that_changes_to_a_private_address_is_refused() -> None:
     border = connections.Border()
-    border.cross("192.0.2.1")
-    with pytest.raises(connections.LedInside, match=r"leads to 127\.0\.0\.1"):
-        border.cross("127.0.0.1")
-    border.cross("192.0.2.2")
+    border.check("192.0.2.1")
+    with pytest.raises(connections.InternalAddress, match=r"leads to 127\.0\.0\.1"):
+        border.check("127.0.0.1")
+    border.check("192.0.2.2")
 
 
 #: A network namespace for a program: a host with a public address, one in a private network, and a cloud's
@@ -286,6 +286,6 @@ def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> Non
         misbehave.Server(authority.issue() if secure else None) as server,
         http_disk.opened(server.serve("/disk", misbehave.Page(data)), access, reads) as image,
     ):
-        reader = image.facts.ranges
+        reader = image.source.ranges
         assert reader is not None
         reading.check_interrupted_reads(reader, reads, data)

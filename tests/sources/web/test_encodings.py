@@ -41,6 +41,25 @@ def test_unknown_or_wrong_encoding_is_refused(
 
 
 @pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("encoding", ["none", "binary", "utf-8", "UTF-8", "utf8", "None, identity"])
+def test_meaningless_encoding_is_ignored_with_a_warning(
+    server: misbehave.Server, tmp_path: Path, encoding: str, ranges: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As tools store it with an object that they upload: no coding has this name."""
+    url = server.serve("/disk", encoded(DISK, encoding, ranges=ranges))
+    assert imported(url, tmp_path / "disk.img") == DISK
+    (warning,) = [each.getMessage() for each in caplog.records if "content encoding" in each.getMessage()]
+    assert url in warning
+    assert encoding in warning
+
+
+def test_meaningless_encoding_of_some_responses_is_ignored(server: misbehave.Server) -> None:
+    url = server.serve("/disk", (http_disk.GOOD, 1), encoded(DISK, "binary"))
+    with http_disk.opened(url) as image:
+        assert http_disk.whole(image) == DISK
+
+
+@pytest.mark.parametrize("ranges", [True, False])
 def test_gzip_is_undone(server: misbehave.Server, tmp_path: Path, ranges: bool) -> None:
     """As servers send it for files that end in .gz."""
     url = server.serve("/disk.gz", encoded(gzip.compress(DISK), "x-gzip", ranges=ranges))
@@ -51,7 +70,7 @@ def test_encoding_of_later_ranges_is_checked(server: misbehave.Server) -> None:
     url = server.serve("/disk", (http_disk.GOOD, 1), encoded(DISK, "br"))
     with http_disk.opened(url) as image:
         with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
-            image.facts.ranges.read_range(300_000, memoryview(bytearray(1000)))
+            image.source.ranges.read_range(300_000, memoryview(bytearray(1000)))
         with pytest.raises(errors.SourceError, match=r"different content encodings: identity and br"):
             image.source.stream(0)
 
@@ -60,15 +79,16 @@ def test_encoding_of_an_error_page_does_not_matter(server: misbehave.Server) -> 
     gone = misbehave.Page(b"", status=416, headers={"Content-Encoding": "gzip"})
     url = server.serve("/disk", (http_disk.GOOD, 1), gone)
     with http_disk.opened(url) as image, pytest.raises(errors.NoRanges):
-        image.facts.ranges.read_range(300_000, memoryview(bytearray(1000)))
+        image.source.ranges.read_range(300_000, memoryview(bytearray(1000)))
 
 
 def test_s3_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
     with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
         s3_objects.source(server.serve("/b/k", encoded(DISK, "br"))).open(base.Opening())
     # Stored by mistake with objects that an SDK uploaded in chunks.
-    with s3_objects.opened(server.serve("/b/k", encoded(DISK, "aws-chunked"))) as image:
-        assert http_disk.whole(image) == DISK
+    for each in ("aws-chunked", "none", "UTF-8"):
+        with s3_objects.opened(server.serve("/b/k", encoded(DISK, each))) as image:
+            assert http_disk.whole(image) == DISK
 
 
 def test_gcs_object_with_an_encoding_is_checked(server: misbehave.Server) -> None:
@@ -76,6 +96,15 @@ def test_gcs_object_with_an_encoding_is_checked(server: misbehave.Server) -> Non
     page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": "br"})
     with pytest.raises(errors.Unsupported, match="content encoding 'br'"):
         gcs_objects.source(gcs_objects.serve(server, page)).open(base.Opening())
+
+
+@pytest.mark.parametrize("encoding", ["none", "UTF-8"])
+def test_gcs_object_with_a_meaningless_encoding_is_taken(server: misbehave.Server, encoding: str) -> None:
+    page = gcs_objects.media()
+    page = dataclasses.replace(page, headers={**page.headers, "Content-Encoding": encoding})
+    url = gcs_objects.serve(server, page, contentEncoding=encoding)
+    with gcs_objects.opened(url) as image:
+        assert http_disk.whole(image) == gcs_objects.DATA
 
 
 def test_blob_is_known_by_its_digest(server: misbehave.Server) -> None:

@@ -23,6 +23,7 @@ from tests.support import http_disk, misbehave, tls, worker
 
 UNKNOWN = "add the CA that signed it"
 TRUST = "trust this certificate"
+REPLACE = "replace the CA's certificate"
 RENEW = "renew the server's certificate, or correct the clock of this machine"
 CLOCK = "correct the clock of this machine, or renew the server's certificate"
 NAME = "use a host name that is in the certificate, or have it issued for this one"
@@ -58,6 +59,13 @@ CASES = {
     "early": Case(lambda known, _: known.issue(after=1), "certificate is not yet valid", CLOCK),
     "name": Case(lambda known, _: known.issue("other.example.org"), "ismatch", NAME),
     "unknown": Case(lambda _, other: other.issue(), "unable to get local issuer", UNKNOWN, ca=True),
+    "no CA": Case(
+        lambda known, _: known.lose_its_right().issue(), "invalid CA certificate", REPLACE, ca=True
+    ),
+    "namesake": Case(
+        lambda known, _: tls.Authority(known.directory / "new", "Known", bare=True).issue(),
+        "certificate signature failure", UNKNOWN, ca=True,
+    ),
     "own": Case(lambda known, _: known.issue(own=True), "self-signed certificate", TRUST, ca=True),
     "version": Case(
         lambda known, _: known.issue(), "no version of TLS in common", "enable TLS 1.2 or 1.3 on the server",

@@ -22,10 +22,10 @@ def test_nginx_is_read_in_order_and_by_ranges(tmp_path: Path) -> None:
     with servers.nginx(tmp_path, root) as web, http_disk.opened(web.url("a%20disk")) as image:
         assert (image.facts.size, image.facts.head) == (len(http_disk.DATA), http_disk.DATA[: http.HEAD_SIZE])
         assert image.facts.identity is not None
-        assert image.facts.ranges is not None
+        assert image.source.ranges is not None
         assert http_disk.whole(image) == http_disk.DATA
         assert http_disk.whole(image, 1000) == http_disk.DATA[1000:]
-        assert reading.read_range(image.facts.ranges, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
+        assert reading.read_range(image.source.ranges, 70_001, 300_000) == http_disk.DATA[70_001:370_001]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_offer_matches_the_server(
     # Without ranges a server with malformed ones still shows the size.
     rest = dataclasses.replace(page, ranges=False) if "{total}" not in page.content_range else page
     with http_disk.opened(server.serve("/disk", (page, 1), rest)) as image:
-        assert (image.facts.size, image.facts.ranges is not None) == (size, ranges)
+        assert (image.facts.size, image.source.ranges is not None) == (size, ranges)
         assert image.facts.head == http_disk.DATA[: http.HEAD_SIZE]
         assert http_disk.whole(image) == http_disk.DATA
     assert {request.method for request in server.requests} == {"GET"}
@@ -191,7 +191,7 @@ def test_malformed_numbers_of_a_server_are_ignored(server: misbehave.Server) -> 
     many = "9" * 5000
     page = http_disk.changed(content_range="bytes {first}-{last}/" + many)
     with http_disk.opened(server.serve("/disk", (page, 1), http_disk.changed(ranges=False))) as image:
-        assert image.facts.ranges is None
+        assert image.source.ranges is None
         assert http_disk.whole(image) == http_disk.DATA
     busy = {"Retry-After": "Mon, 1 Jan 99999999999999999999 00:00:00 GMT"}
     with pytest.raises(errors.Transient, match="503"):
@@ -279,7 +279,7 @@ def test_range_that_begins_elsewhere_is_no_answer(server: misbehave.Server) -> N
     """Also if its bytes are those that it says it has."""
     page = http_disk.changed(content_range="bytes 0-{last}/{total}")
     with http_disk.opened(server.serve("/disk", page)) as image:
-        ranges = image.facts.ranges
+        ranges = image.source.ranges
         assert ranges is not None
         with pytest.raises(errors.NoRanges, match="received bytes 0-"):
             ranges.read_range(400_000, memoryview(bytearray(1000)))

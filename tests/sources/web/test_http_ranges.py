@@ -43,7 +43,7 @@ def test_response_of_another_range_is_refused(
         http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**later))) as image,
         pytest.raises(kind),
     ):
-        reading.read_range(image.facts.ranges, 1000, 5000)
+        reading.read_range(image.source.ranges, 1000, 5000)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -54,7 +54,7 @@ def test_empty_response_is_an_outage(server: misbehave.Server, framing: str) -> 
         http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), empty)) as image,
         pytest.raises(errors.CutShort, match="empty response"),
     ):
-        reading.read_range(image.facts.ranges, 1000, 5000)
+        reading.read_range(image.source.ranges, 1000, 5000)
 
 
 def test_first_response_that_begins_elsewhere_is_not_the_beginning(server: misbehave.Server) -> None:
@@ -62,7 +62,7 @@ def test_first_response_that_begins_elsewhere_is_not_the_beginning(server: misbe
     elsewhere = http_disk.changed(content_range="bytes 1-{last}/{total}", lie=lambda first, _: first + 1)
     url = server.serve("/disk", (elsewhere, 1), http_disk.GOOD)
     with http_disk.opened(url) as image:
-        assert image.facts.ranges is None
+        assert image.source.ranges is None
         assert bytes(image.facts.head) == http_disk.DATA[: len(image.facts.head)]
 
 
@@ -75,33 +75,33 @@ def test_other_date_under_a_weak_etag_is_another_object(server: misbehave.Server
         "/disk", (http_disk.changed(etag=etag), 1), http_disk.changed(etag=etag, modified=LATER)
     )
     with http_disk.opened(url) as image, pytest.raises(errors.SourceChanged):
-        reading.read_range(image.facts.ranges, 1000, 5000)
+        reading.read_range(image.source.ranges, 1000, 5000)
 
 
 def test_strong_etag_is_enough(server: misbehave.Server) -> None:
     """Replicas and the edges of a CDN have other dates for the same object."""
     url = server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(modified=LATER))
     with http_disk.opened(url) as image:
-        assert reading.read_range(image.facts.ranges, 1000, 5000) == http_disk.DATA[1000:6000]
+        assert reading.read_range(image.source.ranges, 1000, 5000) == http_disk.DATA[1000:6000]
 
 
 @pytest.mark.parametrize("fault", [{"cut": 777}, {"missing": 0, "cut_at": 1777}])
 def test_bytes_before_a_cut_are_kept(server: misbehave.Server, fault: dict[str, Any]) -> None:
     with http_disk.opened(server.serve("/disk", (http_disk.GOOD, 1), http_disk.changed(**fault))) as image:
-        assert reading.read_range(image.facts.ranges, 1000, 5000) == http_disk.DATA[1000:1777]
+        assert reading.read_range(image.source.ranges, 1000, 5000) == http_disk.DATA[1000:1777]
 
 
 def test_consecutive_reads_share_one_request(server: misbehave.Server) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as image:
-        image.facts.ranges.expect(1000, 400_000)
-        assert reading.read_range(image.facts.ranges, 1000, 100_000) == http_disk.DATA[1000:101_000]
-        assert reading.read_range(image.facts.ranges, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
+        image.source.ranges.expect(1000, 400_000)
+        assert reading.read_range(image.source.ranges, 1000, 100_000) == http_disk.DATA[1000:101_000]
+        assert reading.read_range(image.source.ranges, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
         # A small gap is read and discarded; the last read ends the response.
-        assert reading.read_range(image.facts.ranges, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
+        assert reading.read_range(image.source.ranges, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
         assert [request.headers["range"] for request in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
         # A read backwards, or far ahead, needs a new request.
-        assert reading.read_range(image.facts.ranges, 1000, 10) == http_disk.DATA[1000:1010]
-        assert reading.read_range(image.facts.ranges, 500_000, 10) == http_disk.DATA[500_000:500_010]
+        assert reading.read_range(image.source.ranges, 1000, 10) == http_disk.DATA[1000:1010]
+        assert reading.read_range(image.source.ranges, 500_000, 10) == http_disk.DATA[500_000:500_010]
         assert len(server.gets("/disk")) == 4
 
 
@@ -109,22 +109,22 @@ def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
     with http_disk.opened(
         server.serve("/disk", (http_disk.GOOD, 1), (http_disk.changed(cut=150_000), 1), http_disk.GOOD)
     ) as image:
-        image.facts.ranges.expect(0, 400_000)
-        assert reading.read_range(image.facts.ranges, 0, 100_000) == http_disk.DATA[:100_000]
-        assert reading.read_range(image.facts.ranges, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
-        assert reading.read_range(image.facts.ranges, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
-        assert reading.read_range(image.facts.ranges, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
+        image.source.ranges.expect(0, 400_000)
+        assert reading.read_range(image.source.ranges, 0, 100_000) == http_disk.DATA[:100_000]
+        assert reading.read_range(image.source.ranges, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
+        assert reading.read_range(image.source.ranges, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
+        assert reading.read_range(image.source.ranges, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
         ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
         assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
 
 
 @pytest.mark.parametrize("kind", ["each", "stream"])
 def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, kind: str) -> None:
-    options = fetch.Options()
+    options = fetch.FetchOptions()
     chunks = 15
     page = misbehave.Page(random.Random(7).randbytes(chunks * options.chunk), delay=0.5)
     opening = base.Opening(image.Engine(options))
-    with base.opened(http_disk.source(server.serve("/disk", page)), opening) as found:
+    with base.open_image(http_disk.source(server.serve("/disk", page)), opening) as found:
         fetcher = found.fetcher(cancelling.Cancel())
         if kind == "stream":
             with contextlib.closing(fetcher.stream()) as stream:
@@ -146,8 +146,8 @@ def test_ranges_of_a_failed_first_contact_are_forgotten(server: misbehave.Server
     source = http_disk.source(server.serve("/disk", *turns, http_disk.changed(ranges=False)))
     with pytest.raises(errors.Transient, match="503"):
         source.open(base.Opening())
-    with base.opened(source) as image:
-        assert image.facts.ranges is None
+    with base.open_image(source) as image:
+        assert image.source.ranges is None
         assert http_disk.whole(image) == http_disk.DATA
 
 
@@ -160,11 +160,11 @@ def test_body_of_many_packets_wakes_the_reader_seldom(tmp_path: Path, is_secure:
         page = misbehave.Page(body, drip=(len(body) // pieces, 0.0005))
         with http_disk.opened(server.serve("/disk", page), base.Access(insecure=True)) as image:
             into = memoryview(bytearray(len(body)))
-            image.facts.ranges.expect(0, len(body))
+            image.source.ranges.expect(0, len(body))
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             done = 0
             while done < len(body):
-                done += image.facts.ranges.read_range(done, into[done : done + (1 << 20)])
+                done += image.source.ranges.read_range(done, into[done : done + (1 << 20)])
             waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
     assert into == body
     assert waits < pieces / 4

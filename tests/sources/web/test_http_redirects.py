@@ -54,7 +54,7 @@ def test_redirect_is_followed_once_for_all_ranges(server: misbehave.Server) -> N
         )
         with http_disk.opened(start) as image:
             for offset in range(0, 100_000, 10_000):
-                reading.read_range(image.facts.ranges, offset, 10_000)
+                reading.read_range(image.source.ranges, offset, 10_000)
         assert len(server.requests) == 1
         assert len(mirror.gets("/a")) == 11
         assert not mirror.gets("/b")
@@ -66,8 +66,8 @@ def test_lost_mirror_is_replaced(server: misbehave.Server) -> None:
         start = server.serve("/start", misbehave.Page(to=(first, mirror.serve("/b", http_disk.GOOD))))
         with http_disk.opened(start) as image:
             with pytest.raises(errors.Transient, match="404"):
-                reading.read_range(image.facts.ranges, 0, 10)
-            assert reading.read_range(image.facts.ranges, 0, 10) == http_disk.DATA[:10]
+                reading.read_range(image.source.ranges, 0, 10)
+            assert reading.read_range(image.source.ranges, 0, 10) == http_disk.DATA[:10]
         assert len(mirror.gets("/b")) == 1
 
 
@@ -79,10 +79,10 @@ def test_lost_mirror_is_replaced_once_for_all_threads(server: misbehave.Server) 
         second = mirror.serve("/b", http_disk.GOOD)
         start = server.serve("/start", misbehave.Page(to=(first, *[second] * 9)))
         with http_disk.opened(start) as image, concurrent.futures.ThreadPoolExecutor(4) as pool:
-            reads = [pool.submit(reading.read_range, image.facts.ranges, number, 10) for number in range(4)]
+            reads = [pool.submit(reading.read_range, image.source.ranges, number, 10) for number in range(4)]
             kinds = {type(read.exception()) for read in reads}
             assert kinds <= {errors.Transient, type(None)}
-            assert reading.read_range(image.facts.ranges, 0, 10) == http_disk.DATA[:10]
+            assert reading.read_range(image.source.ranges, 0, 10) == http_disk.DATA[:10]
 
 
 def test_endless_redirects_are_refused(server: misbehave.Server) -> None:

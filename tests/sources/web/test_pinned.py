@@ -22,8 +22,8 @@ def test_incomplete_response_is_closed(ranges: bool) -> None:
         http_disk.opened(server.serve("/d", misbehave.Page(DATA, ranges=ranges))) as image,
     ):
         if ranges:
-            image.facts.ranges.expect(0, len(DATA))
-            assert reading.read_range(image.facts.ranges, 0, 1000) == DATA[:1000]
+            image.source.ranges.expect(0, len(DATA))
+            assert reading.read_range(image.source.ranges, 0, 1000) == DATA[:1000]
     processes.wait_for(lambda: processes.descriptors() <= before, "the connections are closed")
 
 
@@ -36,7 +36,7 @@ def test_interrupted_response_is_not_complete(ranges: bool) -> None:
         http_disk.opened(server.serve("/d", page), cancel=cancel) as image,
     ):
         if ranges:
-            image.facts.ranges.expect(0, len(DATA))
+            image.source.ranges.expect(0, len(DATA))
         stream = image.source.stream()
         into = memoryview(bytearray(len(DATA)))
         assert readers.fill(stream, into[: http.HEAD_SIZE + 1]) == http.HEAD_SIZE + 1

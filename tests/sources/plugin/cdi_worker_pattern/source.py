@@ -20,7 +20,6 @@ class PatternSource(cdi_worker.Source):
             size=int(self._where.size),
             identity=f"{self.name} {self._where.byte}",
             format="raw",
-            ranges=self,
         )
 
     def read_range(self, offset: int, into: memoryview, /) -> int:

@@ -1,0 +1,150 @@
+"""Measure one row, side after side in turns, and compare the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pytest
+
+from tests.bench.bench import Bench, Bound, Row, Side
+from tests.bench.measure import Cost
+
+OURS: Final = "cdi-worker"
+CDI: Final = "CDI's importer"
+BEFORE: Final = "before"
+#: Characters of a failure that are shown.
+_LENGTH = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What one command took in all rounds, in seconds."""
+
+    command: str
+    costs: Sequence[Cost]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(cost.wall for cost in self.costs)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the sample."""
+        return statistics.stdev(cost.wall for cost in self.costs) if len(self.costs) > 1 else 0.0
+
+    @property
+    def cpu(self) -> float:
+        return statistics.fmean(cost.cpu for cost in self.costs)
+
+    @property
+    def median(self) -> Cost:
+        """The medians of all rounds, and the largest memory."""
+        return Cost(
+            statistics.median(cost.wall for cost in self.costs),
+            statistics.median(cost.cpu for cost in self.costs),
+            self.memory,
+        )
+
+    @property
+    def memory(self) -> int:
+        """The largest memory of all rounds, in bytes."""
+        return max(cost.memory for cost in self.costs)
+
+    def line(self, width: int) -> str:
+        """Return a line for the terminal."""
+        walls = [cost.wall for cost in self.costs]
+        spread = f"{min(walls):7.3f} s … {max(walls):7.3f} s    n={len(walls)}"
+        more = f"CPU {self.cpu:6.3f} s    {self.memory >> 20:4} MiB"
+        return f"  {self.command:{width}}  {self.mean:7.3f} s ± {self.deviation:6.3f} s    {spread}    {more}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What a row has shown: the figures of its sides, why others have none, and what must hold."""
+
+    row: Row
+    figures: Mapping[str, Figures]
+    failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bounds: Sequence[Bound] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether every side but CDI's has figures, and what must hold does."""
+        return self.failures.keys() <= {CDI} and all(each.value <= each.most for each in self.bounds)
+
+    def times(self, other: str) -> tuple[float, float]:
+        """Return how many times as long another side takes, and the deviation of that."""
+        both = self.figures[other], self.figures[OURS]
+        ratio = both[0].mean / both[1].mean
+        return ratio, ratio * math.hypot(*(each.deviation / each.mean for each in both))
+
+    def __str__(self) -> str:
+        width = max(map(len, self.figures), default=0)
+        lines = [self.row.key, *(each.line(width) for each in self.figures.values())]
+        others = [name for name in self.figures if name not in {OURS, BEFORE}]
+        for other in others if OURS in self.figures else ():
+            ratio, deviation = self.times(other)
+            lines.append(f"  {OURS} ran {ratio:.2f} ± {deviation:.2f} times as fast as {other}")
+        if {OURS, BEFORE} <= self.figures.keys():
+            now, then = (self.figures[name].median for name in (OURS, BEFORE))
+            cpu = f" and {now.cpu / then.cpu:.2f} of the CPU time" if then.cpu else ""
+            lines.append(f"  {OURS} takes {now.wall / then.wall:.2f} of the time{cpu} of {BEFORE} (medians)")
+        lines += [f"  {name} failed: {failure}" for name, failure in self.failures.items()]
+        return "\n".join([*lines, *(f"  {each}" for each in self.bounds)])
+
+
+def row(bench: Bench, declared: Row) -> Comparison:
+    """Measure a row; a failure of a side is part of the result."""
+    try:
+        with declared.open(bench) as sides:
+            if bench.is_alone:
+                sides = dataclasses.replace(sides, rival=None, cdi=None, bounds=lambda _: ())  # noqa: PLW2901
+            names = {OURS: sides.ours, declared.rival or "alone": sides.rival, CDI: sides.cdi}
+            names[BEFORE] = bench.earlier(sides.ours)
+            given = {name: side for name, side in names.items() if side is not None}
+            measured = dict(zip(given, alternate(bench, [*given.values()]), strict=True))
+            failures = {name: found for name, found in measured.items() if isinstance(found, str)}
+            figures = {
+                name: Figures(name, found) for name, found in measured.items() if not isinstance(found, str)
+            }
+            compared = [name for name in given if name not in {CDI, BEFORE}]
+            is_known = failures.keys().isdisjoint(compared)
+            bounds = sides.bounds([figures[name].median for name in compared]) if is_known else ()
+            return Comparison(declared, figures, failures, bounds)
+    except pytest.skip.Exception as err:
+        return Comparison(declared, {}, {OURS: f"not run: {err}"})
+    except Exception as err:  # noqa: BLE001  the other rows must still be measured
+        return Comparison(declared, {}, {OURS: _short(f"not run: {type(err).__name__}: {err}")})
+
+
+def alternate(bench: Bench, sides: Sequence[Side]) -> list[list[Cost] | str]:
+    """Measure all sides in turn; return the costs of each. One that fails ends with its message.
+
+    With several rounds, one more comes first, which is not counted.
+    """
+    costs: list[list[Cost]] = [[] for _ in sides]
+    failures: dict[int, str] = {}
+    warm_up = int(bench.rounds > 1)
+    for _ in range(bench.rounds + warm_up):
+        for number, side in enumerate(sides):
+            if number in failures:
+                continue
+            # Only this file system: others on the machine may write a lot.
+            subprocess.run(["sync", "--file-system", bench.file.parent], check=True)
+            before = bench.group.killed() if bench.group else 0
+            try:
+                costs[number].append(side())
+            except Exception as err:  # noqa: BLE001  whatever a side does wrong is its result
+                killed = bench.group is not None and bench.group.killed() > before
+                failures[number] = ("killed for memory; " if killed else "") + _short(str(err))
+    return [failures.get(number) or found[warm_up:] for number, found in enumerate(costs)]
+
+
+def _short(text: str) -> str:
+    """Return the end of a message, which says why, in one line."""
+    return " ".join(text.split())[-_LENGTH:]
