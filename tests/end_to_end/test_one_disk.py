@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import shutil
 import struct
@@ -139,7 +140,9 @@ def test_disk_of_a_server_is_found_by_the_record(tmp_path: Path, served: str) ->
         else:
             socket = tmp_path / "socket"
             command: list[str | Path] = ["qemu-nbd", "--format=raw", f"--socket={socket}", device]
-            with processes.running(command, log=tmp_path / "log", ready=socket.exists):
+            with processes.running(
+                command, log=tmp_path / "log", ready=functools.partial(processes.has_listener, socket)
+            ):
                 done = worker.run("import", device, f"nbd+unix:///?socket={socket}")
         assert (done.status, SAME in done.errors) == (2, True), done.errors
         assert device.read_bytes() == data

@@ -42,7 +42,9 @@ def plain_qemu_nbd(directory: Path, path: Path, *options: str) -> Iterator[Path]
         f"--socket={socket}",
         path,
     ]
-    with processes.running(command, log=directory / "qemu-nbd.log", ready=socket.exists):
+    with processes.running(
+        command, log=directory / "qemu-nbd.log", ready=functools.partial(processes.has_listener, socket)
+    ):
         yield socket
 
 

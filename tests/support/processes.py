@@ -129,6 +129,15 @@ def is_listening(address: int | Path) -> bool:
     return False
 
 
+def has_listener(path: Path) -> bool:
+    """Report the same of a unix socket without a connection, which the only client of a server would be.
+
+    ``__SO_ACCEPTCON`` (1 << 16) in the flags of /proc/net/unix, since Linux 2.6.
+    """
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return any(row[7:] == [str(path)] and int(row[3], 16) & 1 << 16 for row in rows)
+
+
 def _connection(address: int | Path) -> socket.socket:
     if isinstance(address, int):
         return socket.create_connection(("127.0.0.1", address), timeout=5)

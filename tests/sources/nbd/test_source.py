@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import random
 import re
@@ -362,12 +363,16 @@ def test_restarted_server_is_read_further(tmp_path: Path, raw: Path) -> None:
         process.kill()
         process.wait()
         socket.unlink()
-        again.enter_context(processes.running([*argv, "file", raw], log=log, ready=socket.exists))
+        again.enter_context(
+            processes.running(
+                [*argv, "file", raw], log=log, ready=functools.partial(processes.has_listener, socket)
+            )
+        )
 
     slow = [*argv, "--filter=delay", "file", raw, "delay-read=200ms"]
     with (
         contextlib.ExitStack() as again,
-        processes.running(slow, log=log, ready=socket.exists) as process,
+        processes.running(slow, log=log, ready=functools.partial(processes.has_listener, socket)) as process,
         futures.ThreadPoolExecutor(1) as beside,
     ):
         restarted = beside.submit(restart)
