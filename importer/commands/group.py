@@ -77,7 +77,7 @@ def version() -> None:
     click.echo(f"cdi-worker, version {VERSION}")
 
 
-def command_of(name: str) -> click.Command:  # noqa: PLR0911  (one for each module)
+def command_of(name: str) -> click.Command:
     """Import the module of a command, and return the command: a pod's role needs none of them."""
     if name in {"help", "version"}:
         return help_ if name == "help" else version
