@@ -32,8 +32,7 @@ def read_back(result: Result, request: Request, progress: Progress) -> Result:
     if result.plan.route not in WRITTEN:
         return result
     progress.phase("readback", result.size)
-    receiving = result.counts.receiving
-    received = receiving.noted if receiving else journal.Journal(None, "", 0)
+    received = result.counts.received or journal.Journal(None, "", 0)
     compare = readback.Compare(received, result.target)
     hashed = hashlib.sha256()
     at = 0

@@ -1,32 +1,38 @@
-"""One import: open the source, find the disk in it, survey, plan, run the route, return the result.
+"""One import: claim the target, open the source, find the disk, survey, plan, deliver, commit.
 
-``import_disk`` is the whole way, and ``attempts`` its middle, also that of ``verification``. Readers are
-stacked in ``routes.reading``, and sinks in ``routes.delivery``.
+``import_disk`` is the whole way, and ``attempts`` its middle, also that of ``verification``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdi_worker import errors
-from cdi_worker.images import targets
+from cdi_worker import errors, units
+from cdi_worker.images import readback, targets
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.folder import staging
-from cdi_worker.importer import audit, contact, destination, package, survey
+from cdi_worker.images.sinks import base as sinks
+from cdi_worker.images.sinks import compared, delivery, verified
+from cdi_worker.importer import audit, contact, destination, disk, package, reading, stage, survey
 from cdi_worker.importer import plan as plans
+from cdi_worker.importer import progress as progress_module
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer import result as result_module
+from cdi_worker.importer.attempt import Attempt, Comparing
 from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
-from cdi_worker.importer.routes.attempt import Attempt, Comparing
+from cdi_worker.scratch import journal, space
 from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded
 
@@ -34,6 +40,9 @@ if TYPE_CHECKING:
     from cdi_worker.images.targets import group
 
 log = logging.getLogger(__name__)
+
+#: Scratch may still hold the image of a killed run, and have no room for a second one.
+_REMOVED: Final = targets.TargetOptions(existing="remove")
 
 
 def run(
@@ -66,14 +75,11 @@ def run_source(
 ) -> Result:
     """Import a disk, as ``run`` does, from a source that was created with ``reads`` and is not yet opened.
 
-    The request names no link. ``accepted``: see ``routes.attempt.Attempt``.
+    The request names no link. ``accepted``: see ``attempt.Attempt``.
     """
     started = time.monotonic()
-    result = import_disk(
-        source,
-        request,
-        Run(progress, reads, Demanded(request.checksum, request.demand.signed_by or ""), accepted),
-    )
+    demanded = Demanded(request.checksum, request.demand.signed_by or "")
+    result = import_disk(source, request, Run(progress, reads, demanded, accepted))
     return completed([result], request, progress, started)[0]
 
 
@@ -92,7 +98,7 @@ def completed(results: list[Result], request: Request, progress: Progress, start
 
 
 class Run(NamedTuple):
-    """What all attempts share; see ``routes.attempt.Attempt``. A group holds the claim.
+    """What all attempts share; see ``attempt.Attempt``. A group holds the claim.
 
     ``demanded``: of what is opened, which may be a package with the disk.
     """
@@ -121,87 +127,20 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
             staging.remove_left_over(folder)
         attempt, provenance = attempts(whole, request, held, run)
         result = result_module.of(attempt, provenance, whole, run.demanded, time.monotonic() - started)
-    _log(result)
+    log.info(
+        "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
+        result.plan.route,
+        result.size,
+        result.read,
+        result.resumed,
+        result.refetched,
+        result.seconds,
+    )
+    if (changes := result.changes) is not None:
+        log.info(
+            "updated compared=%d differed=%d written=%d", changes.compared, changes.differed, changes.written
+        )
     return result
-
-
-def attempts(
-    whole: base.Image, request: Request, held: targets.Claim, run: Run
-) -> tuple[Attempt, base.Provenance]:
-    """Find the disk in ``whole``, plan, and run the route.
-
-    Returns the attempt that succeeded, and what its source knows at the end.
-
-    The next attempt knows what a failed one has learned: byte ranges are not served, or the image must be
-    read twice. Everything is examined again, as what was read before may be wrong too.
-    """
-    two_passes = ""
-    while True:
-        plan = None
-        try:
-            with package.open_disk(whole.anew(), request, run.demanded, run.reads) as (disk, demanded):
-                found = survey.look(disk, request, demanded, run.reads, held)
-                plan = plans.plan(request, demanded, disk.facts, found, two_passes)
-                route = route_of(plan, found.compressions)
-                shared = run._replace(demanded=demanded)._asdict()
-                attempt = Attempt(request, claim=held, image=disk, survey=found, plan=plan, **shared)
-                two_passes = _follow(route, attempt)
-                if not two_passes:
-                    return attempt, disk.finish()
-        except errors.NoRanges as err:
-            if plan is not None and (plan.route is Route.UPDATE or found.chain):
-                # Neither changes nor the files of a chain are a stream.
-                raise
-            contact.fall_back(whole.engine, err, run.progress)
-
-
-def route_of(plan: Plan, compressions: tuple[str, ...] = ()) -> Callable[[Attempt], None]:
-    """Import the modules of a plan, and return the function that runs its route.
-
-    Raises ``errors.MissingTool`` if one of its programs is missing, before a byte is fetched.
-    """
-    if "xz" in compressions:
-        from cdi_worker.images.tools import process, xz
-
-        process.require(*xz.PROGRAM)
-    if plan.route in {Route.CONVERT, Route.SPOOL, Route.MERGE}:
-        from cdi_worker.images.tools import process, qemu_img
-        from cdi_worker.importer.routes import convert
-
-        process.require(*qemu_img.PROGRAM)
-        return {Route.CONVERT: convert.convert, Route.SPOOL: convert.spool}.get(plan.route, convert.merge)
-    if plan.route in {Route.UNPACK, Route.EXTRACT}:
-        from cdi_worker.importer.routes import unpack
-
-        return unpack.unpack_archive if plan.route is Route.UNPACK else unpack.extract_disk
-    if plan.route is Route.UPDATE:
-        from cdi_worker.importer.routes import stage
-
-        return stage.update
-    from cdi_worker.importer.routes import disk
-
-    return disk.deliver
-
-
-def _follow(route: Callable[[Attempt], None], attempt: Attempt) -> str:
-    """Run the route of the plan. Return why the image must be read twice, which the route has shown, or "".
-
-    Raises an error of the plan if it cannot be read twice.
-    """
-    plan = attempt.plan
-    log.info("plan %s", plan.describe())
-    if plan.virtual_size is not None:
-        attempt.progress.disk(plan.virtual_size)
-    try:
-        with attempt.scoped() as scoped:
-            route(scoped)
-    except errors.ScratchRequired as err:
-        if not plan.spill:
-            raise
-        two_passes = str(err.fields["reason"])
-        plans.plan(attempt.request, attempt.demanded, attempt.facts, attempt.survey, two_passes)
-        return two_passes
-    return ""
 
 
 @contextlib.contextmanager
@@ -227,26 +166,432 @@ def translate_unreachable() -> Iterator[None]:
         raise errors.Withdrawn(**err.fields) from err
 
 
-def _log(result: Result) -> None:
-    log.info(
-        "done route=%s size=%d read=%d resumed=%d refetched=%d seconds=%.1f",
-        result.plan.route,
-        result.size,
-        result.read,
-        result.resumed,
-        result.refetched,
-        result.seconds,
-    )
-    if (changes := result.changes) is not None:
-        log.info(
-            "updated compared=%d differed=%d written=%d", changes.compared, changes.differed, changes.written
-        )
+def attempts(
+    whole: base.Image, request: Request, held: targets.Claim, run: Run
+) -> tuple[Attempt, base.Provenance]:
+    """Find the disk in ``whole``, plan, and deliver the disk.
+
+    Returns the attempt that succeeded, and what its source knows at the end.
+
+    The next attempt knows what a failed one has learned: byte ranges are not served, or the image must be
+    read twice. Everything is examined again, as what was read before may be wrong too.
+    """
+    two_passes = ""
+    while True:
+        plan = None
+        try:
+            with package.open_disk(whole.anew(), request, run.demanded, run.reads) as (image, demanded):
+                found = survey.look(image, request, demanded, run.reads, held)
+                plan = plans.plan(request, demanded, image.facts, found, two_passes)
+                load(plan, found.compressions)
+                log.info("plan %s", plan.describe())
+                if plan.virtual_size is not None:
+                    run.progress.disk(plan.virtual_size)
+                shared = run._replace(demanded=demanded)._asdict()
+                attempt = Attempt(request, claim=held, image=image, survey=found, plan=plan, **shared)
+                try:
+                    with attempt.scoped() as scoped:
+                        deliver(scoped)
+                except errors.ScratchRequired as err:
+                    if not plan.spill:
+                        raise
+                    two_passes = str(err.fields["reason"])
+                    # Raises what prevents that: this image may be read only once.
+                    plans.plan(request, demanded, image.facts, found, two_passes)
+                else:
+                    return attempt, image.finish()
+        except errors.NoRanges as err:
+            if plan is not None and (plan.route is Route.UPDATE or found.chain):
+                # Neither changes nor the files of a chain are a stream.
+                raise
+            contact.fall_back(whole.engine, err, run.progress)
 
 
-def load() -> None:
+def load(plan: Plan, compressions: tuple[str, ...] = ()) -> None:
+    """Import the modules of a plan. Raises ``errors.MissingTool`` if one of its programs is missing."""
+    if "xz" in compressions:
+        from cdi_worker.images.tools import process, xz
+
+        process.require(*xz.PROGRAM)
+    if plan.route in {Route.CONVERT, Route.SPOOL, Route.MERGE}:
+        from cdi_worker.images.tools import process, qemu_img
+        from cdi_worker.importer import qemu  # noqa: F401
+
+        process.require(*qemu_img.PROGRAM)
+    if plan.route in {Route.UNPACK, Route.EXTRACT}:
+        from cdi_worker.importer import unpack  # noqa: F401
+
+
+def load_frequent() -> None:
     """Import the modules of the most frequent routes, for servers that wait for a disk."""
     from cdi_worker.formats.compressed import decompress  # noqa: F401
     from cdi_worker.images.disks import following  # noqa: F401
 
-    for route in (Route.STREAM, Route.UNPACK):
-        route_of(Plan(route, ""))
+    load(Plan(Route.UNPACK, ""))
+
+
+# -- the delivery of one attempt
+
+
+class Place(NamedTuple):
+    """Where a disk is delivered to.
+
+    ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown).
+    ``limit``: bytes of the largest disk of unknown size; of its data, if it is ``thin``.
+    """
+
+    path: str
+    options: targets.TargetOptions
+    limit: int
+    phase: str = "transfer"
+    total: int | None = None
+    thin: bool = False
+
+
+def deliver(attempt: Attempt) -> None:
+    """Deliver the disk that was planned, and make it usable."""
+    request, plan = attempt.request, attempt.plan
+    if plan.route is Route.UNPACK:
+        from cdi_worker.importer import unpack
+
+        unpack.unpack_archive(attempt)
+        return
+    is_exact = request.preallocation or request.is_exact or attempt.comparing
+    if (
+        plan.route is Route.BLANK
+        and not is_exact
+        and targets.facts(request.target, attempt.claim).kind == "block"
+    ):
+        attempt.counts.size = plan.virtual_size or 0
+        return
+    if request.is_delta and not attempt.comparing:
+        stage.check(attempt)
+    with contextlib.ExitStack() as stack:
+        if plan.route in {Route.SPOOL, Route.MERGE}:
+            from cdi_worker.importer import qemu
+
+            path = stack.enter_context(_scratch(attempt)).path("image")
+            _spool(attempt, path)
+            # Ends the transfer, so that the source's disk is not locked meanwhile.
+            attempt.image.verify()
+            if plan.route is Route.MERGE:
+                qemu.check_delta(attempt, path)
+                attempt.accept()
+                _merge(attempt, path)
+                return
+            make, total = stack.enter_context(qemu.spooled(attempt, path)), plan.virtual_size
+            attempt.accept()
+        else:
+            make, total = stack.enter_context(disk.planned(attempt))
+        phase = "convert" if plan.route in {Route.SPOOL, Route.CONVERT} else "transfer"
+        options = _options(attempt)
+        place = Place(
+            request.target, options, attempt.survey.available, phase, total, thin=attempt.survey.thin
+        )
+        with delivered(attempt, make, place) as (out, size):
+            commit(attempt, out, out.size or size if options.mode == "delta" else size)
+
+
+def _options(attempt: Attempt) -> targets.TargetOptions:
+    """Return the options of the target."""
+    asked = attempt.request
+    mode: targets.Mode = "new"
+    if asked.is_delta or attempt.plan.compared:
+        mode = "delta" if asked.is_delta and attempt.comparing is None else "update"
+    return targets.TargetOptions(
+        mode=mode,
+        begun=stage.begin_update,
+        preallocate=asked.preallocation,
+        direct=asked.direct,
+        cancel=attempt.scope,
+        claim=attempt.claim,
+        sectors=lambda: [each.source.first_sector() for each in attempt.image.files],
+        existing=asked.existing if asked.existing in ("refuse", "remove") else "replace",
+        permissions=asked.permissions,
+        form=asked.form,
+    )
+
+
+@contextlib.contextmanager
+def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
+    """Yield scratch space; its files are kept for the next attempt after a failure that they outlive."""
+    with space.Scratch(attempt.request.scratch or "", attempt.job, resume=True) as kept:
+        try:
+            yield kept
+        except errors.Error as err:
+            # The run that has taken the target over uses the same folder.
+            if attempt.outlives(err) or isinstance(err, errors.TargetLost):
+                kept.keep()
+            raise
+
+
+def _spool(attempt: Attempt, path: str) -> None:
+    """Download and decompress the image to ``path`` in scratch."""
+    size, available = attempt.facts.size or 0, survey.spare(attempt.request) or 0
+    is_random = attempt.image.seeks and size and not attempt.survey.compressions
+
+    def make(attempt: Attempt) -> disks.Disk:
+        if is_random:
+            return raw.whole(disk.ranges(attempt), size)
+        if attempt.continues(path, size):
+            return disk.continued(attempt)
+        opened = functools.partial(reading.plain, attempt, limit=available)
+        return raw.StreamDisk(opened, attempt.scope, footer=False)
+
+    total = size if is_random else attempt.image.transferred
+    try:
+        with delivered(attempt, make, Place(path, _REMOVED, available, "spool", total)) as (out, _):
+            out.commit()
+    except errors.TooLarge as err:
+        # The limit here is scratch space, not the target's.
+        raise errors.ScratchTooSmall(size=f"more than {available}", available=available) from err
+    if is_random:
+        # Fetched in any order, perhaps in several attempts.
+        with open(path, "rb", buffering=0) as stream:
+            reading.verify(attempt, stream)
+
+
+def _merge(attempt: Attempt, path: str) -> None:
+    """MERGE, beside the others: qemu-img commits the delta at ``path`` to the disk of the stage before.
+
+    The disk is not usable until the commit has ended.
+    """
+    from cdi_worker.importer import qemu
+
+    attempt.progress.phase("merge", attempt.plan.virtual_size)
+    with targets.open(attempt.request.target, None, _options(attempt)) as out:
+        stage.begin(attempt, out)
+        qemu.merge(attempt, path, out)
+        commit(attempt, out, out.size or attempt.plan.virtual_size or 0)
+
+
+@contextlib.contextmanager
+def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple[targets.Target, int]]:
+    """Deliver a disk, in rounds; yield its target, which is not committed yet, and its size in bytes.
+
+    Of an earlier attempt's disk, what is still right is kept. After a retryable failure, also of the block,
+    target and journal are kept for the next attempt.
+    """
+    made, noted, options = make(attempt), None, place.options
+    is_resumable = made.repeats or made.keep or attempt.continues(place.path, made.size)
+    if made.size and is_resumable and options.mode == "new":
+        noted = attempt.journal(place.path, made.size)
+    resume = noted is not None and noted.covered > 0
+    with (
+        targets.open(place.path, made.size, options._replace(resume=resume)) as out,
+        _keeping(attempt, place, out, noted),
+    ):
+        if options.mode == "delta":
+            stage.begin(attempt, out)
+        if noted is not None and noted.covered and made.repeats and attempt.facts.weak:
+            _compare_sample(attempt, make, out, noted)
+        size, count, before = 0, 0, attempt.counts.resumed
+        with contextlib.closing(_rounds(attempt, place, made, out, noted)) as rounds:
+            for each in rounds:
+                sink = delivery.DeliverySink(
+                    each.into,
+                    # The size of others is known, and checked by the target.
+                    place.limit if place.thin or not made.repeats else None,
+                    thin=place.thin,
+                    journals=each.journals,
+                    flush=out.flush,
+                )
+                size = made.deliver(sink, each.missing, each.meter._replace(moved=sink.moved))
+                sink.note_holes()
+                count += sink.delivered
+        if made.repeats or made.keep:
+            count += attempt.counts.resumed - before
+        _check_whole(attempt, made, noted, size, count)
+        yield out, size
+
+
+class Round(NamedTuple):
+    """One delivery of the ``missing`` ranges of a disk. ``journals`` note what ``into`` has taken."""
+
+    into: sinks.Sink
+    missing: disks.Missing
+    meter: disks.DeliveryMeter
+    journals: tuple[journal.Journal, ...]
+
+
+def _rounds(
+    attempt: Attempt,
+    place: Place,
+    made: disks.Disk,
+    out: targets.Target,
+    noted: journal.Journal | None,
+) -> Generator[Round, None, None]:
+    """Yield the rounds in which a disk is delivered, and count what is kept of an earlier attempt."""
+    counts, progress, missing = attempt.counts, attempt.progress, disks.EVERYTHING
+    meter = disks.DeliveryMeter(progress.advance, progress.skip, progress.keep)
+    into: sinks.Sink = out
+    received: tuple[journal.Journal, ...] = ()
+    if place.path == attempt.request.target:
+        into, missing = _innermost(attempt, out)
+        if attempt.request.read_back:
+            counts.received = journal.Journal.in_memory(out.size or place.limit)
+            received = (counts.received,)
+    covered = 0 if noted is None else noted.covered
+    if noted is None or not (made.repeats or covered):
+        progress.phase(place.phase, place.total)
+        if made.keep:
+            made.keep(out.withheld, out.withheld)
+        yield Round(into, missing, meter, received if noted is None else (noted, *received))
+    elif made.repeats:
+        # What is missing, while the rest is read back; then what storage has lost.
+        kept, skipped = noted.counted if covered else (0, 0)
+        counted = progress_module.Continued(progress, kept, skipped)
+        noted.counting = counted.figures
+        counted.begin(place.phase, place.total or 0, is_resumed=bool(covered))
+        meter = disks.DeliveryMeter(counted.advance, counted.skip, counted.keep)
+        journals = (noted, *received)
+        if not covered:
+            yield Round(into, noted.missing_of, meter, journals)
+            return
+
+        def lost(count: int) -> None:
+            counted.skip(-count)
+
+        with readback.ReadBack(out.storage, noted, attempt.scope, lost) as reading_back:
+            yield Round(into, noted.missing_of, meter, journals)
+            refetched = reading_back.wait()
+        counts.count_kept(covered, kept, refetched)
+        if refetched:
+            log.warning("storage differs from what the last attempt wrote refetched=%d", refetched)
+            # Skipped and kept bytes were counted in the first round.
+            yield Round(into, noted.missing_of, disks.DeliveryMeter(counted.advance), journals)
+    elif made.keep:
+        # A clone: the existing prefix is verified, and the sender told to skip it.
+        progress.phase(place.phase, place.total)
+        with readback.ReadBack(out.storage, noted, attempt.scope) as reading_back:
+            refetched = reading_back.wait()
+        start = out.withheld
+        end = next((first for first, _ in noted.missing(start, noted.total)), noted.total)
+        # The rest is sent again, perhaps with other bytes.
+        noted.discard(end, noted.total)
+        counts.count_kept(end - start + refetched, min(end - start, noted.counted[0]) + refetched, refetched)
+        made.keep(start, end)
+        yield Round(into, missing, meter, (noted, *received))
+    else:
+        # A stream cannot skip what ranges have written: it is compared, and only what differs is written.
+        progress.phase(place.phase, place.total)
+        figures = noted.counted
+        noted.counting = lambda: figures
+        out.storage.drop_cache()
+        continuing = compared.ContinuingSink(out.storage, noted, into)
+        yield Round(continuing, missing, meter, received if made.tentative else (noted, *received))
+        counts.count_kept(covered, figures[0], continuing.differed)
+        if continuing.differed:
+            log.warning("storage differs from the stream rewritten=%d", continuing.differed)
+
+
+def _innermost(attempt: Attempt, out: targets.Target) -> tuple[sinks.Sink, disks.Missing]:
+    """Return the target, or the sink that compares with it first, and which parts of the disk it takes."""
+    if attempt.comparing is not None:
+        within = attempt.comparing.within
+        kind = verified.SummingSink if attempt.comparing.again else verified.ComparingSink
+        found = kind(out.storage, out.size or 0, within, attempt.scope, attempt.progress.stored)
+        attempt.counts.comparison = found
+        return found, disks.EVERYTHING if within is None else functools.partial(verified.parts, within)
+    if attempt.plan.compared:
+        updating = compared.UpdatingSink(out)
+        attempt.counts.changes = updating.changes
+        return updating, disks.EVERYTHING
+    return out, disks.EVERYTHING
+
+
+def _compare_sample(attempt: Attempt, make: disk.Make, out: targets.Target, noted: journal.Journal) -> None:
+    """Compare a sample of the source with what an earlier attempt wrote; forget that if it differs."""
+    out.storage.drop_cache()
+    stored = compared.SampleSink(out.storage, noted)
+    try:
+        with attempt.scoped() as sampling:
+            sink = delivery.DeliverySink(stored)
+            make(sampling).deliver(sink, noted.sample().missing_of, disks.DeliveryMeter())
+    except errors.SourceChanged as err:
+        if not stored.differs:
+            raise
+        log.warning("starting over: the source has changed since the last attempt reason=%s", err)
+        # A later attempt draws another sample, which may not show the difference.
+        noted.erase()
+
+
+def _check_whole(
+    attempt: Attempt, made: disks.Disk, noted: journal.Journal | None, size: int, count: int
+) -> None:
+    """Raise ``errors.SourceError`` unless everything was delivered: other parts may hold anything."""
+    if noted is not None and size != noted.total:
+        url = attempt.facts.name
+        raise errors.SourceChanged(url=url, what="size", before=noted.total, now=size)
+    expected = size if made.covers_all else made.declared
+    if made.repeats and attempt.comparing is not None and attempt.comparing.within is not None:
+        # The size of the changes in a part of a chain is not known in advance.
+        parts = verified.parts(attempt.comparing.within, [(0, size)]) if made.covers_all else ()
+        expected = sum(end - start for start, end in parts)
+    if count < expected:
+        reason = f"{attempt.facts.name}: only {count} of {expected} bytes of the disk were delivered"
+        raise errors.SourceError(reason=reason)
+
+
+@contextlib.contextmanager
+def _keeping(
+    attempt: Attempt, place: Place, out: targets.Target, noted: journal.Journal | None
+) -> Iterator[None]:
+    """Keep the target and its journal if the block fails, and what was written stays valid."""
+    if noted is None:
+        yield
+        return
+    if not out.storage.is_remote:
+        noted.store_in(out.storage.readable)
+    if not out.resumed:
+        noted.forget()
+    log.info("resume covered=%d of=%d identity=%r", noted.covered, noted.total, attempt.facts.identity)
+    try:
+        yield
+    except errors.Error as err:
+        # A failure to save must not hide the first one; then nothing is kept.
+        with contextlib.suppress(errors.TargetError):
+            if attempt.outlives(err):
+                noted.save(out.flush)
+                out.keep()
+                if isinstance(err, errors.Cancelled) and noted.covered:
+                    moved, skipped = noted.figures
+                    total = units.format_size(max(moved, (place.total or 0) - skipped))
+                    kept = f"{units.format_size(moved)} of {total} are kept"
+                    raise errors.Interrupted(kept=kept) from err
+        raise
+    if attempt.group is not None and out.is_detached:
+        noted.save(out.flush)
+        attempt.group.keep(out, attempt.outlives)
+
+
+def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
+    """Verify the source and make the completely written disk of ``size`` bytes usable."""
+    counts, progress, comparing = attempt.counts, attempt.progress, attempt.comparing
+    survey.check_stated(attempt.facts, size)
+    if not size:
+        # A device would keep its old content, which would be taken for the disk.
+        raise errors.Unsupported(reason="the disk has 0 bytes")
+    if not (comparing and comparing.again):
+        reading.verify_again(attempt)
+    attempt.image.verify()
+    attempt.accept()
+    counts.size = size
+    if counts.comparison is not None:
+        counts.comparison.finish(size, is_device=out.is_device)
+        return
+    if counts.received is not None:
+        counts.received.end(size)
+    grow_to = attempt.plan.grow_to
+    if grow_to > size:
+        out.extend(size, grow_to)
+        counts.size = grow_to
+    progress.phase("sync", None)
+    progress.disk(counts.size)
+    if attempt.plan.compared:
+        out.settle(grow_to)
+    stage.settle(attempt, out, counts.size)
+    if attempt.group is None:
+        out.commit(grow_to)
+    else:
+        attempt.group.add(out, grow_to)

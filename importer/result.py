@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cdi_worker.formats import checksum
 from cdi_worker.importer import plan
+from cdi_worker.importer.attempt import Attempt, Counts
 from cdi_worker.importer.request import Request
-from cdi_worker.importer.routes.attempt import Attempt, Counts
 from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded

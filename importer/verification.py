@@ -19,10 +19,10 @@ from cdi_worker.images.sinks import verified
 from cdi_worker.images.targets import storage
 from cdi_worker.importer import contact, destination, execute
 from cdi_worker.importer import request as request_module
+from cdi_worker.importer.attempt import Attempt, Comparing
 from cdi_worker.importer.plan import Plan
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
-from cdi_worker.importer.routes.attempt import Attempt, Comparing
 from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
 

@@ -1,4 +1,4 @@
-"""What a disk is delivered to: a target, or a sink that passes it on to another one."""
+"""What a disk is delivered to: a target, or a sink that passes it on."""
 
 from __future__ import annotations
 
@@ -16,16 +16,3 @@ class Sink(Protocol):
 
     def zero(self, offset: int, length: int, /) -> None:
         """Take a range that reads as zeros."""
-
-
-class ForwardingSink:
-    """Passes everything on: the base of sinks that change or watch what passes."""
-
-    def __init__(self, to: Sink) -> None:
-        self._to = to
-
-    def write(self, offset: int, data: memoryview, /) -> None:
-        self._to.write(offset, data)
-
-    def zero(self, offset: int, length: int, /) -> None:
-        self._to.zero(offset, length)

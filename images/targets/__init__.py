@@ -16,6 +16,7 @@ from cdi_worker.images.targets import base, block, claim, export, file, file_for
 from cdi_worker.scratch import journal
 
 Claim = claim.Claim
+Mode = base.Mode
 TargetOptions = base.TargetOptions
 Terms = claim.Terms
 Target = base.Target
@@ -254,7 +255,7 @@ def _open(held: claim.Claim, size: int | None, options: TargetOptions) -> Target
             from cdi_worker.images.targets import qcow2
 
             return qcow2.Qcow2Target(held, size, options)
-        kind = file.ChangedFile if options.mode in {"delta", "refresh"} else file.FileTarget
+        kind = file.FileTarget if options.mode == "new" else file.ChangedFile
         return kind(held, size, options)
 
 

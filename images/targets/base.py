@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
 from cdi_worker import errors, units
 from cdi_worker.images.engine import cancelling
@@ -15,14 +15,17 @@ from cdi_worker.images.targets import claim, file_format, storage
 log = logging.getLogger(__name__)
 
 
+Mode: TypeAlias = Literal["new", "update", "delta"]
+
+
 class TargetOptions(NamedTuple):
     """How to open and write a target.
 
     ``preallocate``: allocate storage for every byte. ``direct``: bypass the page cache if the storage
-    supports it. ``mode``: ``new`` starts over; ``resume`` continues with the left-over of an earlier attempt;
-    ``delta`` changes parts of a finished disk in place; ``refresh`` also keeps it usable until the first
-    change, before which it calls ``begun`` with the path; ``compare`` only reads a finished disk. ``cancel``
-    ends a long zeroing with ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it
+    supports it. ``mode``: ``new`` writes a disk, with ``resume`` over the left-over of an earlier attempt.
+    The others change a finished one: ``delta`` parts of it, in place; ``update`` keeps it usable until the
+    first change, before which it calls ``begun`` with the path. ``cancel`` ends a long zeroing with
+    ``errors.Cancelled``. ``claim``: the target's, held by the caller; None: claim it
     until it is closed. ``sectors``: read the first sector of each file of the source again, from storage.
     ``existing``: what happens to a disk at the path: ``replace`` it when the new one is complete, ``remove``
     it before the new one is written, or ``refuse`` to. ``permissions`` of a new file; None: by the umask.
@@ -31,7 +34,8 @@ class TargetOptions(NamedTuple):
 
     preallocate: bool = False
     direct: bool = False
-    mode: Literal["new", "resume", "delta", "refresh", "compare"] = "new"
+    mode: Mode = "new"
+    resume: bool = False
     begun: Callable[[str], None] = lambda _: None
     cancel: cancelling.Cancel = cancelling.NEVER
     claim: claim.Claim | None = None
@@ -62,6 +66,8 @@ class Target:
     is_fresh: bool = False
     #: Whether the end of the ``with`` block leaves it open: a ``group.Group`` publishes and closes it.
     is_detached: bool = False
+    #: Whether it is a device, whose end is not that of the disk.
+    is_device: bool = False
 
     def __init__(self, stored: storage.Storage, size: int | None, options: TargetOptions) -> None:
         self.path = stored.path
@@ -69,8 +75,8 @@ class Target:
         self.written_path = stored.path
         self.storage = stored
         self.size = size
-        #: Whether the disk may have been changed: one that is refreshed stays as it is until then.
-        self.has_begun = options.mode not in {"refresh", "compare"}
+        #: Whether the disk may have been changed: one that is updated stays as it is until then.
+        self.has_begun = options.mode != "update"
         #: Closed with the target.
         self.owned = contextlib.ExitStack()
         self.owned.callback(stored.close)
@@ -151,7 +157,7 @@ class Target:
             self._closed = True
 
     def settle(self, size: int = 0) -> None:
-        """Begin a refresh that changes only the end of the disk. ``commit`` does it, too."""
+        """Begin an update that changes only the end of the disk. ``commit`` does it, too."""
 
     def keep(self) -> None:
         """Keep the written bytes on ``close``, so that a later attempt can resume."""

@@ -203,12 +203,12 @@ class BlockTarget(base.Target):
         super().__init__(stored, size, options)
         # The kernel shortens a zeroing at the end of the device and reports success (block/fops.c).
         self._limit = device_size if size is None else size
-        self.resumed = options.mode != "new"
+        self.resumed = options.resume or options.mode != "new"
         self.withheld = len(stored.head)
         self._is_stored = False
         try:
             if self.has_begun:
-                stored.withhold(JOURNAL_OFFSET if options.mode == "resume" else HEAD)
+                stored.withhold(JOURNAL_OFFSET if options.resume else HEAD)
             else:
                 stored.load()
         except (OSError, errors.Error):

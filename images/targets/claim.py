@@ -330,7 +330,7 @@ def read(name: str) -> bytes:
 class MarkedClaim(Claim):
     """A claim whose record is in the first sector of a device of ``size`` bytes.
 
-    It is there while the head is withheld, where any other use of the device overwrites it. Until a refresh
+    It is there while the head is withheld, where any other use of the device overwrites it. Until an update
     begins, the first sector of the old disk stands for it. A delta writes the head in place: it has none.
     """
 

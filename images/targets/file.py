@@ -98,7 +98,7 @@ class FileTarget(base.Target):
     def _open(path: str, options: base.TargetOptions, /) -> tuple[int, str, bool]:
         """Return a descriptor, the name of its file, and whether it has the bytes of an earlier run."""
         name = part(path)
-        fd = _open_left_over(name) if options.mode == "resume" else None
+        fd = _open_left_over(name) if options.resume else None
         if fd is not None:
             return fd, name, True
         removed = (path, changing(path)) if options.existing == "remove" else ()

@@ -26,7 +26,6 @@ class Finished(base.Target):
     """
 
     def __init__(self, held: claim.ReadingClaim, options: base.TargetOptions) -> None:
-        #: Whether it is a device, whose end is not that of the disk.
         self.is_device = True
         if held.device is not None:
             self.is_device = not held.is_served

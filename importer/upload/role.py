@@ -37,7 +37,7 @@ def serve(server: upload_server.Server) -> report.Report:
     """Serve until an upload succeeds or the deadline passes. Raises ``errors.Error``."""
     settings = server.settings
     # Loaded before the first client connects, so that no upload waits for it.
-    execute.load()
+    execute.load_frequent()
     with server.listen(), server.cancel.on_set(server.wake.set):
         while not (server.done.is_set() or server.cancel.is_set()):
             left = None

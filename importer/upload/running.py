@@ -71,7 +71,7 @@ def order(settings: Request, fields: Mapping[str, str], *, archive: bool) -> Ord
         raise errors.RequestError(f"unknown clone format {chosen!r}; this server offers {headers.EXTENTS!r}")
     ours = bool(chosen)
     content = SentDisk.parse(fields.get(headers.CONTENT, "")) if ours and kind == headers.BLOCK else None
-    # No other user of the volume knows the token: see ``routes.delivery``.
+    # No other user of the volume knows the token: see ``attempt.Attempt.journal``.
     owner = content.token if content else ""
     request = request_module.for_upload(settings, form, fields.get(headers.CHECKSUM), owner)
     return Order(request, kind, ours, fields.get("content-encoding", ""), content)

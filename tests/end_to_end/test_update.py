@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images import volume
-from cdi_worker.images.disks import base, raw
-from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.images.engine import fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
-from cdi_worker.importer.routes import convert
 from cdi_worker.sources.web import locations as web_locations
 from tests.support import devices, disks, misbehave, oracle, processes, uploads, worker
 
@@ -113,30 +109,6 @@ def test_unchanged_disk_is_not_touched(
             before.st_ino,
             before.st_blocks,
         )
-
-
-class Slow:
-    """Takes its time with each range."""
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-
-    def write(self, _offset: int, data: memoryview, /) -> None:
-        time.sleep(0.02)
-        self.content += data
-
-    def zero(self, _offset: int, length: int, /) -> None:
-        self.content += bytes(length)
-
-
-def test_what_waits_to_be_compared_is_not_overwritten(tmp_path: Path) -> None:
-    content = random.Random(3).randbytes(40 * MIB)
-    (tmp_path / "scratch").write_bytes(content)
-    slow, scope = Slow(), cancelling.Cancel()
-    with volume.Volume(str(tmp_path / "scratch")) as stored:
-        runs = convert.runs(stored, lambda _: None)
-        raw.copy(runs, slow, base.DeliveryMeter(), scope)
-    assert slow.content == content
 
 
 def sectors_written(target: Path) -> int:

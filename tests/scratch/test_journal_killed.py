@@ -25,8 +25,7 @@ from cdi_worker.scratch import journal
 path, content = sys.argv[1], open(sys.argv[2], "rb").read()
 notes = targets.journal_slots(path, len(content))
 kept = journal.Journal(notes, "etag", len(content), seconds=0)
-mode = "resume" if kept.covered else "new"
-with targets.open(path, len(content), targets.TargetOptions(mode=mode)) as disk:
+with targets.open(path, len(content), targets.TargetOptions(resume=kept.covered > 0)) as disk:
     for start, end in kept.missing(0, len(content)):
         for at in range(start, end, 65536):
             stop = min(end, at + 65536)

@@ -90,7 +90,11 @@ MUTANTS = (
     Mutant(
         "weak-identity",
         "resumes an object that was replaced in the same second",
-        {"importer/routes/delivery.py": {"if noted.covered and attempt.facts.weak:": "if False:"}},
+        {
+            "importer/execute.py": {
+                "if noted is not None and noted.covered and made.repeats and attempt.facts.weak:": "if False:"
+            }
+        },
         is_rare=True,
     ),
     Mutant(
@@ -276,8 +280,8 @@ MUTANTS = (
         "one-address",
         "takes two disks at one address, and with one identity, for one",
         {
-            "importer/routes/delivery.py": {
-                "        *map(selection.digest, (asked.location, *asked.layers)),\n": ""
+            "importer/attempt.py": {
+                "            *map(selection.digest, (asked.location, *asked.layers)),\n": ""
             }
         },
         is_rare=True,
@@ -285,7 +289,7 @@ MUTANTS = (
     Mutant(
         "no-grown-size",
         "leaves a disk as small as the image",
-        {"importer/routes/delivery.py": {"        out.commit(grow_to)": "        out.commit()"}},
+        {"importer/execute.py": {"        out.commit(grow_to)": "        out.commit()"}},
     ),
     Mutant(
         "no-checksum",
@@ -297,7 +301,7 @@ MUTANTS = (
         "replaces a disk that it was to refuse",
         {
             "importer/destination.py": {'force=request.existing in {"replace", "update"}': "force=True"},
-            "importer/routes/delivery.py": {
+            "importer/execute.py": {
                 'existing=asked.existing if asked.existing in ("refuse", "remove") else "replace",': (
                     'existing="remove" if asked.existing == "remove" else "replace",'
                 )

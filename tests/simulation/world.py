@@ -415,7 +415,7 @@ def _wipefs() -> types.ModuleType:
 MODULES = (
     "concurrent.futures.thread",
     "cdi_worker.importer.execute",
-    "cdi_worker.importer.routes.disk",
+    "cdi_worker.importer.disk",
     "cdi_worker.images.disks.following",
     "cdi_worker.images.sinks.compared",
     "cdi_worker.images.sinks.verified",

@@ -17,7 +17,7 @@ from cdi_worker.formats.vhd import check as vhd
 from cdi_worker.formats.vmdk import check as vmdk
 from cdi_worker.images.disks import base, following, tables
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.images.sinks import checks, journaled
+from cdi_worker.images.sinks import delivery
 from cdi_worker.images.sinks.base import Sink
 from cdi_worker.scratch import journal, space
 from tests.support import disks
@@ -170,10 +170,10 @@ def deliver(
 ) -> None:
     """Deliver what is missing of a disk to ``target``, through the sinks of an import."""
     noted = notes or unjournalled()
-    noting = journaled.JournalSink(target, noted, lambda: None)
+    noting = delivery.DeliverySink(target, journals=(noted,))
     counts = counts or Counts()
     meter = base.DeliveryMeter(skip=counts.skip, keep=counts.keep, moved=noting.moved)
-    disk.deliver(checks.ZeroDetectingSink(noting), noted.missing_of, meter)
+    disk.deliver(noting, noted.missing_of, meter)
 
 
 def read_disk(data: bytes, form: str = "qcow2") -> bytes:

@@ -24,7 +24,7 @@ from cdi_worker.images import disks as package
 from cdi_worker.images import extents, targets
 from cdi_worker.images.disks import base, chained, following, raw, tables
 from cdi_worker.images.engine import cancelling, fetch
-from cdi_worker.images.sinks import checks, compared, journaled
+from cdi_worker.images.sinks import compared, delivery
 from cdi_worker.scratch import journal
 from tests.support import devices, placing, processes
 
@@ -239,8 +239,8 @@ class Some:
 
 def delivered(disk: base.Disk, sink: base.Sink, missing: base.Missing = base.EVERYTHING) -> int:
     """Deliver with zeros detected; return the bytes that the sink has got."""
-    counting = checks.CountingSink(sink)
-    assert disk.deliver(checks.ZeroDetectingSink(counting), missing, base.DeliveryMeter()) == SIZE
+    counting = delivery.DeliverySink(sink)
+    assert disk.deliver(counting, missing, base.DeliveryMeter()) == SIZE
     return counting.delivered
 
 
@@ -348,7 +348,7 @@ def test_update_writes_only_what_differs(kind: str, files: Files, place: Path) -
     old[MiB + 512 : MiB + 1024] = b"x" * 512
     old[5 * MiB : 5 * MiB + 4096] = b"\0" * 4096
     place.write_bytes(old) if not place.is_block_device() else _fill(place, bytes(old))
-    with targets.open(place, made.disk.size, targets.TargetOptions(mode="refresh")) as out:
+    with targets.open(place, made.disk.size, targets.TargetOptions(mode="update")) as out:
         sink = compared.UpdatingSink(out)
         delivered(made.disk, sink)
         out.commit()
@@ -371,8 +371,8 @@ def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files, 
     (tmp_path / "disk.part").write_bytes(old)
     noted = journal.Journal(None, "", SIZE)
     noted.zeroed([(0, 4 * MiB)])
-    with targets.open(tmp_path / "disk", SIZE, targets.TargetOptions(mode="resume")) as out:
-        sink = compared.ContinuingSink(out.storage, noted, journaled.JournalSink(out, noted, lambda: None))
+    with targets.open(tmp_path / "disk", SIZE, targets.TargetOptions(resume=True)) as out:
+        sink = compared.ContinuingSink(out.storage, noted, out)
         delivered(made.disk, sink)
         out.commit()
     assert (tmp_path / "disk").read_bytes() == made.expected

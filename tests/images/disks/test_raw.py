@@ -15,8 +15,8 @@ from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import ahead, cancelling
-from cdi_worker.images.sinks import checks
-from cdi_worker.importer.routes import reading
+from cdi_worker.images.sinks import delivery
+from cdi_worker.importer import reading
 from tests.support import devices, limits, oracle, processes
 
 MiB = 1 << 20
@@ -46,8 +46,7 @@ class Endless:
 
 
 def deliver(disk: base.Disk, target: targets.Target, limit: int) -> int:
-    sink = checks.LimitedSink(checks.ZeroDetectingSink(target), limit)
-    return disk.deliver(sink, base.EVERYTHING, base.DeliveryMeter())
+    return disk.deliver(delivery.DeliverySink(target, limit), base.EVERYTHING, base.DeliveryMeter())
 
 
 def stream(reader: object, cancel: cancelling.Cancel | None = None) -> base.Disk:

@@ -340,7 +340,7 @@ def test_refresh_is_not_lost_to_a_thread_of_its_own(block: Path, monkeypatch: py
     """One thread makes the first change, while another looks whether others have written."""
     begun = threading.Event()
     require = block_module.BlockStorage.require_unchanged
-    options = targets.TargetOptions(mode="refresh", begun=lambda _: begun.set())
+    options = targets.TargetOptions(mode="update", begun=lambda _: begun.set())
     with targets.open(block, 32 * MiB, options) as disk:
         changing = threading.Thread(target=disk.write, args=(2 * MiB, memoryview(b"x" * MiB)))
 

@@ -228,12 +228,12 @@ def test_full_file_system_can_be_claimed(tmp_path: Path) -> None:
         assert os.listdir(point) == ["disk.img"]
 
 
-@pytest.mark.parametrize("mode", ["new", "resume"])
-def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
+def test_stale_run_does_not_touch_the_disk_of_its_replacement(tmp_path: Path, *, resume: bool) -> None:
     path = tmp_path / "disk.img"
     stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(mode=mode)) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(resume=resume)) as disk:
         write(disk, b"2")
         disk.commit()
     check_stale(stale)
@@ -246,7 +246,7 @@ def test_stale_run_stops_while_its_replacement_resumes_the_same_file(tmp_path: P
     path = tmp_path / "disk.img"
     stale = targets.open(path, SIZE)
     write(stale, b"1", MiB)
-    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(mode="resume")) as disk:
+    with lost_lock(path), targets.open(path, SIZE, targets.TargetOptions(resume=True)) as disk:
         check_stale(stale)
         write(disk, b"2")
         disk.commit()
@@ -381,7 +381,7 @@ def test_stale_refresh_does_not_begin(tmp_path: Path, state: str) -> None:
     """It stood still before its first change, and another run wrote what it had compared."""
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
         assert stale.storage.read(0, SIZE) == b"1" * SIZE
         with targets.open(other, SIZE) as disk:
             # Only its head differs, and not in the first sector.
@@ -403,7 +403,7 @@ def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(claim, "INTERVAL", 0.0)
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
         with targets.open(other, SIZE), pytest.raises(errors.TargetLost, match="another run writes to it"):
             stale.storage.read(0, SIZE)
         stale.close()
@@ -413,7 +413,7 @@ def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytes
 def test_stale_refresh_that_found_no_difference_does_not_succeed(tmp_path: Path, finished: bool) -> None:
     with two_machines(tmp_path) as (one, other):
         write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.TargetOptions(mode="refresh"))
+        stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
         with targets.open(other, SIZE) as disk:
             # With the same first sector, which is looked at most often.
             disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))

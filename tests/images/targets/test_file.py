@@ -91,7 +91,7 @@ def test_preallocation_keeps_storage_of_a_resumed_file(tmp_path: Path) -> None:
         with devices.filesystem(kind, tmp_path) as point:
             path = point / "disk.img"
             devices.fill(Path(f"{path}.part"), 2 * MiB)
-            with targets.open(path, 2 * MiB, targets.TargetOptions(preallocate=True, mode="resume")) as disk:
+            with targets.open(path, 2 * MiB, targets.TargetOptions(preallocate=True, resume=True)) as disk:
                 disk.zero(0, 2 * MiB)
                 disk.commit()
             assert path.read_bytes() == bytes(2 * MiB)
@@ -111,7 +111,7 @@ def test_longer_resumed_file_is_truncated(tmp_path: Path) -> None:
     """The journal behind the last byte is not part of the disk."""
     path = tmp_path / "disk.img"
     devices.fill(Path(f"{path}.part"), 2 * MiB)
-    with targets.open(path, MiB + 100, targets.TargetOptions(mode="resume")) as disk:
+    with targets.open(path, MiB + 100, targets.TargetOptions(resume=True)) as disk:
         disk.commit(3 * MiB)
     assert path.read_bytes() == b"\xff" * (MiB + 100) + bytes(2 * MiB - 100)
 
@@ -143,8 +143,8 @@ def test_full_file_system_is_an_error(tmp_path: Path, kind: str, direct: bool) -
 
 
 @pytest.mark.parametrize("hostile", ["directory", "link", "fifo"])
-@pytest.mark.parametrize("mode", ["new", "resume"])
-def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, mode: str) -> None:
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
+def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, *, resume: bool) -> None:
     path, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -152,7 +152,7 @@ def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, 
         hostile
     ]()
     try:
-        with targets.open(path, MiB, targets.TargetOptions(mode=mode)) as disk:
+        with targets.open(path, MiB, targets.TargetOptions(resume=resume)) as disk:
             disk.write(0, memoryview(b"boot"))
             disk.commit()
     except errors.TargetError:
@@ -275,7 +275,7 @@ def test_refresh_without_a_change_makes_the_name_durable(
         sync(fd)
 
     monkeypatch.setattr(kernel, "sync_directory", noted)
-    with targets.open(path, 4096, targets.TargetOptions(mode="refresh")) as disk:
+    with targets.open(path, 4096, targets.TargetOptions(mode="update")) as disk:
         disk.reach(4096)
         disk.commit()
     assert synced == [str(tmp_path)]

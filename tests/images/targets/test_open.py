@@ -79,11 +79,11 @@ def test_several_threads_write_pieces_in_any_order(
         assert disk_path.stat().st_blocks * 512 >= size
 
 
-@pytest.mark.parametrize("mode", ["new", "resume"])
-def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
+def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, *, resume: bool) -> None:
     if not disk_path.is_block_device():
         devices.fill(Path(f"{disk_path}.part"), SIZE)
-    with targets.open(disk_path, SIZE, targets.TargetOptions(mode=mode)) as disk:
+    with targets.open(disk_path, SIZE, targets.TargetOptions(resume=resume)) as disk:
         disk.zero(0, 3 * MiB)
         disk.write(3 * MiB, memoryview(b"data" * 1024))
         disk.zero(3 * MiB + 4096, SIZE - 3 * MiB - 4096)
@@ -110,7 +110,7 @@ def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
         disk.flush()
         disk.keep()
     oracle.unusable(disk_path)
-    with targets.open(disk_path, SIZE, targets.TargetOptions(mode="resume")) as disk:
+    with targets.open(disk_path, SIZE, targets.TargetOptions(resume=True)) as disk:
         assert disk.resumed
         assert disk.withheld <= 2 * MiB
         disk.write(5 * MiB, memoryview(content)[5 * MiB :])

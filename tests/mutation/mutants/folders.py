@@ -20,13 +20,6 @@ MUTANTS = (
         "tests/images/folder/test_staging.py::test_volume_is_emptied_except_for_mounts_below_it",
     ),
     mutant(
-        "importer/routes/unpack.py",
-        "takes a hard link for the disk of a device",
-        '    if entry.kind == "hardlink":\n',
-        "    if False:\n",
-        "tests/end_to_end/test_archive_disks.py::test_device_does_not_get_a_disk_that_is_not_a_file",
-    ),
-    mutant(
         "images/folder/staging.py",
         "lets a link become the disk of a volume",
         "            if not stat.S_ISREG((self.path / file.DISK).lstat().st_mode):\n",
@@ -39,13 +32,6 @@ MUTANTS = (
         ("    if not os.path.ismount(volume):\n        return\n"),
         "",
         "tests/images/folder/test_staging.py::test_folder_that_is_not_a_mount_is_not_emptied",
-    ),
-    mutant(
-        "importer/routes/unpack.py",
-        "takes the first of two files that could be the disk",
-        "    if earlier:\n",
-        "    if False:\n",
-        "tests/end_to_end/test_archive_disks.py::test_device_does_not_get_a_file_whose_name_contains_that_of_the_disk",
     ),
     mutant(
         "images/folder/staging.py",

@@ -27,20 +27,6 @@ MUTANTS = (
         "tests/end_to_end/test_nbd_targets.py::test_export_is_not_copied_to_itself",
     ),
     mutant(
-        "importer/routes/stage.py",
-        "applies a delta to an old disk beside an unfinished first stage",
-        "    if held is None and (part := targets.unfinished(attempt.claim)):\n",
-        "    if held is None and (part := ''):\n",
-        "tests/end_to_end/test_chains.py::test_stage_after_a_killed_first_stage_is_refused",
-    ),
-    mutant(
-        "importer/routes/stage.py",
-        "applies a delta to the disk of another checkpoint",
-        "    if held is not None and not held.allows(previous, current):\n",
-        "    if False:\n",
-        "tests/end_to_end/test_chains.py::test_stage_from_another_checkpoint_is_refused",
-    ),
-    mutant(
         "importer/request.py",
         "remembers a disk of layers as another file than the last",
         '    if made.stage.current not in {"", last}:\n',
@@ -53,26 +39,5 @@ MUTANTS = (
         "    if request.layers and request.stage.current:\n",
         "    if False:\n",
         "tests/end_to_end/test_chains.py::test_pod_reads_no_layers_beside_the_file_of_its_checkpoint",
-    ),
-    mutant(
-        "importer/routes/delivery.py",
-        "takes all files of a stage with a weak identity for one version",
-        "sha256(stated + facts.head)",
-        "sha256(stated)",
-        "tests/end_to_end/test_chains.py::test_delta_in_an_ova_that_was_replaced_is_refused",
-    ),
-    mutant(
-        "importer/routes/stage.py",
-        "leaves old bytes behind a disk that a delta makes smaller",
-        "        opened.zero_rest(size)\n",
-        "        pass\n",
-        "tests/end_to_end/test_chains.py::test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes",
-    ),
-    mutant(
-        "importer/routes/stage.py",
-        "applies a delta to the left-over of a killed run",
-        "    if targets.is_left_over(attempt.claim):\n",
-        "    if False:\n",
-        "tests/end_to_end/test_update.py::test_delta_is_not_applied_to_a_device_after_a_failed_import",
     ),
 )

@@ -347,13 +347,6 @@ MUTANTS = (
         "tests/sources/ovirt/test_source_trouble.py::test_snapshot_that_has_changed_is_not_read_on_by_a_new_transfer",
     ),
     mutant(
-        "sources/objects/gcp.py",
-        "sends credentials unencrypted",
-        '    if scheme == "http" and host not in LOOPBACK and not access.insecure:\n',
-        "    if False:\n",
-        "tests/sources/objects/test_gcs_credentials.py::test_token_is_not_sent_unencrypted_to_other_hosts[http://[::1]:4443-access2]",
-    ),
-    mutant(
         "sources/objects/gcs.py",
         "does not compare the CRC-32C of an object",
         "        elif calculated != stored:\n",

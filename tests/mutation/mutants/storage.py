@@ -203,11 +203,4 @@ MUTANTS = (
         "            remove(changing(self.path))  # replaced by the new disk\n",
         CUTS,
     ),
-    mutant(
-        "importer/routes/convert.py",
-        "compares pieces of scratch that are overwritten while they wait",
-        "        data = next(buffers)[: part.length]\n        data[:] = part.data\n        yield data\n",
-        "        yield part.data\n",
-        "tests/end_to_end/test_update.py::test_what_waits_to_be_compared_is_not_overwritten",
-    ),
 )

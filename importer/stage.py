@@ -1,55 +1,28 @@
-"""The stages of a migration: a delta is delivered in place, to the disk of the stage before it."""
+"""The checkpoint of a disk: a delta is applied to no other disk, and a disk says which one it holds."""
 
 from __future__ import annotations
 
+import hashlib
+
 from cdi_worker import errors
 from cdi_worker.images import targets
-from cdi_worker.images.disks import base, raw
-from cdi_worker.images.engine import retry
 from cdi_worker.images.targets import checkpoint
-from cdi_worker.importer.routes import delivery, disk, reading
-from cdi_worker.importer.routes.attempt import Attempt
-from cdi_worker.sources import extents
+from cdi_worker.importer.attempt import Attempt
 
 
-def update(attempt: Attempt) -> None:
-    """UPDATE: write the changes that the source reports, or those in qcow2 files.
+def _names(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
+    """Return all names of the previous and the current checkpoint.
 
-    Not resumed: a second attempt writes the same bytes to the same offsets, so no journal is needed.
+    That of a chain has its version, as files can be replaced. Of a weak identity only the first bytes count:
+    a refusal is final here, and a copy of the same file may have another date. Without an identity there is
+    no version.
     """
-    if attempt.comparing is None:
-        check(attempt)
-    make: delivery.Make = disk.of
-    total = disk.moved(attempt)
-    if not attempt.survey.chain:
-        make, total = _changed(attempt)
-    place = delivery.to_target(attempt, total)
-    if attempt.comparing is None:
-        options = delivery.options(attempt)._replace(mode="delta")
-        place = place._replace(options=options, begin=lambda out: begin(attempt, out))
-    with delivery.delivered(attempt, make, place) as (out, size):
-        delivery.commit(attempt, out, size if attempt.comparing else out.size or size)
-
-
-def _changed(attempt: Attempt) -> tuple[delivery.Make, int]:
-    """Return what makes the disk of the changed areas, and the number of their bytes."""
-    changed = retry.patiently(
-        lambda: extents.Kept(disk.extents(attempt)),
-        attempt.request.fetch.no_progress,
-        attempt.scope,
-        attempt.progress.retry,
-    )
-    size = attempt.plan.virtual_size or 0
-
-    def make(attempt: Attempt) -> base.Disk:
-        return raw.ExtentsDisk(reading.ranges(attempt), size, lambda: changed, covers_all=False)
-
-    return make, sum(extent.length for extent in changed)
-
-
-def checkpoints(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
-    """Return all names of the previous and the current checkpoint."""
-    return attempt.image.source.names(attempt.request.stage.previous), delivery.current_names(attempt)
+    facts, stage, source = attempt.facts, attempt.request.stage, attempt.image.source
+    current = source.names(stage.current)
+    if attempt.survey.chain and facts.identity:
+        stated = b"" if facts.weak else facts.identity.encode("utf-8", "surrogateescape")
+        current |= {checkpoint.VERSION + hashlib.sha256(stated + facts.head).hexdigest()}
+    return source.names(stage.previous), current
 
 
 def check(attempt: Attempt) -> None:
@@ -73,7 +46,7 @@ def check(attempt: Attempt) -> None:
     if held is None and (part := targets.unfinished(attempt.claim)):
         reason = f"is beside {part}, the unfinished disk of an interrupted run"
         raise errors.TargetError(path=path, reason=f"{reason}; run that again, or remove the file")
-    previous, current = checkpoints(attempt)
+    previous, current = _names(attempt)
     if held is not None and held.is_of_others(current):
         reason = (
             f"holds the disk at checkpoint {held}, but of other files than these: one was replaced; give the "
@@ -94,9 +67,31 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     If the disk has become smaller, what is behind its end is zeroed: a later stage may grow it again, and
     names only what it has written since.
     """
-    checkpoint.Checkpoint(*checkpoints(attempt)).write(opened.written_path)
+    checkpoint.Checkpoint(*_names(attempt)).write(opened.written_path)
     size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
         opened.flush()
         opened.zero_rest(size)
     opened.flush()
+
+
+def begin_update(path: str) -> None:
+    """Note that the disk is neither the old nor the new one: no delta may be applied to it."""
+    checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(path)
+
+
+def settle(attempt: Attempt, out: targets.Target, size: int) -> None:
+    """Store which checkpoint the disk of ``size`` bytes holds."""
+    stage = attempt.request.stage
+    if stage.current:
+        if not (attempt.request.is_delta or stage.final):
+            # A later stage may not know by how much the disk has grown.
+            out.zero_rest(size)
+        # The bytes must be on storage before the checkpoint that vouches for them.
+        out.flush()
+        checkpoint.Checkpoint(_names(attempt)[1]).write(out.written_path)
+    elif attempt.plan.compared and out.has_begun:
+        # The bytes must be on storage before the note of the update is removed: a delta would otherwise be
+        # applied to a mixture of two disks.
+        out.flush()
+        checkpoint.forget(out.written_path)

@@ -1,18 +1,18 @@
-"""The bytes of an attempt's source: by ranges, in order, and decompressed."""
+"""The bytes of an attempt's source in order, and decompressed."""
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images.disks import base as disks
-from cdi_worker.images.engine import ahead, cancelling, fetch
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.images.engine import ahead, cancelling
+from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 SHORTEST_LIMIT: Final = 256 << 20
 
 
-def ranges(attempt: Attempt, file: base.Image | None = None) -> Callable[[disks.Advance], fetch.Fetcher]:
-    """Return what opens the image, or a file of a chain, by ranges; see ``images.disks.raw.OpenRanges``."""
+def counted(attempt: Attempt, advance: disks.Advance) -> disks.Advance:
+    """Return what counts bytes that arrive from the source, and passes them on to ``advance``."""
 
-    def opened(advance: disks.Advance) -> fetch.Fetcher:
-        return (file or attempt.image).fetcher(attempt.scope, _counted(attempt, advance))
-
-    return opened
-
-
-def _counted(attempt: Attempt, advance: disks.Advance) -> disks.Advance:
     def arrived(count: int) -> None:
         attempt.count(count)
         advance(count)
@@ -45,7 +38,7 @@ def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> I
 
     ``whole``: read the rest then, also without a checksum.
     """
-    with contextlib.closing(_ordered(attempt, _counted(attempt, advance))) as reader:
+    with contextlib.closing(_ordered(attempt, counted(attempt, advance))) as reader:
         if not (expected := attempt.checksums):
             yield reader
             if whole:

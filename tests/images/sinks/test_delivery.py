@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cdi_worker.images.sinks import base, journaled
+from cdi_worker.images.sinks import base, delivery
+from cdi_worker.scratch import journal
 
 LENGTH = 4096
 
@@ -14,7 +15,8 @@ class Nowhere(base.Sink):
 
 def test_hole_is_noted_that_comes_while_others_are() -> None:
     """One that is not noted is not compared with the disk when that is read back."""
-    sink = journaled.DigestSink(Nowhere(), 2 * LENGTH)
+    noted = journal.Journal.in_memory(2 * LENGTH)
+    sink = delivery.DeliverySink(Nowhere(), journals=(noted,))
 
     class Interrupted(int):
         """An offset whose thread is interrupted while it adds its hole."""
@@ -25,5 +27,5 @@ def test_hole_is_noted_that_comes_while_others_are() -> None:
 
     sink.zero(0, LENGTH)
     sink.zero(Interrupted(LENGTH), LENGTH)
-    sink.end(2 * LENGTH)
-    assert sink.noted.covered == 2 * LENGTH
+    sink.note_holes()
+    assert noted.covered == 2 * LENGTH

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdi_worker import errors
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer.plan import Plan
+from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
+from cdi_worker.scratch import journal as journals
 from cdi_worker.scratch import ranges
-from cdi_worker.sources import base
+from cdi_worker.sources import base, selection
 from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
-    from cdi_worker.images.sinks import compared, journaled, verified
+    from cdi_worker.images.sinks import compared, verified
     from cdi_worker.images.targets import group
 
 
@@ -30,8 +33,8 @@ class Counts:
     ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
     ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
     of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found. ``comparison``: what a verification found. ``receiving``: has the digests of what was
-    delivered, to read it back. ``verified``: the checksum of the bytes as served was verified.
+    place found. ``comparison``: what a verification found. ``received``: the digests of what was delivered,
+    to read it back. ``verified``: the checksum of the bytes as served was verified.
     """
 
     read: int = 0
@@ -42,9 +45,15 @@ class Counts:
     layers: tuple[tuple[str, int], ...] = ()
     changes: compared.Changes | None = None
     comparison: verified.ComparingSink | None = None
-    receiving: journaled.DigestSink | None = None
+    received: journals.Journal | None = None
     verified: bool = False
     accepted: bool = False
+
+    def count_kept(self, covered: int, moved: int, refetched: int) -> None:
+        """Count what is kept of an earlier attempt, by which ``covered`` bytes were written and ``moved``."""
+        self.resumed += covered - refetched
+        self.kept += max(0, moved - refetched)
+        self.refetched += refetched
 
 
 class Comparing(NamedTuple):
@@ -97,11 +106,60 @@ class Attempt:
         """The name of the job in scratch: its target, or of a comparison, which claims none, its own."""
         return self.request.target + (f".verify-{os.getpid()}" if self.comparing else "")
 
+    def outlives(self, failure: errors.Error) -> bool:
+        """Return whether the bytes written so far stay valid although ``failure`` ends the attempt.
+
+        Ranges that are no longer served were valid. The stream that replaces them has the same bytes if the
+        identity is strong. A source that has changed has another identity then.
+        """
+        if isinstance(failure, errors.NoRanges | errors.SourceChanged):
+            return not (self.facts.weak or isinstance(failure, errors.WrongRanges))
+        return failure.retryable or isinstance(failure, errors.Cancelled)
+
     @contextlib.contextmanager
     def scoped(self) -> Iterator[Attempt]:
         """Yield this attempt with a scope of its own: a failure in the block ends only its reads."""
         with self.reads.scope() as scope:
             yield dataclasses.replace(self, scope=scope)
+
+    def journal(self, path: str, size: int) -> journals.Journal | None:
+        """Return the journal of a disk of ``size`` bytes at ``path``, with what an earlier attempt has noted.
+
+        None: nothing can be kept.
+
+        Its key has all that selects the bytes, because servers give several objects the same identity: nginx
+        makes an ETag of date and size, and a redirect may lead to another object. So the first bytes, which
+        are fetched in any case, complete the identity. It contains the owner's UID, which no other user of
+        the same device knows. Only a digest of the key is used, and it is not stored.
+        """
+        asked, source, route = self.request, self.facts, self.plan.route
+        form = asked.form if path == asked.target else None
+        slots = targets.journal_slots(path, size, form) if source.identity else None
+        if slots is None:
+            return None
+        key = (
+            asked.source,
+            *map(selection.digest, (asked.location, *asked.layers)),
+            asked.disk,
+            source.name,
+            source.identity,
+            hashlib.sha256(source.head).hexdigest(),
+            # Both write the bytes of a raw disk to their offsets.
+            str(Route.STREAM if route is Route.EXTENTS else route),
+            asked.room.owner,
+            asked.target,
+            asked.form,
+        )
+        return journals.Journal(slots, repr(key), size, seconds=asked.journal_interval)
+
+    def continues(self, path: str, size: int | None) -> bool:
+        """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
+        source = self.facts
+        is_kept = source.identity and not (source.weak or source.once or self.survey.compressions)
+        if not is_kept or not size or self.plan.compared or self.group is not None or path == targets.STDOUT:
+            return False
+        noted = self.journal(path, size)
+        return noted is not None and noted.covered > 0
 
     def accept(self) -> None:
         """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""

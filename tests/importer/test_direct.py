@@ -15,8 +15,8 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import targets
-from cdi_worker.importer.routes import delivery, stage
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.importer import stage
+from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
 from tests.support import devices, misbehave, processes, ways
 
@@ -54,7 +54,7 @@ def test_disk_of_odd_size_is_padded_with_zeros(
 )
 def test_what_was_written_outlives_a_failure(failure: errors.Error, *, weak: bool, outlives: bool) -> None:
     attempt = types.SimpleNamespace(facts=types.SimpleNamespace(weak=weak))
-    assert delivery.outlives(cast("Attempt", attempt), failure) == outlives
+    assert Attempt.outlives(cast("Attempt", attempt), failure) == outlives
 
 
 def test_note_of_a_delta_is_on_storage_before_anything_is_zeroed(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, units
+from cdi_worker import errors
 from cdi_worker.formats.tar import archive
 from cdi_worker.images import directio, targets
 from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
+from cdi_worker.images.sinks import delivery
 from cdi_worker.images.targets import file
-from cdi_worker.importer import survey
-from cdi_worker.importer.routes import delivery, reading
-from cdi_worker.importer.routes.attempt import Attempt
+from cdi_worker.importer import reading, survey
+from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
@@ -76,25 +76,23 @@ def _unpack_folder(attempt: Attempt, folder: clone.FolderDecoder, directory: pat
 
 def _write_disk(attempt: Attempt, folder: clone.FolderDecoder, path: pathlib.Path) -> int:
     """Write the disk of a cloned file system to a new file; return the bytes that it occupies."""
-    disk = folder.disk
+    disk, request, room = folder.disk, attempt.request, attempt.survey
     log.info("disk size=%d preallocated=%s", disk.size, disk.preallocated)
-    preallocate = attempt.request.preallocation or disk.preallocated
     # The claim of the folder is checked for each run.
-    options = delivery.options(attempt)._replace(claim=None, preallocate=preallocate)
-    place = delivery.to_target(attempt, None)._replace(
-        path=str(path), options=options, phase="", shortest_zero=directio.UNIT
+    options = targets.TargetOptions(
+        preallocate=request.preallocation or disk.preallocated,
+        direct=request.direct,
+        cancel=attempt.scope,
+        permissions=request.permissions,
     )
-    runs = _counted(attempt, folder.runs())
-    with delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, disk.size), place) as (out, _):
+    with targets.open(str(path), disk.size, options) as out:
+        sink = delivery.DeliverySink(out, room.available, thin=room.thin, shortest_zero=directio.UNIT)
+        raw.copy(_counted(attempt, folder.runs()), sink, disks.DeliveryMeter(), attempt.scope)
         out.commit()
     with errors.on_target(path, "change the mode or time"):
         path.chmod(disk.mode)
         os.utime(path, (disk.mtime, disk.mtime))
         return path.stat().st_blocks * 512
-
-
-def _as_runs(attempt: Attempt, runs: Iterator[disks.Run], size: int) -> disks.Disk:
-    return raw.RunsDisk(lambda _advance: contextlib.nullcontext(runs), attempt.scope, size=size)
 
 
 def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[disks.Run]:
@@ -103,81 +101,55 @@ def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[dis
         yield run
 
 
-def extract_disk(attempt: Attempt) -> None:
-    """EXTRACT: write the disk in a file system's clone to a device. Other entries are checked and skipped."""
-    attempt.progress.phase("transfer", attempt.image.transferred)
-    with contextlib.ExitStack() as stack:
+class ExtractedDisk(disks.Disk):
+    """EXTRACT: the disk in the clone of a file system. Other entries are checked and skipped."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def deliver(self, sink: disks.Sink, missing: disks.Missing, meter: disks.DeliveryMeter) -> int:
+        attempt, size = self._attempt, None
         with reading.folder(attempt) as folder:
             if folder is None:
-                with reading.plain(attempt, attempt.progress.advance) as packed:
-                    found = _extract(attempt, packed, stack)
+                with reading.plain(attempt, meter.advance) as packed:
+                    size = self._extract(packed, sink, meter)
             else:
-                found = _extract_from_folder(attempt, folder, stack)
-        if found is None:
+                # If the disk comes first, the archive after it is discarded.
+                if folder.disk.size:
+                    size = raw.copy(folder.runs(), sink, meter, attempt.scope)
+                if (rest := folder.archive()) and size is not None:
+                    reading.drain(rest, attempt.scope, max(attempt.survey.available, reading.SHORTEST_LIMIT))
+                elif rest:
+                    with contextlib.closing(ahead.AheadReader(rest, attempt.scope)) as packed:
+                        size = self._extract(packed, sink, meter)
+        if size is None:
             raise errors.Unsupported(reason=f"the cloned file system contains no file named {file.DISK}")
-        delivery.commit(attempt, *found)
+        return size
 
+    def _extract(self, packed: base.Reader, sink: disks.Sink, meter: disks.DeliveryMeter) -> int | None:
+        """Deliver the disk in an archive; return its size. None without a disk.
 
-def _extract(
-    attempt: Attempt, packed: base.Reader, stack: contextlib.ExitStack
-) -> tuple[targets.Target, int] | None:
-    """Write the disk in an archive to the device; return the device and the size. None without a disk."""
-    found: tuple[targets.Target, int] | None = None
-    name = ""
-    entries = archive.Archive(packed, limit_bytes=attempt.survey.available, thin=attempt.survey.thin)
-    for entry in entries:
-        path = "/".join(entry.path)
-        if path == file.DISK != name:
-            _check_disk(entry, name)
-        if found is None and _is_disk(entry):
-            log.info("disk entry=%r size=%d", path, entry.size)
-            found, name = _copy(attempt, _runs(entries, entry), entry.size, stack), path
-    return found
-
-
-def _check_disk(entry: archive.Entry, earlier: str) -> None:
-    """Refuse a hard link as the disk, and a disk that follows the file ``earlier`` that was taken for it."""
-    if entry.kind == "hardlink":
-        reason = f"is a hard link to {entry.link!r}, which a device cannot get; clone it to a file system"
-        raise archive.refused("disk", entry.path, reason)
-    if earlier:
-        names = f"{earlier!r} and {file.DISK!r}"
-        reason = f"{names} could both be the disk; rename the first, or clone it to a file system"
-        raise errors.Refused(format="tar", rule="disk", reason=reason)
-
-
-def _extract_from_folder(
-    attempt: Attempt, folder: clone.FolderDecoder, stack: contextlib.ExitStack
-) -> tuple[targets.Target, int] | None:
-    """Do the same with our own clone stream. If the disk comes first, the archive after it is discarded."""
-    found = _copy(attempt, folder.runs(), folder.disk.size, stack) if folder.disk.size else None
-    if rest := folder.archive():
-        if found is not None:
-            reading.drain(rest, attempt.scope, max(attempt.survey.available, reading.SHORTEST_LIMIT))
-        else:
-            with contextlib.closing(ahead.AheadReader(rest, attempt.scope)) as packed:
-                found = _extract(attempt, packed, stack)
-    return found
-
-
-def _copy(
-    attempt: Attempt, runs: Iterator[disks.Run], size: int, stack: contextlib.ExitStack
-) -> tuple[targets.Target, int]:
-    """Write a disk of ``size`` bytes to the device, which ``stack`` closes; return both."""
-    place = delivery.to_target(attempt, None)._replace(phase="")
-    whole = units.whole_sectors(size)
-    return stack.enter_context(
-        delivery.delivered(attempt, lambda attempt: _as_runs(attempt, runs, whole), place)
-    )
-
-
-def _is_disk(entry: archive.Entry) -> bool:
-    """Return whether an entry is the disk, and not the left-over of a killed import.
-
-    The first whose name contains that of the disk is it (contract, Clone source).
-    """
-    path = "/".join(entry.path)
-    return entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
+        The first file whose name contains that of the disk is it (contract, Clone source), if it is not the
+        left-over of a killed import.
+        """
+        survey, size, earlier = self._attempt.survey, None, ""
+        entries = archive.Archive(packed, limit_bytes=survey.available, thin=survey.thin)
+        for entry in entries:
+            path = "/".join(entry.path)
+            if path == file.DISK != earlier and entry.kind == "hardlink":
+                reason = (
+                    f"is a hard link to {entry.link!r}, which a device cannot get; clone it to a file system"
+                )
+                raise archive.refused("disk", entry.path, reason)
+            if path == file.DISK != earlier and earlier:
+                names = f"{earlier!r} and {file.DISK!r}"
+                reason = f"{names} could both be the disk; rename the first, or clone it to a file system"
+                raise errors.Refused(format="tar", rule="disk", reason=reason)
+            is_disk = entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
+            if size is None and is_disk:
+                log.info("disk entry=%r size=%d", path, entry.size)
+                size, earlier = raw.copy(_runs(entries, entry), sink, meter, self._attempt.scope), path
+        return size
 
 
 def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[disks.Run]:

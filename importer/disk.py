@@ -1,0 +1,169 @@
+"""The disk of a plan: how its ranges are found and read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from cdi_worker.formats import views
+from cdi_worker.formats.mapped import layout as mapped
+from cdi_worker.images.disks import base, raw
+from cdi_worker.images.engine import fetch, retry
+from cdi_worker.images.image import Image
+from cdi_worker.importer import reading
+from cdi_worker.importer.attempt import Attempt
+from cdi_worker.importer.plan import Route
+from cdi_worker.scratch import space
+from cdi_worker.sources import extents
+
+#: Makes the disk to deliver; again for a sample, whose failure must not end the reads of the attempt.
+Make: TypeAlias = Callable[[Attempt], base.Disk]
+
+
+@contextlib.contextmanager
+def planned(attempt: Attempt) -> Iterator[tuple[Make, int | None]]:
+    """Yield what makes the disk of a plan, until the end of the block, and the most bytes that are moved.
+
+    These are bytes of the image; of a disk that QEMU serves, its own. None: unknown.
+    """
+    plan, request, size = attempt.plan, attempt.request, attempt.facts.size
+    with contextlib.ExitStack() as stack:
+        if plan.route is Route.BLANK:
+            yield lambda _: raw.BlankDisk(plan.virtual_size or 0), plan.virtual_size
+        elif plan.route is Route.CONVERT:
+            from cdi_worker.importer import qemu
+
+            disk = stack.enter_context(qemu.converted(attempt))
+            yield disk, plan.virtual_size
+        elif plan.route is Route.EXTRACT:
+            from cdi_worker.importer import unpack
+
+            yield unpack.ExtractedDisk, attempt.image.transferred
+        elif attempt.survey.chain:
+            yield _chain, size
+        elif plan.route is Route.UPDATE:
+            yield _changed(attempt)
+        elif plan.route is Route.PLACE and plan.random:
+            yield _tables, size
+        elif plan.route is Route.PLACE:
+            spill = None
+            if plan.spill and request.scratch:
+                room = stack.enter_context(space.Scratch(request.scratch, attempt.job))
+                spill = stack.enter_context(space.Spill(room.path("spill")))
+            yield functools.partial(_following, spill=spill), attempt.image.transferred
+        elif plan.random:
+            # Without the footer of a fixed VHD.
+            length = (size or 0) if attempt.survey.raw is None else attempt.survey.raw
+            listed = attempt.image.source.extents if plan.route is Route.EXTENTS else None
+            if listed is None:
+                yield lambda now: raw.whole(ranges(now), length), length
+            else:
+                yield lambda now: raw.ExtentsDisk(ranges(now), length, listed), length
+        elif plan.route is Route.EXTENTS:
+            yield _runs, attempt.image.transferred
+        else:
+            yield _stream, attempt.image.transferred
+
+
+def ranges(attempt: Attempt, file: Image | None = None) -> raw.OpenRanges:
+    """Return what opens the image, or a file of a chain, by ranges."""
+
+    def opened(advance: base.Advance) -> fetch.Fetcher:
+        return (file or attempt.image).fetcher(attempt.scope, reading.counted(attempt, advance))
+
+    return opened
+
+
+def _stream(attempt: Attempt) -> base.Disk:
+    """Return the raw disk that the source serves as an ordered stream."""
+    if attempt.continues(attempt.request.target, attempt.facts.size or 0):
+        # The attempt that began it read by ranges, and found no footer.
+        return continued(attempt)
+    opened = functools.partial(reading.plain, attempt)
+    return raw.StreamDisk(opened, attempt.scope, footer=not attempt.facts.format)
+
+
+def continued(attempt: Attempt) -> base.Disk:
+    """Return the ordered stream of all bytes of the image, of which ranges have written a part."""
+    opened = functools.partial(reading.plain, attempt, limit=attempt.facts.size)
+    return raw.StreamDisk(opened, attempt.scope, footer=False, size=attempt.facts.size)
+
+
+def _runs(attempt: Attempt) -> base.Disk:
+    keep = attempt.image.source.keep
+    return raw.RunsDisk(
+        functools.partial(reading.runs, attempt),
+        attempt.scope,
+        # Only a sender that can skip a part has stated the size of the disk.
+        size=attempt.facts.disk_size if keep else None,
+        keep=keep,
+    )
+
+
+def _changed(attempt: Attempt) -> tuple[Make, int]:
+    """Return what makes the disk of the changed areas, and the number of their bytes."""
+    listed = attempt.image.source.extents
+    assert listed is not None  # noqa: S101  (see ``plan``)
+    changed = retry.patiently(
+        lambda: extents.Kept(listed()),
+        attempt.request.fetch.no_progress,
+        attempt.scope,
+        attempt.progress.retry,
+    )
+    size = attempt.plan.virtual_size or 0
+
+    def make(attempt: Attempt) -> base.Disk:
+        return raw.ExtentsDisk(ranges(attempt), size, lambda: changed, covers_all=False)
+
+    return make, sum(extent.length for extent in changed)
+
+
+def _tables(attempt: Attempt) -> base.Disk:
+    from cdi_worker.formats.mapped import image
+    from cdi_worker.images.disks import tables
+
+    layout, size = _layout(attempt), attempt.facts.size or 0
+
+    def opened(reads: Sequence[views.Read]) -> tables.DiskTables:
+        return image.read_image(layout, reads[0], size)
+
+    return tables.MappedDisk(
+        [ranges(attempt)], opened, attempt.plan.virtual_size or 0, direct=attempt.request.direct
+    )
+
+
+def _following(attempt: Attempt, spill: space.Spill | None) -> base.Disk:
+    from cdi_worker.images.disks import following
+
+    return following.FollowingDisk(
+        functools.partial(reading.plain, attempt, whole=False),
+        _layout(attempt).follow,
+        attempt.plan.virtual_size or 0,
+        attempt.scope,
+        spill=spill,
+        direct=attempt.request.direct,
+    )
+
+
+def _chain(attempt: Attempt) -> base.Disk:
+    from cdi_worker.images.disks import chained
+
+    files = attempt.survey.chain
+
+    def shown(counts: list[int]) -> None:
+        attempt.counts.layers = tuple(zip((file.name for file in files), counts, strict=True))
+
+    return chained.ChainDisk(
+        [ranges(attempt, file) for file in attempt.image.files],
+        files,
+        shown,
+        covers_all=not attempt.request.is_delta,
+        direct=attempt.request.direct,
+    )
+
+
+def _layout(attempt: Attempt) -> mapped.Layout:
+    assert attempt.survey.layout is not None  # noqa: S101  (without one another route is planned)
+    return attempt.survey.layout

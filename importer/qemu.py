@@ -1,0 +1,180 @@
+"""What only QEMU reads: a disk that qemu-nbd serves. Beside that, MERGE: qemu-img commits a delta."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from cdi_worker import errors
+from cdi_worker.formats import detect, facts, safety, views
+from cdi_worker.images import targets
+from cdi_worker.images.disks import base as disks
+from cdi_worker.images.disks import raw
+from cdi_worker.images.engine import ahead, fetch
+from cdi_worker.images.export import server
+from cdi_worker.images.tools import process, qemu_img, qemu_nbd
+from cdi_worker.importer import reading
+from cdi_worker.importer.attempt import Attempt
+from cdi_worker.sources import base, extents
+from cdi_worker.sources.nbd import client, handshake, locations
+
+
+@contextlib.contextmanager
+def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
+    """CONVERT: yield what makes the disk of the image; QEMU reads that at random through our NBD export.
+
+    The export reads through the fetch engine, so that identity, credentials and retries are the same as on
+    any other route; qemu's and nbdkit's own clients have none of these rules.
+    """
+    fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, lambda _: None))
+    # QEMU gets the bytes that the survey has checked, from memory. The tables read here may be too long to
+    # keep, and no file that QEMU opens depends on them.
+    checked = _check(attempt, fetcher.read, fetcher.size)
+    # QEMU reads parts of the tables again; each is confirmed by a second request. Closing the export sets the
+    # scope, which ends all its reads.
+    with (
+        server.NbdServer(
+            fetcher.fill_confirmed,
+            checked.length or fetcher.size,
+            attempt.scope,
+            parallel=fetcher.options.connections,
+        ) as export,
+        _served(
+            attempt, qemu_img.exported(export.socket, attempt.survey.format, geometry=checked.geometry)
+        ) as make,
+    ):
+        yield make
+
+
+@contextlib.contextmanager
+def spooled(attempt: Attempt, path: str) -> Iterator[Callable[[Attempt], disks.Disk]]:
+    """SPOOL: yield what makes the disk of an image that was downloaded to ``path``."""
+    with open(path, "rb") as stream:
+        checked = _check(attempt, _reader(stream.fileno()), os.fstat(stream.fileno()).st_size)
+    if checked.length is not None:
+        # QEMU searches a footer at the end of the file.
+        os.truncate(path, checked.length)
+    node = qemu_img.local(path, attempt.survey.format, geometry=checked.geometry)
+    with _served(attempt, node) as make:
+        yield make
+
+
+def _check(attempt: Attempt, read: views.Read, size: int) -> facts.ImageFacts:
+    form = attempt.survey.format
+    checked = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
+    if checked.layout is not None:
+        facts.check_table(form, checked.layout.map_length)
+    safety.check_length(form, read, size)
+    return checked
+
+
+def _reader(fd: int) -> views.Read:
+    """Return a function that reads from the open file ``fd``."""
+    return lambda offset, length: os.pread(fd, length, offset)
+
+
+@contextlib.contextmanager
+def _served(attempt: Attempt, node: qemu_img.Node) -> Iterator[Callable[[Attempt], disks.Disk]]:
+    """Yield what makes the disk of ``node``, which qemu-nbd serves until the end of the block."""
+    name, available = attempt.facts.name, attempt.survey.available
+
+    def explain(err: errors.Error, at: int) -> errors.Error:
+        reason = f"{name}: QEMU cannot read byte {at} of the disk: {err.fields['reason']}"
+        return errors.Unsupported(reason=reason)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(qemu_nbd.serve(node, cancel=attempt.scope))
+        except errors.ToolFailed as err:
+            reason = str(err.fields["reason"])
+            if "contains a log that needs to be replayed" in reason:
+                # Of a VHDX. QEMU's own message ends with a command for what it has opened.
+                cure = "replay it in the file and import that: qemu-img check -r all FILE"
+                reason = f"{name}: has a log that must be replayed; {cure}"
+            raise errors.Unsupported(reason=f"{attempt.survey.format}: {reason}") from err
+        exported = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
+        options = attempt.request.fetch
+        limits = client.Limits(options.connections, patience=options.no_progress, slowest=options.slowest)
+        served = stack.enter_context(
+            contextlib.closing(client.Client(exported, attempt.reads, limits, explain))
+        )
+        size = served.open()
+        if size > available:
+            raise errors.TooLarge(virtual_size=size, available=available)
+        attempt.progress.disk(size)
+
+        def listed() -> Iterator[base.Extent]:
+            return extents.coarse(served.extents())
+
+        def make(attempt: Attempt) -> disks.Disk:
+            def opened(advance: disks.Advance) -> fetch.Fetcher:
+                return fetch.Fetcher(served, size, options, name=name, scope=attempt.scope, advance=advance)
+
+            if not attempt.survey.ordered:
+                return raw.ExtentsDisk(opened, size, listed)
+            return raw.RunsDisk(
+                lambda advance: contextlib.nullcontext(_runs(listed(), opened(advance))),
+                attempt.scope,
+                size=size,
+            )
+
+        yield make
+
+
+def _runs(listed: Iterator[base.Extent], fetcher: fetch.Fetcher) -> Iterator[disks.Run]:
+    """Yield the runs of a disk in order."""
+    buffers = ahead.buffers()
+    for extent in listed:
+        if extent.zero:
+            yield extent.length
+            continue
+        at, end = extent.offset, extent.offset + extent.length
+        while at < end:
+            data = next(buffers)[: end - at]
+            fetcher.fill(at, data)
+            at += len(data)
+            yield data
+
+
+# -- MERGE
+
+
+class _Watch(process.Watch):
+    """Also ends qemu-img when another run has taken the target over."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__("qemu-img", attempt.request.fetch.no_progress)
+        self._claim = attempt.claim
+
+    def check(self) -> None:
+        super().check()
+        self._claim.guard()
+
+
+def check_delta(attempt: Attempt, path: str) -> None:
+    """Check a qcow2 delta that was downloaded to ``path``."""
+    previous, planned = attempt.request.stage.previous, attempt.plan.virtual_size
+    with open(path, "rb") as stream:
+        read, size = _reader(stream.fileno()), os.fstat(stream.fileno()).st_size
+        delta = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=previous)
+        safety.check_length("qcow2", read, size)
+    if delta.backing is None or delta.virtual_size != planned:
+        before, now = (previous, planned), (delta.backing, delta.virtual_size)
+        raise errors.SourceChanged(url=attempt.facts.name, what="delta", before=before, now=now)
+
+
+def merge(attempt: Attempt, path: str, out: targets.Target) -> None:
+    """Write the changes of the qcow2 delta at ``path`` to the disk ``out``.
+
+    After an interruption this runs again from its start and writes the same bytes to the same offsets.
+    """
+    size, previous = attempt.plan.virtual_size or 0, attempt.facts.previous_size
+    if previous:
+        # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.
+        out.zero(previous, max(0, size - previous))
+        out.flush()
+    progress = attempt.progress
+    follow = qemu_img.Follow(progress.advance, attempt.scope, _Watch(attempt), source=attempt.facts.name)
+    direct = targets.facts(attempt.request.target).direct
+    qemu_img.commit(path, out.written_path, size, direct=direct, follow=follow)
