@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdi_worker import errors, units
+from cdi_worker.images import image as images
 from cdi_worker.images import readback, targets
 from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
@@ -266,29 +267,16 @@ def deliver(attempt: Attempt) -> None:
         return
     if request.is_delta and not attempt.comparing:
         stage.check(attempt)
+    if plan.route is Route.MERGE:
+        _merge(attempt)
+        return
+    options, found = _options(attempt), attempt.survey
     with contextlib.ExitStack() as stack:
-        if plan.route in {Route.SPOOL, Route.MERGE}:
-            from cdi_worker.importer import qemu
-
-            path = stack.enter_context(_scratch(attempt)).path("image")
-            _spool(attempt, path)
-            # Ends the transfer, so that the source's disk is not locked meanwhile.
-            attempt.image.verify()
-            if plan.route is Route.MERGE:
-                qemu.check_delta(attempt, path)
-                attempt.accept()
-                _merge(attempt, path)
-                return
-            make, total = stack.enter_context(qemu.spooled(attempt, path)), plan.virtual_size
-            attempt.accept()
-        else:
-            make, total = stack.enter_context(disk.planned(attempt))
-        phase = "convert" if plan.route in {Route.SPOOL, Route.CONVERT} else "transfer"
-        options = _options(attempt)
-        place = Place(
-            request.target, options, attempt.survey.available, phase, total, thin=attempt.survey.thin
-        )
-        with delivered(attempt, make, place) as (out, size):
+        spooled = stack.enter_context(_spooled(attempt)) if plan.route is Route.SPOOL else attempt
+        make, total = stack.enter_context(disk.planned(spooled))
+        phase = "transfer" if spooled is attempt and plan.route is not Route.CONVERT else "convert"
+        place = Place(request.target, options, found.available, phase, total, found.thin)
+        with delivered(spooled, make, place) as (out, size):
             commit(attempt, out, out.size or size if options.mode == "delta" else size)
 
 
@@ -325,8 +313,8 @@ def _scratch(attempt: Attempt) -> Iterator[space.Scratch]:
             raise
 
 
-def _spool(attempt: Attempt, path: str) -> None:
-    """Download and decompress the image to ``path`` in scratch."""
+def _download(attempt: Attempt, path: str) -> None:
+    """Download and decompress the image to ``path`` in scratch, and verify it."""
     size, available = attempt.facts.size or 0, survey.spare(attempt.request) or 0
     is_random = attempt.image.seeks and size and not attempt.survey.compressions
 
@@ -349,20 +337,67 @@ def _spool(attempt: Attempt, path: str) -> None:
         # Fetched in any order, perhaps in several attempts.
         with open(path, "rb", buffering=0) as stream:
             reading.verify(attempt, stream)
+    # Ends the transfer, so that the source's disk is not locked meanwhile.
+    attempt.image.verify()
 
 
-def _merge(attempt: Attempt, path: str) -> None:
-    """MERGE, beside the others: qemu-img commits the delta at ``path`` to the disk of the stage before.
+@contextlib.contextmanager
+def _spooled(attempt: Attempt) -> Iterator[Attempt]:
+    """SPOOL: download the image into scratch; yield the attempt that reads it there, by ranges."""
+    from cdi_worker.sources.local import file
+
+    with _scratch(attempt) as kept:
+        path = kept.path("image")
+        _download(attempt, path)
+        engine = images.Engine(attempt.request.fetch)
+        source = file.LocalSource(path, attempt.reads, base.Access())
+        with base.open_image(source, base.Opening(engine)) as stored:
+            stated = attempt.facts
+            facts = dataclasses.replace(
+                stored.facts, name=stated.name, identity=stated.identity, weak=stated.weak
+            )
+            image = base.Image(source, facts, engine)
+            found = survey.examine([image], attempt.request, Demanded(), attempt.reads)
+            if found.format != attempt.survey.format:
+                before = attempt.survey.format
+                raise errors.SourceChanged(url=stated.name, what="format", before=before, now=found.format)
+            attempt.accept()
+            is_placed = found.layout is not None and not attempt.survey.ordered
+            read = attempt.counts.read
+            yield dataclasses.replace(
+                attempt,
+                image=image,
+                survey=dataclasses.replace(
+                    attempt.survey, ranges=True, compressions=(), layout=found.layout, head=found.head
+                ),
+                plan=dataclasses.replace(
+                    attempt.plan,
+                    route=Route.PLACE if is_placed else Route.CONVERT,
+                    random=True,
+                    virtual_size=found.virtual_size,
+                ),
+                progress=progress_module.Local(attempt.progress),
+            )
+            attempt.counts.read = read
+
+
+def _merge(attempt: Attempt) -> None:
+    """MERGE, beside the others: download a delta into scratch; qemu-img commits it to the disk before it.
 
     The disk is not usable until the commit has ended.
     """
     from cdi_worker.importer import qemu
 
-    attempt.progress.phase("merge", attempt.plan.virtual_size)
-    with targets.open(attempt.request.target, None, _options(attempt)) as out:
-        stage.begin(attempt, out)
-        qemu.merge(attempt, path, out)
-        commit(attempt, out, out.size or attempt.plan.virtual_size or 0)
+    with _scratch(attempt) as kept:
+        path = kept.path("delta")
+        _download(attempt, path)
+        qemu.check_delta(attempt, path)
+        attempt.accept()
+        attempt.progress.phase("merge", attempt.plan.virtual_size)
+        with targets.open(attempt.request.target, None, _options(attempt)) as out:
+            stage.begin(attempt, out)
+            qemu.merge(attempt, path, out)
+            commit(attempt, out, out.size or attempt.plan.virtual_size or 0)
 
 
 @contextlib.contextmanager

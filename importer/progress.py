@@ -463,6 +463,13 @@ class Exceeding:
         return self.passed - before
 
 
+class Local(Several):
+    """Passes on the progress of a disk whose image was transferred before."""
+
+    def read(self, count: int) -> None:
+        """Do nothing: these bytes are not on the wire."""
+
+
 class Part(Several):
     """Passes on the progress of one import of several: its end is not the end of all."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from cdi_worker import errors
-from cdi_worker.formats import detect, facts, safety, views
+from cdi_worker.formats import detect, facts, safety
 from cdi_worker.images import targets
 from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
@@ -22,68 +22,34 @@ from cdi_worker.sources.nbd import client, handshake, locations
 
 @contextlib.contextmanager
 def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
-    """CONVERT: yield what makes the disk of the image; QEMU reads that at random through our NBD export.
+    """CONVERT: yield what makes the disk of the image, which qemu-nbd serves until the end of the block.
 
-    The export reads through the fetch engine, so that identity, credentials and retries are the same as on
-    any other route; qemu's and nbdkit's own clients have none of these rules.
+    QEMU reads the image at random through our NBD export, and so through the fetch engine: identity,
+    credentials and retries are the same as on any other route; qemu's and nbdkit's own clients have none of
+    these rules.
     """
+    name, form, options = attempt.facts.name, attempt.survey.format, attempt.request.fetch
     fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, lambda _: None))
     # QEMU gets the bytes that the survey has checked, from memory. The tables read here may be too long to
     # keep, and no file that QEMU opens depends on them.
-    checked = _check(attempt, fetcher.read, fetcher.size)
-    # QEMU reads parts of the tables again; each is confirmed by a second request. Closing the export sets the
-    # scope, which ends all its reads.
-    with (
-        server.NbdServer(
-            fetcher.fill_confirmed,
-            checked.length or fetcher.size,
-            attempt.scope,
-            parallel=fetcher.options.connections,
-        ) as export,
-        _served(
-            attempt, qemu_img.exported(export.socket, attempt.survey.format, geometry=checked.geometry)
-        ) as make,
-    ):
-        yield make
-
-
-@contextlib.contextmanager
-def spooled(attempt: Attempt, path: str) -> Iterator[Callable[[Attempt], disks.Disk]]:
-    """SPOOL: yield what makes the disk of an image that was downloaded to ``path``."""
-    with open(path, "rb") as stream:
-        checked = _check(attempt, _reader(stream.fileno()), os.fstat(stream.fileno()).st_size)
-    if checked.length is not None:
-        # QEMU searches a footer at the end of the file.
-        os.truncate(path, checked.length)
-    node = qemu_img.local(path, attempt.survey.format, geometry=checked.geometry)
-    with _served(attempt, node) as make:
-        yield make
-
-
-def _check(attempt: Attempt, read: views.Read, size: int) -> facts.ImageFacts:
-    form = attempt.survey.format
-    checked = safety.check(form, read(0, min(detect.HEAD, size)), read=read, size=size)
+    head = fetcher.read(0, min(detect.HEAD, fetcher.size))
+    checked = safety.check(form, head, read=fetcher.read, size=fetcher.size)
     if checked.layout is not None:
         facts.check_table(form, checked.layout.map_length)
-    safety.check_length(form, read, size)
-    return checked
-
-
-def _reader(fd: int) -> views.Read:
-    """Return a function that reads from the open file ``fd``."""
-    return lambda offset, length: os.pread(fd, length, offset)
-
-
-@contextlib.contextmanager
-def _served(attempt: Attempt, node: qemu_img.Node) -> Iterator[Callable[[Attempt], disks.Disk]]:
-    """Yield what makes the disk of ``node``, which qemu-nbd serves until the end of the block."""
-    name, available = attempt.facts.name, attempt.survey.available
+    safety.check_length(form, fetcher.read, fetcher.size)
 
     def explain(err: errors.Error, at: int) -> errors.Error:
         reason = f"{name}: QEMU cannot read byte {at} of the disk: {err.fields['reason']}"
         return errors.Unsupported(reason=reason)
 
     with contextlib.ExitStack() as stack:
+        # QEMU reads parts of the tables again; each is confirmed by a second request. Closing the export sets
+        # the scope, which ends all its reads.
+        length, parallel = checked.length or fetcher.size, options.connections
+        export = stack.enter_context(
+            server.NbdServer(fetcher.fill_confirmed, length, attempt.scope, parallel=parallel)
+        )
+        node = qemu_img.exported(export.socket, form, geometry=checked.geometry)
         try:
             url = stack.enter_context(qemu_nbd.serve(node, cancel=attempt.scope))
         except errors.ToolFailed as err:
@@ -92,32 +58,28 @@ def _served(attempt: Attempt, node: qemu_img.Node) -> Iterator[Callable[[Attempt
                 # Of a VHDX. QEMU's own message ends with a command for what it has opened.
                 cure = "replay it in the file and import that: qemu-img check -r all FILE"
                 reason = f"{name}: has a log that must be replayed; {cure}"
-            raise errors.Unsupported(reason=f"{attempt.survey.format}: {reason}") from err
-        exported = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
-        options = attempt.request.fetch
-        limits = client.Limits(options.connections, patience=options.no_progress, slowest=options.slowest)
-        served = stack.enter_context(
-            contextlib.closing(client.Client(exported, attempt.reads, limits, explain))
-        )
-        size = served.open()
+            raise errors.Unsupported(reason=f"{form}: {reason}") from err
+        disk = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
+        limits = client.Limits(parallel, patience=options.no_progress, slowest=options.slowest)
+        served = stack.enter_context(contextlib.closing(client.Client(disk, attempt.reads, limits, explain)))
+        size, available = served.open(), attempt.survey.available
         if size > available:
             raise errors.TooLarge(virtual_size=size, available=available)
         attempt.progress.disk(size)
-
-        def listed() -> Iterator[base.Extent]:
-            return extents.coarse(served.extents())
 
         def make(attempt: Attempt) -> disks.Disk:
             def opened(advance: disks.Advance) -> fetch.Fetcher:
                 return fetch.Fetcher(served, size, options, name=name, scope=attempt.scope, advance=advance)
 
-            if not attempt.survey.ordered:
-                return raw.ExtentsDisk(opened, size, listed)
-            return raw.RunsDisk(
-                lambda advance: contextlib.nullcontext(_runs(listed(), opened(advance))),
-                attempt.scope,
-                size=size,
-            )
+            def in_order(advance: disks.Advance) -> contextlib.AbstractContextManager[Iterator[disks.Run]]:
+                return contextlib.nullcontext(_runs(listed(), opened(advance)))
+
+            def listed() -> Iterator[base.Extent]:
+                return extents.coarse(served.extents())
+
+            if attempt.survey.ordered:
+                return raw.RunsDisk(in_order, attempt.scope, size=size)
+            return raw.ExtentsDisk(opened, size, listed)
 
         yield make
 
@@ -156,7 +118,12 @@ def check_delta(attempt: Attempt, path: str) -> None:
     """Check a qcow2 delta that was downloaded to ``path``."""
     previous, planned = attempt.request.stage.previous, attempt.plan.virtual_size
     with open(path, "rb") as stream:
-        read, size = _reader(stream.fileno()), os.fstat(stream.fileno()).st_size
+        fd = stream.fileno()
+        size = os.fstat(fd).st_size
+
+        def read(offset: int, length: int) -> bytes:
+            return os.pread(fd, length, offset)
+
         delta = safety.check("qcow2", read(0, detect.HEAD), read=read, size=size, allow_backing=previous)
         safety.check_length("qcow2", read, size)
     if delta.backing is None or delta.virtual_size != planned:

@@ -212,7 +212,7 @@ def test_without_locks_nothing_is_removed(temporary: Path, monkeypatch: pytest.M
     assert os.listdir(temporary) == [left.name]
 
 
-def test_import_after_a_kill_while_qemu_img_converts_leaves_nothing(
+def test_import_after_a_kill_while_qemu_nbd_serves_leaves_nothing(
     server: misbehave.Server, disks: disks_module.Disks, temporary: Path, tmp_path: Path
 ) -> None:
     image = disks.image("vhdx-log").read_bytes()
@@ -220,12 +220,11 @@ def test_import_after_a_kill_while_qemu_img_converts_leaves_nothing(
     url, target = server.serve("/disk.vhdx", slow), tmp_path / "disk.img"
     env = {"TMPDIR": str(temporary)}
     with worker.started("import", url, target, env=env) as first:
-        # One of the export's socket, one of qemu-img.
-        processes.wait_for(lambda: len(os.listdir(temporary)) == 2, "qemu-img to start")
-        processes.wait_for(lambda: [*temporary.glob("*/nbd")], "the socket")
+        # Of our export's socket, of qemu-nbd's, and where qemu-nbd runs.
+        processes.wait_for(lambda: len([*temporary.glob("*/nbd")]) == 2, "both sockets")
         first.kill()
         first.wait(processes.PATIENCE)
-    assert len(os.listdir(temporary)) == 2
+    assert len(os.listdir(temporary)) == 3
     server.serve("/disk.vhdx", misbehave.Page(image))
     done = worker.run("import", url, target, env=env)
     assert done.status == 0, done.errors
