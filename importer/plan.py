@@ -66,12 +66,26 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
     if stated.obstacle is not None:
         raise stated.obstacle
     if stated.blank:
-        return _blank(request, survey)
+        asked = request.disk_size
+        if asked is not None and survey.block and asked > survey.usable:
+            raise errors.TooLarge(virtual_size=asked, available=survey.usable)
+        _check_asked(request, survey, asked or 0, asked or 0)
+        # A pod creates the largest disk that fits.
+        blank = asked if survey.block and asked is not None else survey.usable
+        kept = "every byte zeroed" if request.is_exact else "nothing to write"
+        how = "every byte written" if request.preallocation else kept if survey.block else "sparse"
+        return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=blank)
     detect.refuse_stranger(survey.format)
     if request.is_archive:
         return _unpack(request, survey)
     if survey.format == "tar":
-        raise _not_a_disk(survey)
+        reason = (
+            "a compressed tar archive is not a disk; decompress an OVA first"
+            if survey.compressions
+            else "a tar archive is not a disk; import it with content type archive. In an OVA the OVF "
+            "descriptor is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
+        )
+        raise errors.Unsupported(reason=reason)
     size = survey.virtual_size
     if size is not None:
         check_room(size, request, survey)
@@ -79,126 +93,102 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
     _check_asked(request, survey, asked, max(size or 0, asked))
     if request.is_delta:
         chosen = _delta(request, demanded, survey)
-    elif survey.ordered:
-        chosen = _in_order(demanded, stated, survey)
     else:
         chosen = _choose(demanded, stated, survey, two_passes)
-    if request.existing in {"update", "compare"} and survey.present and not request.is_delta:
-        chosen = _compared(request, chosen)
-    if chosen.scratch:
-        _check_scratch(chosen, stated.size, survey.scratch)
+        if request.existing in {"update", "compare"} and survey.present:
+            done = (
+                "only what differs is written" if request.existing == "update" else "nothing is written to it"
+            )
+            reason = f"{chosen.reason}; compared with the target, {done}"
+            chosen = dataclasses.replace(chosen, reason=reason, compared=True)
+    if chosen.scratch and survey.scratch is None:
+        raise errors.ScratchRequired(reason=chosen.reason)
+    if chosen.scratch and stated.size is not None and stated.size > (survey.scratch or 0):
+        raise errors.ScratchTooSmall(size=stated.size, available=survey.scratch)
     # On the command line a size is that of the disk. In a pod it is that of the volume, a device.
     is_kept = request.is_delta or (survey.block and not request.is_exact)
     grow_to = 0 if is_kept else min(asked, survey.usable)
     return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
 
 
-def _not_a_disk(survey: Survey) -> errors.Unsupported:
-    if survey.compressions:
-        return errors.Unsupported(reason="a compressed tar archive is not a disk; decompress an OVA first")
-    reason = (
-        "a tar archive is not a disk; import it with content type archive. In an OVA the OVF descriptor "
-        "is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
-    )
-    return errors.Unsupported(reason=reason)
-
-
-def _compared(request: Request, chosen: Plan) -> Plan:
-    """Return the plan of a comparison. What qemu-img writes is completed in scratch first."""
-    then = "only what differs is written" if request.existing == "update" else "nothing is written to it"
-    reason = f"{chosen.reason}; compared with the target, {then}"
-    if chosen.route not in {Route.CONVERT, Route.SPOOL}:
-        return dataclasses.replace(chosen, reason=reason, compared=True)
-    return dataclasses.replace(chosen, reason=reason, compared=True, scratch=True)
-
-
-def _in_order(demanded: Demanded, stated: Facts, survey: Survey) -> Plan:
-    """Return the plan for a target that is written in order.
-
-    Raises ``Unsupported`` for any format but raw without scratch.
-    """
-    if survey.is_raw:
-        forward = _why_forward(demanded, stated, survey) or "the target is written in order"
-        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
-    if survey.scratch is None or survey.chain:
-        reason = f"{survey.format} is not in the order of the disk, and standard output is written in order"
-        advice = "name a file or a device as the target, or scratch space (--scratch)"
-        raise errors.Unsupported(reason=f"{reason}; {advice}")
-    why = f"{survey.format} is not in the order of the disk"
-    return Plan(Route.SPOOL, f"{why}: converted in scratch, then written in order", scratch=True)
-
-
 def _choose(demanded: Demanded, stated: Facts, survey: Survey, two_passes: str) -> Plan:
+    """Return the plan for a whole disk."""
     seekable = survey.ranges and not survey.compressions
     at_random = seekable and demanded.checksum is None and not stated.checksum
-    forward = _why_forward(demanded, stated, survey)
-    if survey.chain:
-        return _chain(survey)
+    forward = ""
+    if survey.compressions:
+        forward = f"compressed with {', then '.join(survey.compressions)}"
+    elif not survey.ranges:
+        forward = "the source offers no byte ranges"
+    elif not at_random:
+        forward = "the checksum needs every byte in order"
+    if survey.chain and not survey.ordered:
+        _check_random(survey)
+        what = f"clusters of {len(survey.chain)} files fetched by range, the newest of each written"
+        return Plan(Route.PLACE, f"qcow2 {what}", random=True)
+    if survey.is_raw and survey.ordered:
+        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward or 'the target is written in order'}")
+    if survey.is_raw and at_random and survey.extents:
+        how = "the source reports its holes: only data is copied"
+        return Plan(Route.EXTENTS, f"raw disk, {how}", random=True)
+    if survey.is_raw and at_random:
+        return Plan(Route.STREAM, "raw disk, parallel ranges written directly to the target", random=True)
+    if survey.is_raw and survey.runs:
+        return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
     if survey.is_raw:
-        return _raw(survey, forward, at_random=at_random)
+        return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
+    if survey.ordered:
+        return _in_order(survey, at_random=at_random)
     if survey.layout is not None:
-        parts = f"{survey.format} {survey.layout.unit}"
-        if at_random:
-            return Plan(Route.PLACE, f"{parts} fetched by range and written to their offsets", random=True)
-        if two_passes:
-            return _twice(demanded, stated, survey, two_passes)
-        how = f"written to their offsets from an ordered stream: {forward}"
-        return _placed_in_order(stated, survey, f"{parts} {how}")
+        return _place(demanded, stated, survey, forward, two_passes)
     why = f"{survey.format}{': ' + survey.unplaceable if survey.unplaceable else ''}"
     if at_random or (seekable and demanded.checksum is None and survey.scratch is None):
         again = "" if at_random else ", then read again for the checksum"
-        return Plan(
-            Route.CONVERT, f"{why}, converted by qemu-img with random reads, no scratch{again}", random=True
-        )
-    return Plan(
-        Route.SPOOL, f"{why}, must be downloaded completely before conversion: {forward}", scratch=True
-    )
+        how = f"converted by QEMU with random reads, no scratch{again}"
+        return Plan(Route.CONVERT, f"{why}, {how}", random=True)
+    how = "must be downloaded completely before conversion"
+    return Plan(Route.SPOOL, f"{why}, {how}: {forward}", scratch=True)
 
 
-def _placed_in_order(stated: Facts, survey: Survey, forward: str) -> Plan:
-    layout = survey.layout
-    crowded = layout is not None and layout.crowded and layout.map_length <= facts.MAX_TABLE
-    if crowded and stated.once and (stated.size or 0) <= (survey.scratch or -1):
+def _in_order(survey: Survey, *, at_random: bool) -> Plan:
+    """Return the plan for an image whose disk is written in order, which QEMU can read in order."""
+    why = f"{survey.format} is not in the order of the disk"
+    if at_random and not survey.chain:
+        how = "read in that order by QEMU with random reads, no scratch"
+        return Plan(Route.CONVERT, f"{why}: {how}", random=True)
+    if survey.scratch is None or survey.chain:
+        advice = "name a file or a device as the target, or scratch space (--scratch)"
+        raise errors.Unsupported(reason=f"{why}, and standard output is written in order; {advice}")
+    return Plan(Route.SPOOL, f"{why}: downloaded, then read in that order by QEMU", scratch=True)
+
+
+def _place(demanded: Demanded, stated: Facts, survey: Survey, forward: str, two_passes: str) -> Plan:
+    """Return the plan for an image with a ``layout``, which our own reader supports."""
+    layout, scratch, form = survey.layout, survey.scratch, survey.format
+    assert layout is not None  # noqa: S101  (see ``_choose``)
+    if not forward:
+        how = "fetched by range and written to their offsets"
+        return Plan(Route.PLACE, f"{form} {layout.unit} {how}", random=True)
+    if two_passes and scratch is not None and stated.once:
+        advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
+        raise errors.Unsupported(reason=f"it must be read twice ({two_passes}), but {advice}")
+    if two_passes and scratch is not None:
+        facts.check_table(form, layout.map_length)
+        return Plan(Route.SPOOL, f"{form}: {two_passes}, downloaded before conversion", scratch=True)
+    if two_passes:
+        # Only for the checksum that the server itself states: one that lies about its bytes can lie about
+        # their checksum.
+        if survey.ranges and not stated.once and demanded.checksum is None and not survey.compressions:
+            how = "fetched by range, then read again for the checksum"
+            return Plan(Route.PLACE, f"{form}: {two_passes}, {how}", random=True)
+        raise errors.ScratchRequired(reason=two_passes)
+    crowded = layout.crowded and layout.map_length <= facts.MAX_TABLE
+    if crowded and stated.once and (stated.size or 0) <= (-1 if scratch is None else scratch):
         # A source that can be read again is spooled only after an attempt has failed in one pass.
         why = "may have too many pieces to write in one pass, and the source can be read only once"
-        return Plan(Route.SPOOL, f"{survey.format} {why}", scratch=True)
-    return Plan(Route.PLACE, forward, spill=True)
-
-
-def _twice(demanded: Demanded, stated: Facts, survey: Survey, reason: str) -> Plan:
-    """Return the plan for an image that must be read twice, from scratch or from the source.
-
-    From the source only for the checksum that the server itself states: one that lies about its bytes can lie
-    about their checksum.
-    """
-    why = f"{survey.format}: {reason}"
-    if survey.scratch is not None and stated.once:
-        advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
-        raise errors.Unsupported(reason=f"it must be read twice ({reason}), but {advice}")
-    if survey.scratch is not None:
-        if survey.layout is not None:
-            facts.check_table(survey.format, survey.layout.map_length)
-        return Plan(Route.SPOOL, f"{why}, downloaded before conversion", scratch=True)
-    if survey.ranges and not stated.once and demanded.checksum is None and not survey.compressions:
-        how = "fetched by range, then read again for the checksum"
-        return Plan(Route.PLACE, f"{why}, {how}", random=True)
-    raise errors.ScratchRequired(reason=reason)
-
-
-def _raw(survey: Survey, forward: str, *, at_random: bool) -> Plan:
-    if survey.extents and at_random:
-        return Plan(Route.EXTENTS, "raw disk, the source reports its holes: only data is copied", random=True)
-    if at_random:
-        return Plan(Route.STREAM, "raw disk, parallel ranges written directly to the target", random=True)
-    if survey.runs:
-        return Plan(Route.EXTENTS, "raw disk, the stream marks its holes: only data is written")
-    return Plan(Route.STREAM, f"raw disk, ordered stream: {forward}")
-
-
-def _chain(survey: Survey) -> Plan:
-    _check_random(survey)
-    what = f"clusters of {len(survey.chain)} files fetched by range, the newest of each written"
-    return Plan(Route.PLACE, f"qcow2 {what}", random=True)
+        return Plan(Route.SPOOL, f"{form} {why}", scratch=True)
+    how = f"written to their offsets from an ordered stream: {forward}"
+    return Plan(Route.PLACE, f"{form} {layout.unit} {how}", spill=True)
 
 
 def _delta(request: Request, demanded: Demanded, survey: Survey) -> Plan:
@@ -229,16 +219,6 @@ def _check_random(survey: Survey) -> None:
         raise errors.Unsupported(reason=reason)
 
 
-def _why_forward(demanded: Demanded, stated: Facts, survey: Survey) -> str:
-    if survey.compressions:
-        return f"compressed with {', then '.join(survey.compressions)}"
-    if not survey.ranges:
-        return "the source offers no byte ranges"
-    if demanded.checksum is not None or stated.checksum:
-        return "the checksum needs every byte in order"
-    return ""
-
-
 def _check_asked(request: Request, survey: Survey, asked: int, size: int) -> None:
     """Raise an error if there is no room for the size ``asked``, or a qcow2 file cannot hold ``size``."""
     if asked > survey.usable and request.is_exact:
@@ -257,18 +237,6 @@ def check_room(size: int, request: Request, survey: Survey) -> None:
         raise errors.TooLarge(virtual_size=size, available=survey.available, is_limit=is_limit)
 
 
-def _blank(request: Request, survey: Survey) -> Plan:
-    asked = request.disk_size
-    if asked is not None and survey.block and asked > survey.usable:
-        raise errors.TooLarge(virtual_size=asked, available=survey.usable)
-    _check_asked(request, survey, asked or 0, asked or 0)
-    # A pod creates the largest disk that fits.
-    size = asked if survey.block and asked is not None else survey.usable
-    kept = "every byte zeroed" if request.is_exact else "nothing to write"
-    how = "every byte written" if request.preallocation else kept if survey.block else "sparse"
-    return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=size)
-
-
 def _unpack(request: Request, survey: Survey) -> Plan:
     if survey.format != "tar":
         raise errors.Unsupported(reason=f"content type archive needs a tar archive, this is {survey.format}")
@@ -279,11 +247,3 @@ def _unpack(request: Request, survey: Survey) -> Plan:
         raise errors.RequestError("an archive needs a volume with a file system, not a block device")
     what = "disk and tar archive of a cloned file system" if survey.runs else "tar archive"
     return Plan(Route.UNPACK, f"{what}, unpacked while it is read, moved into place when complete")
-
-
-def _check_scratch(chosen: Plan, size: int | None, scratch: int | None) -> None:
-    if scratch is None:
-        raise errors.ScratchRequired(reason=chosen.reason)
-    # A conversion by ranges keeps the disk in scratch; the size of the image does not tell how much that is.
-    if chosen.route is not Route.CONVERT and size is not None and size > scratch:
-        raise errors.ScratchTooSmall(size=size, available=scratch)

@@ -148,12 +148,14 @@ def test_target_that_is_a_stream_is_written_in_order(offer: Source, content: Sur
 
 
 @pytest.mark.parametrize("form", ["qcow2", "vmdk", "vhdx"])
-def test_other_formats_need_scratch_for_a_target_that_is_a_stream(form: str) -> None:
+def test_other_formats_need_ranges_or_scratch_for_a_target_that_is_a_stream(form: str) -> None:
     ordered = {**FILE, "ordered": True}
     with pytest.raises(errors.Unsupported, match=f"{form} is not in the order of the disk"):
-        planned(REQUEST, RANGES, disk(form), ordered, None)
-    made = planned(REQUEST, RANGES, disk(form), ordered, 20 * GIB)
+        planned(REQUEST, STREAM, disk(form), ordered, None)
+    made = planned(REQUEST, STREAM, disk(form), ordered, 20 * GIB)
     assert (made.route, made.scratch) == (Route.SPOOL, True)
+    made = planned(REQUEST, RANGES, disk(form), ordered, None)
+    assert (made.route, made.scratch) == (Route.CONVERT, False)
 
 
 def test_chain_is_refused_for_a_target_that_is_a_stream() -> None:

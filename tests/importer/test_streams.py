@@ -112,10 +112,13 @@ def test_import_writes_a_raw_disk_to_standard_output(
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vhdx"])
-def test_other_formats_need_scratch_for_standard_output(
+def test_other_formats_need_ranges_or_scratch_for_standard_output(
     web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
-    status, data, messages = run("import", web.url(disks.image(variant)), "-")
+    image = disks.image(variant)
+    status, data, messages = run("import", web.url(image), "-")
+    assert (status, data == disks.expected(variant).read_bytes()) == (0, True), messages
+    status, data, messages = run("import", "-", "-", stdin=image.read_bytes())
     assert (status, data) == (UNSUPPORTED, b""), messages
     assert f"{variant} is not in the order of the disk" in messages
     assert "name a file or a device as the target, or scratch space (--scratch)" in messages
