@@ -33,6 +33,7 @@ from cdi_worker.importer.plan import Plan, Route
 from cdi_worker.importer.progress import NullProgress, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result
+from cdi_worker.importer.survey import Survey
 from cdi_worker.scratch import journal, space
 from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded
@@ -184,7 +185,7 @@ def attempts(
             with package.open_disk(whole.anew(), request, run.demanded, run.reads) as (image, demanded):
                 found = survey.look(image, request, demanded, run.reads, held)
                 plan = plans.plan(request, demanded, image.facts, found, two_passes)
-                load(plan, found.compressions)
+                load(plan, found)
                 log.info("plan %s", plan.describe())
                 if plan.virtual_size is not None:
                     run.progress.disk(plan.virtual_size)
@@ -208,17 +209,24 @@ def attempts(
             contact.fall_back(whole.engine, err, run.progress)
 
 
-def load(plan: Plan, compressions: tuple[str, ...] = ()) -> None:
-    """Import the modules of a plan. Raises ``errors.MissingTool`` if one of its programs is missing."""
-    if "xz" in compressions:
+def load(plan: Plan, found: Survey) -> None:
+    """Import the modules of a plan.
+
+    Raises ``errors.MissingTool`` or ``errors.MissingExtra`` if a program or a library is missing.
+    """
+    if "xz" in found.compressions:
         from cdi_worker.images.tools import process, xz
 
         process.require(*xz.PROGRAM)
-    if plan.route in {Route.CONVERT, Route.SPOOL, Route.MERGE}:
+    is_converted = plan.route is Route.SPOOL and (found.layout is None or found.ordered)
+    if is_converted or plan.route in {Route.CONVERT, Route.MERGE}:
         from cdi_worker.images.tools import process, qemu_img
         from cdi_worker.importer import qemu  # noqa: F401
+        from cdi_worker.sources.nbd import handshake
 
         process.require(*qemu_img.PROGRAM)
+        if plan.route is not Route.MERGE:
+            handshake.library()
     if plan.route in {Route.UNPACK, Route.EXTRACT}:
         from cdi_worker.importer import unpack  # noqa: F401
 
@@ -228,7 +236,7 @@ def load_frequent() -> None:
     from cdi_worker.formats.compressed import decompress  # noqa: F401
     from cdi_worker.images.disks import following  # noqa: F401
 
-    load(Plan(Route.UNPACK, ""))
+    load(Plan(Route.UNPACK, ""), Survey())
 
 
 # -- the delivery of one attempt

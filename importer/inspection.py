@@ -93,7 +93,7 @@ def _inspect(
         size = _stated(disk.files, found, run.reads)
         try:
             plan = plans.plan(request, demanded, disk.facts, found)
-            execute.load(plan, found.compressions)
+            execute.load(plan, found)
             _check_target(found, request, size, held)
         except errors.Error as err:
             plan, obstacle = None, err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
@@ -28,8 +28,6 @@ HEADS = (1 << 20, 8 << 20, 72 << 20)
 MIB = 1 << 20
 #: Maximum bytes of content that are read in advance to find the tables of an image in a stream.
 LONGEST = 8 << 20
-#: Bytes of the footer of a VHD.
-FOOTER = 512
 #: The space assumed when no target is named, in bytes.
 ANYTHING = 1 << 62
 
@@ -93,10 +91,14 @@ def look(
     ``held``: the target's claim, if there is one. Raises ``errors.NoRanges`` if the source does not serve the
     ranges that it announces.
     """
-    stated = image.facts
-    found = Survey(virtual_size=0)
+    stated, found = image.facts, Survey(virtual_size=0)
     if not stated.blank:
-        found = _sized(stated, examine(image.files, request, demanded, cancel))
+        found = examine(image.files, request, demanded, cancel)
+    if stated.disk_size is not None and found.format in detect.DISKS and not stated.blank:
+        if found.virtual_size is None:
+            found = dataclasses.replace(found, virtual_size=units.whole_sectors(stated.disk_size))
+        elif found.raw is None:
+            check_stated(stated, found.virtual_size)
     source, ranges = image.source, all(each.seeks for each in image.files)
     found = dataclasses.replace(
         found,
@@ -107,18 +109,6 @@ def look(
         thin=stated.thin,
     )
     return with_room(found, request, held)
-
-
-def _sized(source: base.Facts, found: Survey) -> Survey:
-    """Return the content with the size that the protocol states. Raises ``errors.Refused`` for another."""
-    stated = source.disk_size
-    if stated is None or found.format not in detect.DISKS:
-        return found
-    if found.virtual_size is None:
-        return dataclasses.replace(found, virtual_size=units.whole_sectors(stated))
-    if found.raw is None:
-        check_stated(source, found.virtual_size)
-    return found
 
 
 def check_stated(source: base.Facts, size: int) -> None:
@@ -152,47 +142,38 @@ def examine(
         facts.check_size(form, len(detected.head))
     if detect.is_luks(detected.head):
         log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
-    if read is None or detected.compressions:
-        head, checked = _check_head(
-            form, detected.head, functools.partial(_look, only, read, request, cancel)
-        )
+    head, size, in_order = detected.head, source.size, read is None or bool(detected.compressions)
+    if read is None or in_order:
+        checked = safety.check(form, head)
+        # As much of the content is read in advance as the check needs.
+        while len(head) < checked.needs <= LONGEST:
+            longer = _look(only, read, request, cancel, -(-checked.needs // MIB) * MIB).head
+            if len(longer) <= len(head):
+                break  # the content ends there
+            head = longer
+            checked = safety.check(form, head)
     else:
-        if form in {"raw", "iso"} and _is_fixed_vhd(read, source.size or 0):
+        if (
+            form in {"raw", "iso"}
+            and size
+            and vhd.is_fixed(read(max(0, size - vhd.FOOTER), min(vhd.FOOTER, size)))
+        ):
             form = "vhd"
-        head, checked = detected.head, safety.check(form, detected.head, read=read, size=source.size)
-    is_raw, in_order = form in {"raw", "iso"}, read is None or bool(detected.compressions)
+        checked = safety.check(form, head, read=read, size=size)
+    virtual_size = checked.virtual_size
+    if form in {"raw", "iso"}:
+        # That of a compressed disk is known only at its end.
+        virtual_size = None if detected.compressions or size is None else units.whole_sectors(size)
     return dataclasses.replace(
         found,
         format=form,
         head=head,
-        virtual_size=_raw_size(source, detected) if is_raw else checked.virtual_size,
+        virtual_size=virtual_size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
         raw=checked.raw,
-        footer=FOOTER if is_raw and in_order else 0,
+        footer=vhd.FOOTER if form in {"raw", "iso"} and in_order else 0,
     )
-
-
-def _raw_size(source: base.Facts, detected: layers.Content) -> int | None:
-    """Return the size of a raw disk; None if it is not known before it has been read."""
-    return None if detected.compressions or source.size is None else units.whole_sectors(source.size)
-
-
-def _check_head(
-    form: str, head: bytes, look: Callable[[int], layers.Content]
-) -> tuple[bytes, facts.ImageFacts]:
-    """Check an image that is read in order; return its first bytes and its facts.
-
-    ``look(length)`` reads in advance as much of the content as the check needs, at most ``LONGEST``.
-    """
-    checked = safety.check(form, head)
-    while len(head) < checked.needs <= LONGEST:
-        longer = look(-(-checked.needs // MIB) * MIB).head
-        if len(longer) <= len(head):
-            break  # the content ends there
-        head = longer
-        checked = safety.check(form, head)
-    return head, checked
 
 
 def is_chain(images: Sequence[base.Image], request: Request) -> bool:
@@ -245,12 +226,6 @@ def _declared(source: base.Facts, form: str, read: views.Read | None, request: R
     )
 
 
-def _is_fixed_vhd(read: views.Read, size: int) -> bool:
-    """Return whether a raw disk is a fixed VHD, by the footer in its last sector."""
-    length = min(vhd.FOOTER, size)
-    return vhd.is_fixed(read(size - length, length))
-
-
 def with_room(found: Survey, request: Request, held: targets.Claim | None = None) -> Survey:
     """Complete a survey with the space on the target and in scratch (contract, Sizes).
 
@@ -283,12 +258,6 @@ def with_room(found: Survey, request: Request, held: targets.Claim | None = None
         # A qcow2 file needs no space for zeros: its disk may have any size.
         usable = ANYTHING if size is None else size
         return dataclasses.replace(found, available=available, usable=usable, thin=True)
-    return _with_room_of_file(found, request, available)
-
-
-def _with_room_of_file(found: Survey, request: Request, available: int) -> Survey:
-    """Complete a survey with the space for a raw file, of ``available`` bytes of its file system."""
-    size = request.disk_size
     if request.room.limit is not None:
         available = min(available, request.room.limit)
     if size is not None and not request.is_exact:
