@@ -24,9 +24,9 @@ Make: TypeAlias = Callable[[Attempt], base.Disk]
 
 @contextlib.contextmanager
 def planned(attempt: Attempt) -> Iterator[tuple[Make, int | None]]:
-    """Yield what makes the disk of a plan, until the end of the block, and the most bytes that are moved.
+    """Yield what makes the disk of a plan, and the most bytes of the image that are moved for it.
 
-    These are bytes of the image; of a disk that QEMU serves, its own. None: unknown.
+    None: unknown.
     """
     plan, request, size = attempt.plan, attempt.request, attempt.facts.size
     with contextlib.ExitStack() as stack:
@@ -36,7 +36,7 @@ def planned(attempt: Attempt) -> Iterator[tuple[Make, int | None]]:
             from cdi_worker.importer import qemu
 
             disk = stack.enter_context(qemu.converted(attempt))
-            yield disk, plan.virtual_size
+            yield disk, size
         elif plan.route is Route.EXTRACT:
             from cdi_worker.importer import unpack
 

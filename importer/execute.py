@@ -282,7 +282,7 @@ def deliver(attempt: Attempt) -> None:
     with contextlib.ExitStack() as stack:
         spooled = stack.enter_context(_spooled(attempt)) if plan.route is Route.SPOOL else attempt
         make, total = stack.enter_context(disk.planned(spooled))
-        phase = "transfer" if spooled is attempt and plan.route is not Route.CONVERT else "convert"
+        phase = "transfer" if spooled is attempt else "convert"
         place = Place(request.target, options, found.available, phase, total, found.thin)
         with delivered(spooled, make, place) as (out, size):
             commit(attempt, out, out.size or size if options.mode == "delta" else size)

@@ -13,6 +13,7 @@ from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import ahead, fetch
 from cdi_worker.images.export import server
+from cdi_worker.images.image import Arrivals
 from cdi_worker.images.tools import process, qemu_img, qemu_nbd
 from cdi_worker.importer import reading
 from cdi_worker.importer.attempt import Attempt
@@ -29,7 +30,8 @@ def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
     these rules.
     """
     name, form, options = attempt.facts.name, attempt.survey.format, attempt.request.fetch
-    fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, lambda _: None))
+    arrivals = Arrivals()
+    fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, arrivals.add))
     # QEMU gets the bytes that the survey has checked, from memory. The tables read here may be too long to
     # keep, and no file that QEMU opens depends on them.
     head = fetcher.read(0, min(detect.HEAD, fetcher.size))
@@ -53,7 +55,8 @@ def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
         try:
             url = stack.enter_context(qemu_nbd.serve(node, cancel=attempt.scope))
         except errors.ToolFailed as err:
-            reason = str(err.fields["reason"])
+            cause = str(err.fields["reason"]).rpartition("': ")[2]
+            reason = f"could not open {name}: {cause}"
             if "contains a log that needs to be replayed" in reason:
                 # Of a VHDX. QEMU's own message ends with a command for what it has opened.
                 cure = "replay it in the file and import that: qemu-img check -r all FILE"
@@ -79,9 +82,27 @@ def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
 
             if attempt.survey.ordered:
                 return raw.RunsDisk(in_order, attempt.scope, size=size)
-            return raw.ExtentsDisk(opened, size, listed)
+            return ServedDisk(arrivals, opened, size, listed)
 
         yield make
+
+
+class ServedDisk(raw.ExtentsDisk):
+    """A disk whose image QEMU reads; ``arrivals`` counts what arrives of that."""
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        ranges: raw.OpenRanges,
+        size: int,
+        listed: Callable[[], Iterator[base.Extent]],
+    ) -> None:
+        super().__init__(ranges, size, listed)
+        self._arrivals = arrivals
+
+    def deliver(self, sink: disks.Sink, missing: disks.Missing, meter: disks.DeliveryMeter) -> int:
+        self._arrivals.report(meter.advance)
+        return super().deliver(sink, missing, disks.DeliveryMeter(moved=meter.moved))
 
 
 def _runs(listed: Iterator[base.Extent], fetcher: fetch.Fetcher) -> Iterator[disks.Run]:

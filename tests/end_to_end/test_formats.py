@@ -273,13 +273,13 @@ def test_local_file_is_imported(
     oracle.same(target, disks.expected(variant), beyond=devices.beyond(target))
 
 
-def test_qemu_img_gets_no_huge_block_map(tmp_path: Path, scratch: Path) -> None:
+def test_qemu_gets_no_huge_block_map(tmp_path: Path, scratch: Path) -> None:
     """QEMU writes the metadata behind the table: only what has arrived whole shows that it is too large."""
     processes.need("qemu-img")
     image, target = tmp_path / "image", tmp_path / "disk.img"
     processes.run("qemu-img", "create", "-q", "-f", "vhdx", "-o", "block_size=1M", image, "9T")
     with misbehave.Server() as server:
-        url = server.serve("/disk", misbehave.Page(image.read_bytes(), ranges=False))
+        url = server.serve("/disk", misbehave.Page(vhdx_images.with_log(image.read_bytes()), ranges=False))
         with pytest.raises(errors.Refused, match=r"the block map has .* at most 67108864 "):
             import_disk(url, target, scratch=scratch)
     oracle.unusable(target)
@@ -305,7 +305,7 @@ def test_log_that_must_be_replayed_names_the_image(
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_message_of_qemu_img_names_the_image(
+def test_message_of_qemu_names_the_image(
     server: misbehave.Server, tmp_path: Path, scratch: Path, *, ranges: bool
 ) -> None:
     body = bytearray(vhdx_images.logged(b"x" * MiB))

@@ -87,12 +87,10 @@ def test_digest_of_the_source_is_compared(server: misbehave.Server, tmp_path: Pa
         cdi_worker.run(request(url, target, checksum=checksum), Damaging(target, 3))
 
 
-def test_what_qemu_img_writes_is_read_back_without_comparison(
-    server: misbehave.Server, tmp_path: Path
-) -> None:
+def test_what_qemu_reads_is_read_back(server: misbehave.Server, tmp_path: Path) -> None:
     url = served(server, "vmdk-odd", tmp_path)
     done = cdi_worker.run(request(url, tmp_path / "disk.img"))
-    assert (done.confirmed, done.sha256) == (0, hashlib.sha256(DATA).hexdigest())
+    assert (done.confirmed, done.sha256) == (SIZE, hashlib.sha256(DATA).hexdigest())
 
 
 def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server, tmp_path: Path) -> None:

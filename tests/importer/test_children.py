@@ -70,9 +70,9 @@ def served(disk: Path, folder: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def test_qemu_img_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_qemu_nbd_and_what_a_kill_leaves_have_no_secret(disks: disks_module.Disks, tmp_path: Path) -> None:
     with served(disks.image("vhdx-log"), tmp_path) as env:
-        check(worker.Pod(tmp_path / "pod"), env, "qemu-img")
+        check(worker.Pod(tmp_path / "pod"), env, "qemu-nbd")
 
 
 def journals(pod: worker.Pod) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 import cdi_worker
 from cdi_worker import collector
 from cdi_worker.formats import detect, safety
-from cdi_worker.importer import execute, plan
+from cdi_worker.importer import execute, plan, survey
 from cdi_worker.importer.commands import group
 
 
@@ -43,9 +43,8 @@ def test_every_command_is_imported_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("route", plan.Route)
-def test_every_route_has_a_function(route: plan.Route) -> None:
-    found = execute.route_of(plan.Plan(route, ""))
-    assert callable(found)
+def test_modules_of_every_route_are_imported(route: plan.Route) -> None:
+    execute.load(plan.Plan(route, ""), survey.Survey())
 
 
 def test_public_names_are_complete() -> None:

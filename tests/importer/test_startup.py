@@ -72,7 +72,7 @@ BUDGETS = {
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
-        88, 172, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
+        105, 195, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
     ),
 }
 ENVIRONMENTS = {
