@@ -99,7 +99,7 @@ def _arguments() -> list[str]:
     if name in group.PROGRAMS:
         return [name, *arguments]
     is_first = arguments[:1] and not arguments[0].startswith("-")
-    has_command = is_first or not group.PROGRAMS.isdisjoint(arguments)
+    has_command = is_first or not group.PROGRAMS.keys().isdisjoint(arguments)
     if not has_command and any(_is_option(each, "volume-path") for each in arguments):
         is_ovirt = any(_is_option(each, "disk-id") or _is_option(each, "engine-url") for each in arguments)
         return ["ovirt-populator" if is_ovirt else "openstack-populator", *arguments]

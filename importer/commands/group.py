@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdi_worker import collector, errors, sources
-from cdi_worker.importer import contract
+from cdi_worker.importer import commands, contract
 from cdi_worker.importer.commands import command, parameters
 from cdi_worker.importer.roles import run
 from cdi_worker.sources import fields
@@ -32,10 +33,13 @@ PLACES = {
 }
 EPILOG = """cdi-worker help COMMAND shows its options, help pod those of a pod's role. Nearly all can be
 set by CDI_WORKER_NAME."""
-#: Helper programs that CDI's controllers start from the image by name.
-PROGRAMS = frozenset(
-    {"cdi-source-update-poller", "cdi-image-size-detection", "openstack-populator", "ovirt-populator"}
-)
+#: Helper programs that CDI's controllers start from the image by name, and their ``MODULE:VARIABLE``.
+PROGRAMS = {
+    "cdi-source-update-poller": "cron:poll",
+    "cdi-image-size-detection": "cron:measure",
+    "openstack-populator": "populators:openstack",
+    "ovirt-populator": "populators:engine",
+}
 #: The commands that help lists, with their texts.
 VISIBLE = {
     "import": "Write the disk at a URL or path to a file or device.",
@@ -79,51 +83,10 @@ def version() -> None:
 
 def command_of(name: str) -> click.Command:
     """Import the module of a command, and return the command: a pod's role needs none of them."""
-    if name in {"help", "version"}:
-        return help_ if name == "help" else version
-    if name in PROGRAMS:
-        return _program_of(name)
-    if name == "manifest":
-        from cdi_worker.importer.commands import manifest
-
-        return manifest.manifest
-    if name == "import":
-        from cdi_worker.importer.commands import import_
-
-        return import_.import_
-    if name == "verify":
-        from cdi_worker.importer.commands import verify
-
-        return verify.verify
-    if name == "inspect":
-        from cdi_worker.importer.commands import inspect
-
-        return inspect.inspect
-    if name == "digest":
-        from cdi_worker.importer.commands import digest
-
-        return digest.digest
-    if name == "blank":
-        from cdi_worker.importer.commands import blank
-
-        return blank.blank
-    if name == "upload":
-        from cdi_worker.importer.commands import upload
-
-        return upload.upload
-    from cdi_worker.importer.commands import doctor
-
-    return doctor.doctor
-
-
-def _program_of(name: str) -> click.Command:
-    if name.endswith("-populator"):
-        from cdi_worker.importer.commands import populators
-
-        return populators.openstack if name == "openstack-populator" else populators.engine
-    from cdi_worker.importer.commands import cron
-
-    return cron.poll if name == "cdi-source-update-poller" else cron.measure
+    places = {"help": "group:help_", "version": "group:version", "import": "import_:import_", **PROGRAMS}
+    module, _, variable = places.get(name, f"{name}:{name}").partition(":")
+    found: click.Command = getattr(importlib.import_module(f"{commands.__name__}.{module}"), variable)
+    return found
 
 
 class _Group(command.SourceCommand, click.Group):
@@ -155,7 +118,7 @@ class _Group(command.SourceCommand, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the nearest command; click looks only among commands that are imported already."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            hint = errors.did_you_mean(args[0], set(COMMANDS) - PROGRAMS)
+            hint = errors.did_you_mean(args[0], set(COMMANDS) - PROGRAMS.keys())
             if hint:
                 ctx.fail(f"No such command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
@@ -197,14 +160,9 @@ class _Group(command.SourceCommand, click.Group):
         # Misspelt variables, and those that only sources read.
         from cdi_worker.importer import request
 
-        commands = [self, *(map(command_of, COMMANDS) if ctx.command is not self else ())]
-        options = [
-            each
-            for each_command in commands
-            if isinstance(each_command, command.Command)
-            for each in each_command.options
-            if not each.here
-        ]
+        others = map(command_of, COMMANDS) if ctx.command is not self else ()
+        known_commands = [each for each in (self, *others) if isinstance(each, command.Command)]
+        options = [option for each in known_commands for option in each.options if not option.here]
         known = {each.variable for each in options}
         known |= {field.env for _, field, _ in fields.declared(request.Request)}
         of_sources = (field for kind in super().all_kinds() for field, _ in kind.table.values())
