@@ -410,67 +410,49 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
 
 
 def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
+    is_stream, is_export = made.target == targets.STDOUT, targets.is_export(made.target)
+    is_block, is_stage = targets.is_block(made.target), bool(made.stage.current or made.is_delta)
     if needs_target and not made.target:
         yield "no target given: name a file, a directory or a device"
-    if made.is_archive and targets.is_block(made.target):
+    if made.is_archive and is_block:
         yield "an archive needs a volume with a file system, not a block device"
-    if made.target == targets.STDOUT and made.is_archive:
+    if made.is_archive and is_stream:
         yield "an archive cannot be written to standard output; name a folder"
-    if made.target == targets.STDOUT and made.stage.current:
+    if made.stage.current and is_stream:
         yield "a stage with checkpoints cannot be written to standard output; name a file or a device"
-    yield from (_finished_faults if made.existing == "compare" else _format_faults)(made)
-    yield from (_export_faults if targets.is_export(made.target) else _path_faults)(made)
-    if made.existing == "update" and (made.is_archive or made.target == targets.STDOUT):
-        yield "only a disk on a file or a device can be updated in place (--update)"
-    if made.existing == "compare" and (made.is_archive or made.target == targets.STDOUT):
-        yield "only a disk in a file or on a device can be verified, not an archive or a stream"
-
-
-def _finished_faults(made: Request) -> Iterator[str]:
-    """Yield the faults of the format of a finished disk, which is only read."""
+    form = None
     try:
-        if made.format:
-            file_format.parse(made.format)
+        form = file_format.parse(made.format)
     except errors.RequestError as err:
         yield from err.faults
-
-
-def _format_faults(made: Request) -> Iterator[str]:
-    if not made.format and made.target.lower().endswith(".qcow2"):
+    if made.existing != "compare" and not made.format and made.target.lower().endswith(".qcow2"):
         yield (
             f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "
             "or a raw disk with --format raw"
         )
-    try:
-        if made.form is None:
-            return
-    except errors.RequestError as err:
-        yield from err.faults
-        return
-    is_file = made.target != targets.STDOUT and not targets.is_export(made.target)
-    if not is_file or targets.is_block(made.target):
-        yield f"{made.target}: --format qcow2 writes a file; a device, an export and a pipe get a raw disk"
-    if made.is_archive or made.stage.current or made.is_delta:
-        yield "--format qcow2 is for a whole disk: not for an archive, nor for a stage with checkpoints"
-    if made.existing == "update":
-        yield "a qcow2 file cannot be updated in place (--update); replace it with --force"
-    if made.preallocation:
-        yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
-
-
-def _path_faults(made: Request) -> Iterator[str]:
+    if made.existing != "compare" and form is not None:
+        if is_stream or is_export or is_block:
+            where = f"{made.target}: --format qcow2 writes a file"
+            yield f"{where}; a device, an export and a pipe get a raw disk"
+        if made.is_archive or is_stage:
+            yield "--format qcow2 is for a whole disk: not for an archive, nor for a stage with checkpoints"
+        if made.existing == "update":
+            yield "a qcow2 file cannot be updated in place (--update); replace it with --force"
+        if made.preallocation:
+            yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
+    if is_export:
+        if made.is_archive:
+            yield "an archive cannot be written to an NBD export; name a folder"
+        if is_stage:
+            yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
+        yield from sources.find("nbd").accept(made.to or base.Location(made.target)).faults()
     scheme, separator, _ = made.target.partition("://")
-    if separator and not targets.is_folder(f"{scheme}:"):
+    if separator and not is_export and not targets.is_folder(f"{scheme}:"):
         yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
-
-
-def _export_faults(made: Request) -> Iterator[str]:
-    if made.is_archive:
-        yield "an archive cannot be written to an NBD export; name a folder"
-    if made.stage.current or made.is_delta:
-        yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
-    location = sources.find("nbd").accept(made.to or base.Location(made.target))
-    yield from location.faults()
+    if made.existing == "update" and (made.is_archive or is_stream):
+        yield "only a disk on a file or a device can be updated in place (--update)"
+    if made.existing == "compare" and (made.is_archive or is_stream):
+        yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
 
 def _source_faults(made: Request) -> Iterator[str]:

@@ -228,11 +228,4 @@ MUTANTS = (
         "            whole = bytearray(self.unit)\n",
         "tests/end_to_end/test_nbd_targets.py::test_parts_of_blocks_keep_what_is_beside_them",
     ),
-    mutant(
-        "importer/request.py",
-        "gives a raw disk the name of a qcow2 file",
-        '    if not made.format and made.target.lower().endswith(".qcow2"):\n',
-        "    if False:\n",
-        "tests/end_to_end/test_qcow2_targets.py::test_name_without_a_format_names_both_ways",
-    ),
 )
