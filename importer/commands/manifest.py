@@ -114,7 +114,7 @@ def manifest(
     """
     # Help and completion load this module where the libraries of the extra are missing.
     from cdi_worker.importer.kubernetes import contact as contacts
-    from cdi_worker.importer.kubernetes import datavolume, documents, pod, references
+    from cdi_worker.importer.kubernetes import datavolume, documents, pod
     from cdi_worker.importer.kubernetes import manifest as manifests
 
     parts = documents.read(manifest)
@@ -125,11 +125,9 @@ def manifest(
     if not settings.image and any(each["kind"] == "Job" for each in objects):
         raise errors.RequestError(NO_IMAGE)
     if contact and scratch is None:
-        keys = references.References(parts, secrets)
-        each_settings = [
-            dataclasses.replace(settings, scratch=contacts.needs_scratch(volume, keys, overhead, obj.cancel))
-            for volume in volumes
-        ]
+        references = contacts.References(parts, secrets)
+        needs = [contacts.needs_scratch(each, references, overhead, obj.cancel) for each in volumes]
+        each_settings = [dataclasses.replace(settings, scratch=each) for each in needs]
         objects = manifests.all_objects(volumes, each_settings)
     companions, warnings = manifests.companions(parts, volumes)
     for warning in warnings:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -12,20 +13,23 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
 from cdi_worker.importer import contract, inspection, request
-from cdi_worker.importer.kubernetes import datavolume, references, signed
-from cdi_worker.sources import base, fields, staged, trust
+from cdi_worker.importer.kubernetes import datavolume, documents
+from cdi_worker.sources import base, fields, smallfile, staged, trust
 
 #: Sources whose need for scratch depends on their data.
 UNKNOWN_SCRATCH = frozenset({"http", "s3", "gcs", "registry"})
-SECRET, CONFIG_MAP = "Secret", "ConfigMap"
 USER, PASSWORD, TOKEN = "accessKeyId", "secretKey", "sessionToken"
 #: The field of a source that names its Secret.
 REFERENCE = "secretRef"
+#: Fields of a Secret or ConfigMap with values in base64 and as text.
+VALUES = {"Secret": ("data", "stringData"), "ConfigMap": ("binaryData", "data")}
+#: Largest Secret or ConfigMap, in bytes (Kubernetes, MaxSecretSize).
+LIMIT = 1 << 20
 
 
 def needs_scratch(
     volume: datavolume.DataVolume,
-    keys: references.References,
+    references: References,
     overhead: Fraction,
     cancel: cancelling.Cancel,
 ) -> bool | None:
@@ -36,7 +40,7 @@ def needs_scratch(
     if volume.source.kind not in UNKNOWN_SCRATCH or volume.is_archive:
         return None
     with workspace.Workspace() as folder:
-        reading = Reading(volume, keys, folder, contract.environment())
+        reading = Reading(volume, references, folder, contract.environment())
         made = reading.request(overhead)
         if reading.faults:
             raise errors.RequestError(*reading.faults)
@@ -44,6 +48,58 @@ def needs_scratch(
     if facts.plan is None:
         raise facts.obstacle or errors.RequestError(f"{facts.source}: no route")
     return facts.plan.scratch or facts.plan.spill
+
+
+class References:
+    """The values of the Secrets and ConfigMaps that a DataVolume refers to, by name and key.
+
+    ``directory`` has a folder for each object, with a file for each key.
+
+    Raises ``RequestError`` for objects that are malformed.
+    """
+
+    def __init__(self, found: list[documents.Document], directory: str | None = None) -> None:
+        self._directory = directory
+        self._objects: dict[tuple[str, str], dict[str, bytes]] = {}
+        faults: list[str] = []
+        for document in found:
+            if document.kind in VALUES:
+                self._objects[document.kind, document.name] = _content(document, faults)
+        if faults:
+            raise errors.RequestError(*faults)
+
+    def find(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+        """Return the values of a Secret or ConfigMap (``kind``), or None if there is no such object."""
+        if (kind, name) in self._objects:
+            return self._objects[kind, name]
+        folder = None if self._directory is None else pathlib.Path(self._directory, name)
+        if folder is None or not folder.is_dir():
+            return None
+        # Kubernetes mounts secrets as links into ..data.
+        keys = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != ".")
+        return {path.name: smallfile.read(path, LIMIT) for path in keys}
+
+
+def _content(document: documents.Document, faults: list[str]) -> dict[str, bytes]:
+    """Return an object's values by key. Messages name keys but never show values."""
+    found: dict[str, bytes] = {}
+    where = f"{document.kind} {document.name}" if document.name else document.where
+    encoded, plain = VALUES[document.kind]
+    for field in (encoded, plain):
+        values = {} if document.content.get(field) is None else document.content[field]
+        if not isinstance(values, dict):
+            faults.append(f"{where}: {field}: is not a mapping")
+            continue
+        for key, value in values.items():
+            if isinstance(value, str):
+                try:
+                    data = "".join(value.split()) if field == encoded else value
+                    found[key] = base64.b64decode(data, validate=True) if field == encoded else data.encode()
+                except ValueError:
+                    faults.append(f"{where}: {field}.{key}: is not base64")
+            elif value is not None:
+                faults.append(f"{where}: {field}.{key}: is not a string; put it in quotes")
+    return found
 
 
 @dataclasses.dataclass
@@ -54,7 +110,7 @@ class Reading:
     """
 
     volume: datavolume.DataVolume
-    keys: references.References
+    references: References
     folder: str
     env: Mapping[str, str]
     faults: list[str] = dataclasses.field(default_factory=list)
@@ -65,103 +121,93 @@ class Reading:
         if claim.block:
             overhead = Fraction(0)
         size = None if claim.size is None else claim.size_with(overhead)
+        demand = volume.demand
+        if name := demand.get("signed_by"):
+            keys = self._values(f"metadata.annotations[{datavolume.SIGNED_BY}]", "ConfigMap", name)
+            demand["signed_by"] = self._write("signed-by", b"\n".join(keys[key] for key in sorted(keys)))
         settings = {
             "content_type": volume.content_type,
             "room": request.Room(size=size, overhead=overhead),
             "preallocation": volume.preallocation,
             "checksum": volume.source.value("checksum"),
-            "disk": volume.source.disk,
-            "demand": trust.Demand(**signed.demand(volume.annotations, self._signers)),
+            "disk": volume.disk,
+            "demand": trust.Demand(**demand),
         }
         return request.make(volume.source.provider.name, self._location(), "", settings)
 
     def _location(self) -> base.Location:
         source = self.volume.source
         where = f"spec.source.{source.kind}"
-        if source.image_stream:
+        if source.value("imageStream"):
             self.faults.append(f"{where}.imageStream: image streams exist only within the cluster; use url")
         reading = contract.Reading(self.env)
 
         def given(field: fields.Field) -> Any:
             if field.entry:
-                return self._entry(where, field.entry)
+                # A file with one entry of the source's Secret, which then has no user and password.
+                path, name = f"{where}.{REFERENCE}", source.secret
+                values = self._values(path, "Secret", name, (field.entry,)) if name else {}
+                return self._write(field.entry, values[field.entry]) if field.entry in values else None
             if field.key:
                 return source.value(field.key)
             return reading.field(field) if field.ambient else None
 
-        made = source.provider.fill(source.url, self._access(where), given)
+        location = source.provider.fill(source.url, self._access(where), given)
         self.faults += reading.faults
         stages = self.volume.checkpoints
-        if not stages or not isinstance(made, staged.Staged):
-            return made
+        if not stages or not isinstance(location, staged.Staged):
+            return location
         first, is_final = stages[0], self.volume.final and len(stages) == 1
-        made = dataclasses.replace(made, previous=first.previous, current=first.current, final=is_final)
-        return made.at_stage()
-
-    def _entry(self, where: str, entry: str) -> str | None:
-        """Return the path of a file with an entry of the source's Secret, None if it has none."""
-        name = self.volume.source.secret
-        held = self._held(f"{where}.{REFERENCE}", SECRET, name, (entry,)) if name else {}
-        return self._kept(entry, held[entry]) if entry in held else None
+        return dataclasses.replace(
+            location, previous=first.previous, current=first.current, final=is_final
+        ).at_stage()
 
     def _access(self, where: str) -> base.Access:
         source = self.volume.source
         path = f"{where}.{REFERENCE}"
-        # Some sources read the Secret as a file instead (field.entry).
         is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
-        secret = "" if is_file else source.secret
-        held = self._held(path, SECRET, secret, (USER, PASSWORD)) if secret else {}
+        has_login = source.secret and not is_file
+        login = self._values(path, "Secret", source.secret, (USER, PASSWORD)) if has_login else {}
+        headers = [fields.header(each) for each in source.value("extraHeaders", ())]
+        for index, name in enumerate(source.value("secretExtraHeaders", ())):
+            path_of_headers = f"{where}.secretExtraHeaders[{index}]"
+            values = self._values(path_of_headers, "Secret", name)
+            for key in sorted(values):
+                try:
+                    headers.append(fields.header(self._text(path_of_headers, values, key)))
+                except errors.RequestError:
+                    self.faults.append(f"{path_of_headers}: Secret {name}, key {key}: malformed extra header")
+        name = source.value("certConfigMap")
+        bundles = self._values(f"{where}.certConfigMap", "ConfigMap", name) if name else {}
         return base.Access(
-            user=self._text(path, held, USER),
-            password=self._text(path, held, PASSWORD),
-            session_token=self._text(path, held, TOKEN),
-            headers=(*map(fields.header, source.headers), *self._secret_headers()),
-            ca_files=self._certificates(),
-            insecure=source.insecure,
+            user=self._text(path, login, USER),
+            password=self._text(path, login, PASSWORD),
+            session_token=self._text(path, login, TOKEN),
+            headers=tuple(headers),
+            ca_files=tuple(
+                self._write(f"ca-{index}", bundles[key]) for index, key in enumerate(sorted(bundles))
+            ),
+            insecure=bool(source.value("insecureSkipVerify")),
             **contract.Reading(self.env).fields(base.Access, base.PROXIES),
         )
 
-    def _signers(self, where: str, name: str) -> str:
-        """Return the path of a file with the public keys in a ConfigMap."""
-        held = self._held(where, CONFIG_MAP, name)
-        return self._kept("signed-by", b"\n".join(held[key] for key in sorted(held)))
-
-    # -- Secrets and ConfigMaps ---------------------------------------------------------------
-
-    def _held(self, path: str, kind: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
+    def _values(self, path: str, kind: str, name: str, required: tuple[str, ...] = ()) -> Mapping[str, bytes]:
         """Return the values of an object; add a fault if the object or a required key is missing."""
-        held = self.keys.find(kind, name)
-        if held is None:
+        values = self.references.find(kind, name)
+        if values is None:
             self.faults.append(f"{path}: no {kind} {name} in the manifest or below --secrets")
             return {}
-        self.faults += [f"{path}: {kind} {name} has no key {key}" for key in required if key not in held]
-        return held
+        self.faults += [f"{path}: {kind} {name} has no key {key}" for key in required if key not in values]
+        return values
 
-    def _text(self, path: str, held: Mapping[str, bytes], key: str) -> str:
+    def _text(self, path: str, values: Mapping[str, bytes], key: str) -> str:
         try:
-            return held.get(key, b"").decode().strip("\r\n")
+            return values.get(key, b"").decode().strip("\r\n")
         except UnicodeDecodeError:
             self.faults.append(f"{path}: key {key} is not UTF-8")
             return ""
 
-    def _secret_headers(self) -> Iterator[tuple[str, str]]:
-        for index, name in enumerate(self.volume.source.secret_headers):
-            path = f"spec.source.{self.volume.source.kind}.secretExtraHeaders[{index}]"
-            held = self._held(path, SECRET, name)
-            for key in sorted(held):
-                try:
-                    yield fields.header(self._text(path, held, key))
-                except errors.RequestError:
-                    self.faults.append(f"{path}: Secret {name}, key {key}: malformed extra header")
-
-    def _certificates(self) -> tuple[str, ...]:
-        source = self.volume.source
-        if not source.certificates:
-            return ()
-        held = self._held(f"spec.source.{source.kind}.certConfigMap", CONFIG_MAP, source.certificates)
-        return tuple(self._kept(f"ca-{index}", held[key]) for index, key in enumerate(sorted(held)))
-
-    def _kept(self, name: str, data: bytes) -> str:
+    def _write(self, name: str, data: bytes) -> str:
         """Write ``data`` to a private file and return its path."""
         path = pathlib.Path(self.folder, name)
         path.touch(mode=0o600)

@@ -15,16 +15,22 @@ from typing import Any
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum, smalljson
-from cdi_worker.importer.kubernetes import documents, schema, signed
+from cdi_worker.importer.kubernetes import documents, schema
 from cdi_worker.sources import base, fields
 
 API_VERSION = "cdi.kubevirt.io/v1beta1"
 #: Names the ConfigMap with arguments for VDDK where ``spec.source.vddk.extraArgs`` does not.
 VDDK_ARGUMENTS = "cdi.kubevirt.io/storage.pod.vddk.extraargs"
-#: Our own: the disk of an OVA, by file name, disk id or number.
-DISK = "cdi-worker/disk"
+#: The prefix of our own annotations.
+PREFIX = "cdi-worker/"
+#: The disk of an OVA, by file name, disk id or number.
+DISK = f"{PREFIX}disk"
 #: The same for a layer of an artifact in a registry: lines of KEY=VALUE.
-LAYER_ANNOTATION = "cdi-worker/layer-annotation"
+LAYER_ANNOTATION = f"{PREFIX}layer-annotation"
+#: Names a ConfigMap, all of whose entries are public keys.
+SIGNED_BY = f"{PREFIX}signed-by"
+#: The annotations that require a signature, and the fields of ``trust.Demand``.
+DEMANDS: Mapping[str, str] = {SIGNED_BY: "signed_by", f"{PREFIX}checksum-file": "checksum_file"}
 #: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
 #: The kind of source that provides the bytes, where its name is another.
@@ -48,37 +54,34 @@ OWN: Mapping[str, Mapping[str, str]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the data comes from. ``kind``: the name below ``spec.source``; the other fields depend on it.
-
-    ``secret`` and ``certificates`` are names of a Secret and of a ConfigMap.
-    ``namespace`` and ``name``: those of the claim or snapshot to clone.
-    ``given``: all fields, as the manifest has them.
-    """
+    """Where the data comes from. ``kind``: the name below ``spec.source``. ``fields``: what is below it."""
 
     kind: str
-    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    url: str = ""
-    secret: str = ""
-    certificates: str = ""
-    headers: tuple[str, ...] = ()
-    secret_headers: tuple[str, ...] = ()
-    disk: str = ""
-    image_stream: str = ""
-    node_pull: bool = False
-    insecure: bool = False
-    namespace: str = ""
-    name: str = ""
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return str(self.fields.get("url", ""))
+
+    @property
+    def secret(self) -> str:
+        """The name of the Secret."""
+        return str(self.fields.get("secretRef", ""))
+
+    @property
+    def node_pull(self) -> bool:
+        return self.fields.get("pullMethod") == "node"
 
     @property
     def provider(self) -> sources.kind.Kind:
         """The kind of source that provides the bytes; ``none`` if the manifest names none."""
         return sources.find(KINDS.get(self.kind, self.kind or "none"))
 
-    def value(self, path: str) -> Any:
-        """Return the value at a path of names with dots, None if there is none."""
-        found: Any = self.given
+    def value(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path of names with dots, or ``default``."""
+        found: Any = self.fields
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
+            found = found.get(name, default) if isinstance(found, Mapping) else default
         return found
 
 
@@ -128,6 +131,16 @@ class DataVolume:
     @property
     def is_archive(self) -> bool:
         return self.content_type == "archive"
+
+    @property
+    def disk(self) -> str:
+        """The disk of an OVA."""
+        return self.annotations.get(DISK, "")
+
+    @property
+    def demand(self) -> dict[str, str]:
+        """The annotations that require a signature, by field of ``trust.Demand``."""
+        return {field: self.annotations[name] for name, field in DEMANDS.items() if name in self.annotations}
 
     def stages_after(self, copied: str) -> tuple[base.Stage, ...]:
         """Return the stages after checkpoint ``copied``, or all of them if it is empty.
@@ -201,8 +214,13 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
         service_account=spec.get("serviceAccountName", ""),
     )
     _check_source(volume, found)
-    for name, what in signed.faults(volume.annotations, frozenset({DISK, LAYER_ANNOTATION})):
-        found.setdefault(f"metadata.annotations[{name}]", what)
+    known = {*DEMANDS, DISK, LAYER_ANNOTATION}
+    for name, value in volume.annotations.items():
+        # An unknown one may be a misspelled requirement, which must not be skipped.
+        if name.startswith(PREFIX) and name not in known:
+            found[f"metadata.annotations[{name}]"] = f"unknown; {errors.supported(name, sorted(known))}"
+        elif name.startswith(PREFIX) and not value.strip():
+            found[f"metadata.annotations[{name}]"] = "is empty"
     faults += (f"{path}: {what}" for path, what in found.items())
     return volume
 
@@ -335,32 +353,23 @@ def _source(spec: Mapping[str, Any], metadata: Mapping[str, Any], found: dict[st
         fields = {"extraArgs": annotations[VDDK_ARGUMENTS]} | fields
     if kind == "registry" and LAYER_ANNOTATION in annotations:
         fields = {"layerAnnotation": annotations[LAYER_ANNOTATION]} | fields
-    return Source(
-        kind=kind,
-        given=fields,
-        url=fields.get("url", ""),
-        secret=fields.get("secretRef", ""),
-        certificates=fields.get("certConfigMap", ""),
-        headers=tuple(fields.get("extraHeaders", ())),
-        secret_headers=tuple(fields.get("secretExtraHeaders", ())),
-        disk=annotations.get(DISK, ""),
-        image_stream=fields.get("imageStream", ""),
-        node_pull=fields.get("pullMethod") == "node",
-        insecure=fields.get("insecureSkipVerify", False),
-        namespace=fields.get("namespace", ""),
-        name=fields.get("name", ""),
-    )
+    return Source(kind=kind, fields=fields)
 
 
 def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
     source = volume.source
     where = f"spec.source.{source.kind}"
     if source.kind == "registry":
-        if bool(source.url) == bool(source.image_stream):
+        image_stream = source.value("imageStream")
+        if bool(source.url) == bool(image_stream):
             found.setdefault(f"{where}.url", "expected either url or imageStream")
-        if source.image_stream and not source.node_pull:
+        if image_stream and not source.node_pull:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
-    _check_access(source, where, found)
+    if source.kind == "imageio" and not (source.value("insecureSkipVerify") or source.value("certConfigMap")):
+        found.setdefault(f"{where}.certConfigMap", "missing")
+    logins = ("secretRef", "secretExtraHeaders", "extraHeaders")
+    if source.kind == "kubevirt" and not any(map(source.value, logins)):
+        found.setdefault(f"{where}.secretRef", "missing: the Secret with the token of the export")
     if volume.checkpoints and source.kind:
         staged = sorted(kind for kind in {*SOURCES} - {*KINDS} if sources.find(kind).location_type.staged)
         if source.kind not in staged:
@@ -377,13 +386,6 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
     if volume.is_archive and volume.claim.block:
         needed = "an archive needs a volume with a file system; remove volumeMode: Block"
         found.setdefault("spec.contentType", needed)
-
-
-def _check_access(source: Source, where: str, found: dict[str, str]) -> None:
-    if source.kind == "imageio" and not source.insecure and not source.certificates:
-        found.setdefault(f"{where}.certConfigMap", "missing")
-    if source.kind == "kubevirt" and not (source.secret or source.secret_headers or source.headers):
-        found.setdefault(f"{where}.secretRef", "missing: the Secret with the token of the export")
 
 
 def _claim(spec: Mapping[str, Any], source: Source, found: dict[str, str]) -> VolumeClaim:

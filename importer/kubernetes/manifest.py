@@ -153,8 +153,9 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if claim.size is None:
         path = f"spec.{claim.section}.resources.requests.storage"
         faults.append(f"{path}: missing; only CDI's controllers can look it up at the source")
-    if source.kind in {"pvc", "snapshot"} and volume.namespace not in {"", source.namespace}:
-        where = f"{source.namespace!r} is not {volume.namespace!r}"
+    namespace = source.value("namespace")
+    if source.kind in {"pvc", "snapshot"} and volume.namespace not in {"", namespace}:
+        where = f"{namespace!r} is not {volume.namespace!r}"
         faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
     if source.kind == "vddk" and not source.value("initImageURL"):
         faults.append("spec.source.vddk.initImageURL: missing; without CDI there is no ConfigMap v2v-vmware")
@@ -175,11 +176,12 @@ def _claim(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
         if not volume.claim.block:
             size = volume.claim.size_with(settings.overhead) // units.MIB
             spec["resources"] = {"requests": {"storage": f"{size}Mi"}}
+    name = volume.source.value("name")
     if volume.source.kind == "pvc":
-        spec["dataSource"] = {"kind": "PersistentVolumeClaim", "name": volume.source.name}
+        spec["dataSource"] = {"kind": "PersistentVolumeClaim", "name": name}
     elif volume.source.kind == "snapshot":
         group = "snapshot.storage.k8s.io"
-        spec["dataSource"] = {"apiGroup": group, "kind": "VolumeSnapshot", "name": volume.source.name}
+        spec["dataSource"] = {"apiGroup": group, "kind": "VolumeSnapshot", "name": name}
     annotations = {
         name: value
         for name, value in volume.annotations.items()
@@ -261,7 +263,7 @@ def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
 
 def _metadata(volume: datavolume.DataVolume, name: str) -> Object:
     made: Object = {"name": name, "labels": {**LABELS, **volume.labels}}
-    namespace = volume.namespace or volume.source.namespace
+    namespace = volume.namespace or volume.source.value("namespace")
     if namespace:
         made["namespace"] = namespace
     return made

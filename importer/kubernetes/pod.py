@@ -8,7 +8,7 @@ from typing import Any
 
 from cdi_worker import units
 from cdi_worker.importer import contract
-from cdi_worker.importer.kubernetes import datavolume, signed
+from cdi_worker.importer.kubernetes import datavolume
 from cdi_worker.importer.request import Request
 from cdi_worker.sources import base, fields
 
@@ -133,39 +133,29 @@ class Pod:
     def add_target(self) -> None:
         """Mount the claim, scratch if it may be needed, and a folder for temporary files."""
         self.add_claim()
-        if self._needs_scratch():
-            self.mount("scratch", PATHS.scratch, {"ephemeral": self._scratch()})
+        claim, source, stages = self.volume.claim, self.volume.source, self.volume.checkpoints
+        needs_scratch = self.settings.scratch
+        if needs_scratch is None:
+            # No controller starts a pod again with scratch: it is there unless the source never needs it.
+            is_read_once = source.kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
+            is_imageio = source.kind == "imageio"
+            needs_scratch = any(stage.previous for stage in stages) if is_imageio else is_read_once
+        if needs_scratch:
+            # An ephemeral claim, deleted with the pod, of the size that CDI uses: always with a file
+            # system, and a disk as large as the target must fit on it.
+            size = units.volume_size(self.size, self.settings.overhead) if claim.block else self.size
+            spec: Object = {
+                "accessModes": ["ReadWriteOnce"],
+                "volumeMode": "Filesystem",
+                "resources": {"requests": {"storage": str(size)}},
+            }
+            given = self.settings.scratch_class
+            storage_class = claim.storage_class if given is None else given
+            if storage_class is not None:
+                spec["storageClassName"] = storage_class
+            self.mount("scratch", PATHS.scratch, {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}})
         # Sockets and bundles of certificates; the root file system is read-only.
         self.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108  (the directory of a container)
-
-    def _needs_scratch(self) -> bool:
-        """Return whether scratch is mounted: it is unless the source never needs it.
-
-        Without a controller, a pod that finds out that it needs scratch is not started again with it.
-        """
-        if self.settings.scratch is not None:
-            return self.settings.scratch
-        if self.volume.source.kind == "imageio":
-            return any(stage.previous for stage in self.volume.checkpoints)
-        return self.volume.source.kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
-
-    def _scratch(self) -> Object:
-        """Return an ephemeral claim (deleted with the pod) of the size that CDI uses.
-
-        A disk as large as the target must fit on it, and it always has a file system.
-        """
-        claim = self.volume.claim
-        size = units.volume_size(self.size, self.settings.overhead) if claim.block else self.size
-        spec: Object = {
-            "accessModes": ["ReadWriteOnce"],
-            "volumeMode": "Filesystem",
-            "resources": {"requests": {"storage": str(size)}},
-        }
-        given = self.settings.scratch_class
-        storage_class = claim.storage_class if given is None else given
-        if storage_class is not None:
-            spec["storageClassName"] = storage_class
-        return {"volumeClaimTemplate": {"spec": spec}}
 
 
 def _restricted(container: Object) -> Object:
@@ -193,7 +183,7 @@ NODE_PORT = 8100
 UPLOAD_TLS = "/upload-tls"
 UPLOAD_PORT = 8443
 #: The folder of keys for signatures.
-SIGNATURES = "/signatures"
+SIGNATURES = "/signatures/signed-by"
 
 
 def upload(pod: Pod) -> Object:
@@ -228,10 +218,13 @@ def importer(pod: Pod) -> Object:
         IMPORTER_IMAGE_SIZE=str(pod.size),
         FILESYSTEM_OVERHEAD=pod.overhead,
         PREALLOCATION=boolean(pod.volume.preallocation),
-        CDI_WORKER_DISK=source.disk,
+        CDI_WORKER_DISK=pod.volume.disk,
         CDI_WORKER_VERIFY="true" if pod.settings.verify else "",
         **_variables(source),
-        **{f"IMPORTER_EXTRA_HEADER_{index}": header for index, header in enumerate(source.headers)},
+        **{
+            f"IMPORTER_EXTRA_HEADER_{number}": each
+            for number, each in enumerate(source.value("extraHeaders", ()))
+        },
     )
     # The same for all pods of a Job, so that a pod resumes where the one before was killed.
     label = "metadata.labels['batch.kubernetes.io/controller-uid']"
@@ -239,8 +232,29 @@ def importer(pod: Pod) -> Object:
     _add_secrets(pod)
     _add_signatures(pod)
     if source.kind == "vddk":
-        _add_vddk(pod)
-    return _staged(pod)
+        # VMware's library may not be redistributed: the user's image copies it into /opt.
+        volume = {"name": "vddk", "mountPath": "/opt"}
+        pod.before.append(pod.helper("vddk", source.value("initImageURL"), volumeMounts=[volume]))
+        library = "vmware-vix-disklib-distrib"
+        pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
+        # There is no library for other machines; a cluster may have both kinds.
+        pod.more["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
+        if name := source.value("extraArgs"):
+            pod.mount("vddk-args", "/vddk-args", {"configMap": {"name": name}}, readOnly=True)
+    # The last stage is the pod's container, each earlier one an init container.
+    stages, common = pod.stages, pod.env
+    for number, stage in enumerate(stages, 1):
+        is_last = number == len(stages)
+        pod.env = list(common)
+        pod.set(
+            IMPORTER_PREVIOUS_CHECKPOINT=stage.previous,
+            IMPORTER_CURRENT_CHECKPOINT=stage.current,
+            IMPORTER_FINAL_CHECKPOINT=boolean(is_last and pod.volume.final),
+        )
+        if not is_last:
+            pod.before.append(pod.container(f"stage-{number}"))
+    ports = [{"name": "metrics", "containerPort": PATHS.metrics_port}]
+    return pod.container("importer", ports=ports)
 
 
 def _variables(source: datavolume.Source) -> dict[str, str]:
@@ -258,12 +272,11 @@ def _variables(source: datavolume.Source) -> dict[str, str]:
 
 def _add_secrets(pod: Pod) -> None:
     source = pod.volume.source
+    secret = {"secret": {"secretName": source.secret}}
     if source.secret and source.kind == "gcs":
-        secret = {"secret": {"secretName": source.secret}}
         pod.mount("credentials", "/google", secret, readOnly=True)
         pod.set(GOOGLE_APPLICATION_CREDENTIALS="/google/credentials.json")
     elif source.secret and source.kind == "kubevirt":
-        secret = {"secret": {"secretName": source.secret}}
         pod.mount("export-token", "/export-token", secret, readOnly=True)
     elif source.secret and not source.node_pull:
         for name, key in (("IMPORTER_ACCESS_KEY_ID", "accessKeyId"), ("IMPORTER_SECRET_KEY", "secretKey")):
@@ -271,38 +284,21 @@ def _add_secrets(pod: Pod) -> None:
         if source.kind == "s3":
             token = {"name": source.secret, "key": "sessionToken", "optional": True}
             pod.set_from("IMPORTER_SESSION_TOKEN", {"secretKeyRef": token})
-    if source.certificates and not source.node_pull:
-        pod.mount("certs", "/certs", {"configMap": {"name": source.certificates}}, readOnly=True)
+    if (certificates := source.value("certConfigMap")) and not source.node_pull:
+        pod.mount("certs", "/certs", {"configMap": {"name": certificates}}, readOnly=True)
         pod.set(IMPORTER_CERT_DIR="/certs")
-    for index, name in enumerate(source.secret_headers):
+    for index, name in enumerate(source.value("secretExtraHeaders", ())):
         path = f"{PATHS.extra_headers}/{index}"
         pod.mount(f"headers-{index}", path, {"secret": {"secretName": name}}, readOnly=True)
 
 
 def _add_signatures(pod: Pod) -> None:
     """Mount the keys of the demanded signatures; a source that cannot verify them refuses in the pod."""
-    given = pod.volume.annotations
-    for name, field in signed.ANNOTATIONS.items():
-        if name in given:
-            value = given[name]
-            if name == signed.SIGNED_BY:
-                value = f"{SIGNATURES}/signed-by"
-                pod.mount("signed-by", value, {"configMap": {"name": given[name]}}, readOnly=True)
-            pod.set(**{f"{contract.PREFIX}_{field.upper()}": value})
-
-
-def _add_vddk(pod: Pod) -> None:
-    source = pod.volume.source
-    volume = {"name": "vddk", "mountPath": "/opt"}
-    # VMware's library may not be redistributed: the user's image copies it into /opt.
-    pod.before.append(pod.helper("vddk", source.value("initImageURL"), volumeMounts=[volume]))
-    library = "vmware-vix-disklib-distrib"
-    pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
-    # There is no library for other machines; a cluster may have both kinds.
-    pod.more["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
-    if name := source.value("extraArgs"):
-        arguments = {"configMap": {"name": name}}
-        pod.mount("vddk-args", "/vddk-args", arguments, readOnly=True)
+    for field, value in pod.volume.demand.items():
+        if field == "signed_by":
+            pod.mount("signed-by", SIGNATURES, {"configMap": {"name": value}}, readOnly=True)
+        text = SIGNATURES if field == "signed_by" else value
+        pod.set(**{f"{contract.PREFIX}_{field.upper()}": text})
 
 
 def _add_node_pull(pod: Pod) -> None:
@@ -320,29 +316,11 @@ def _add_node_pull(pod: Pod) -> None:
     copy = ["cp", "/usr/bin/cdi-containerimage-server", server]
     pod.before.append(pod.helper("copy-server", pod.settings.image, command=copy, volumeMounts=shared))
     serve = [server, "-p", str(NODE_PORT), "-image-dir", "/disk", "-ready-file", ready, "-done-file", done]
-    image = source.image_stream or source.url.removeprefix("docker://")
+    image = source.value("imageStream") or source.url.removeprefix("docker://")
     pod.beside.append(pod.helper("server", image, command=serve, volumeMounts=shared))
     if source.secret:
         pod.more["imagePullSecrets"] = [{"name": source.secret}]
     if architecture := source.value("platform.architecture"):
         pod.more["nodeSelector"] = {"kubernetes.io/arch": architecture}
-    if source.image_stream:
+    if source.value("imageStream"):
         pod.annotations["alpha.image.policy.openshift.io/resolve-names"] = "*"
-
-
-def _staged(pod: Pod) -> Object:
-    """Return the container of the last stage; add the earlier stages as init containers."""
-    stages = pod.stages
-    common = pod.env
-    for number, stage in enumerate(stages, 1):
-        is_last = number == len(stages)
-        pod.env = list(common)
-        pod.set(
-            IMPORTER_PREVIOUS_CHECKPOINT=stage.previous,
-            IMPORTER_CURRENT_CHECKPOINT=stage.current,
-            IMPORTER_FINAL_CHECKPOINT=boolean(is_last and pod.volume.final),
-        )
-        if not is_last:
-            pod.before.append(pod.container(f"stage-{number}"))
-    ports = [{"name": "metrics", "containerPort": PATHS.metrics_port}]
-    return pod.container("importer", ports=ports)

@@ -17,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import group, parameters
-from cdi_worker.importer.kubernetes import datavolume, documents, signed
+from cdi_worker.importer.kubernetes import datavolume, documents
 from cdi_worker.sources import trust
 from tests.support import misbehave, repository, signing, tls, worker
 
@@ -333,14 +333,14 @@ def faults(change: Callable[[dict[str, object], dict[str, object]], object]) -> 
     return found
 
 
-@pytest.mark.parametrize("name", [*signed.ANNOTATIONS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
+@pytest.mark.parametrize("name", [*datavolume.DEMANDS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
 def test_empty_annotation_is_refused(name: str) -> None:
     for value in ("", " ", "\n"):
         found = faults(lambda annotations, _, value=value: annotations.update({name: value}))
         assert found == [f"metadata.annotations[{name}]: is empty"], value
 
 
-@pytest.mark.parametrize("name", [*signed.ANNOTATIONS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
+@pytest.mark.parametrize("name", [*datavolume.DEMANDS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
 def test_misspelt_annotation_is_refused(name: str) -> None:
     (found,) = faults(lambda annotations, _: annotations.update({name[:-1]: "x"}))
     assert found.endswith(f"did you mean '{name}'?")
@@ -352,7 +352,7 @@ def test_empty_checksum_of_a_manifest_is_refused() -> None:
 
 
 def test_valid_annotations_are_accepted() -> None:
-    given = dict.fromkeys(signed.ANNOTATIONS, "x")
+    given = dict.fromkeys(datavolume.DEMANDS, "x")
     assert faults(lambda annotations, _: annotations.update(given)) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from cdi_worker.images.engine import fetch
 from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import group, import_, options
-from cdi_worker.importer.kubernetes import contact, datavolume, documents, references
+from cdi_worker.importer.kubernetes import contact, datavolume, documents
 from cdi_worker.importer.request import Room
 from cdi_worker.importer.roles import importer
 from cdi_worker.sources import base, fields, trust
@@ -51,7 +51,7 @@ def by_manifest(tmp_path: Path) -> request.Request:
     path.write_text(MANIFEST)
     found = documents.read(str(path))
     (volume,) = datavolume.parse_all(datavolume.find(found))
-    reading = contact.Reading(volume, references.References(found), str(tmp_path), {})
+    reading = contact.Reading(volume, contact.References(found), str(tmp_path), {})
     made = reading.request(Fraction("0.06"))
     assert reading.faults == []
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.importer.kubernetes import contact, datavolume, documents, references
+from cdi_worker.importer.kubernetes import contact, datavolume, documents
 from tests.support import (
     chains,
     containers,
@@ -44,13 +44,14 @@ def test_documented_examples_make_requests(example: Path, tmp_path: Path) -> Non
     """Every field of the source arrives in the request, with its Secrets and ConfigMaps."""
     found = documents.read(str(example))
     (volume,) = datavolume.parse_all(datavolume.find(found))
-    reading = contact.Reading(volume, references.References(found), str(tmp_path), {})
+    reading = contact.Reading(volume, contact.References(found), str(tmp_path), {})
     location = reading.request(Fraction(0)).location
     assert reading.faults == []
     assert location.endpoint == volume.source.url
     assert bool(location.access.password) == (volume.source.secret == "endpoint-secret")
-    assert len(location.access.ca_files) == bool(volume.source.certificates)
-    assert len(location.access.headers) == len(volume.source.headers + volume.source.secret_headers)
+    assert len(location.access.ca_files) == bool(volume.source.value("certConfigMap"))
+    headers = [*volume.source.value("extraHeaders", ()), *volume.source.value("secretExtraHeaders", ())]
+    assert len(location.access.headers) == len(headers)
     assert bool(getattr(location, "credentials_file", "")) == (example.stem == "gcs")
 
 

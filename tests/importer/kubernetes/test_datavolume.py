@@ -77,7 +77,7 @@ def test_values_are_parsed() -> None:
     assert volume.claim.size == 32 << 30
     assert not volume.final
     assert parse("https").source.secret == "endpoint-secret"
-    assert parse("headers").source.secret_headers == ("first-secret", "second-secret")
+    assert parse("headers").source.value("secretExtraHeaders") == ["first-secret", "second-secret"]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_invalid_values_count_as_absent() -> None:
     }
     content = {"apiVersion": datavolume.API_VERSION, "metadata": {"name": "x"}, "spec": spec}
     volume = datavolume.parse(documents.Document("x", content), found)
-    assert volume.source.secret_headers == ("b",)
+    assert volume.source.value("secretExtraHeaders") == ["b"]
     assert volume.claim.size is None
     assert [fault.partition(":")[0] for fault in found] == [
         "spec.source.http.secretExtraHeaders[2]",

@@ -111,7 +111,7 @@ def test_worker_accepts_the_environment(example: Path, tmp_path: Path) -> None:
                 assert request.preallocation == volume.preallocation
                 assert request.checksum == (volume.source.value("checksum"))
                 assert (request.room.size or 0) >= (volume.claim.size or 0)
-                shown = volume.source.headers
+                shown = volume.source.value("extraHeaders", ())
                 assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
             elif env:
                 assert contract.role(env) == "uploadserver"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdi_worker.importer.kubernetes import contact, datavolume, documents, manifest, pod, references
+from cdi_worker.importer.kubernetes import contact, datavolume, documents, manifest, pod
 from cdi_worker.sources import trust
 from tests.support import containers, registries, repository, signing, worker
 from tests.support import disks as disks_module
@@ -31,7 +31,7 @@ def demanded(path: Path, folder: Path) -> tuple[trust.Demand, list[str]]:
     faults: list[str] = []
     found = documents.read(str(path))
     volume = datavolume.parse(datavolume.find(found)[0], faults)
-    reading = contact.Reading(volume, references.References(found), str(folder), {}, faults)
+    reading = contact.Reading(volume, contact.References(found), str(folder), {}, faults)
     return reading.request(Fraction(0)).demand, faults
 
 

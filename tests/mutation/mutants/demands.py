@@ -34,13 +34,6 @@ MUTANTS = (
         "tests/contract/test_settings_that_demand.py::test_misspelt_variable_is_refused",
     ),
     mutant(
-        "importer/kubernetes/datavolume.py",
-        "ignores a misspelt demand among the annotations",
-        "    for name, what in signed.faults(volume.annotations, frozenset({DISK, LAYER_ANNOTATION})):\n",
-        "    for name, what in ():\n",
-        "tests/contract/test_settings_that_demand.py::test_misspelt_annotation_is_refused",
-    ),
-    mutant(
         "sources/registry/source.py",
         "imports a signed image of another platform than the index says",
         "        if found and is_signed:\n",
