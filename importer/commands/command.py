@@ -7,7 +7,7 @@ otherwise with those of all sources: start-up time is part of every import.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -176,53 +176,49 @@ class SourceCommand(Command):
         self.params.insert(0, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        kinds = self.kinds_in(ctx, args)
-        if kinds is not None:
-            ctx.meta[_key(ctx)] = kinds
-            wanted = {each.partition("=")[0] for each in self.own_arguments(ctx, args)}
+        few = self.few_params(ctx, args)
+        if few is not None:
+            wanted = {each.partition("=")[0] for each in self.own_arguments(args)}
             wanted = {each for each in wanted if each.startswith("--")} - {"--"}
             wanted |= {parameters.named(variable) for variable in contract.own(contract.environment())}
-            options = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
-            if not wanted <= options:
-                del ctx.meta[_key(ctx)]
+            if wanted <= {name for each in few for name in (*each.opts, *each.secondary_opts)}:
+                ctx.meta[_key(ctx)] = few
         return super().parse_args(ctx, args)
 
-    def own_arguments(self, _ctx: click.Context, args: list[str]) -> list[str]:
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return few parameters if these are all that the command line has, else all."""
+        return self.all_params(ctx) if has_all_options(ctx) else ctx.meta[_key(ctx)]
+
+    def own_arguments(self, args: list[str]) -> list[str]:
         """Return the arguments that are not those of a sub-command."""
         return args
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, with those of the sources that the command line names, or of all."""
-        own = self.own_params(ctx)
-        known = {name for param in own for name in param.opts}
-        found: dict[str, parameters.SourceOption] = {}
-        for each in self.all_kinds() if has_all_options(ctx) else ctx.meta[_key(ctx)]:
-            for option, default in self.offers(each):
-                if option.option not in known:
-                    made = found.setdefault(option.option, parameters.SourceOption(option, default))
-                    made.kinds[each.name] = each.example if self.name in fields.READ else ""
-        return [*own, *found.values()]
+    def few_params(self, ctx: click.Context, args: list[str]) -> list[click.Parameter] | None:
+        """Return the parameters, with those of the sources that arguments name, by a URL or by name.
 
-    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters without those of sources."""
-        return super().get_params(ctx)
-
-    def all_kinds(self) -> Iterator[kind.Kind]:
-        """Yield the kinds of source that the command can have options of."""
-        return sources.every()
-
-    def kinds_in(self, ctx: click.Context, args: list[str]) -> tuple[kind.Kind, ...] | None:
-        """Return the kinds of source that arguments name, by a URL or by name; None: all, as in help."""
+        None: all are needed, as in help.
+        """
         if ctx.resilient_parsing or {"-h", "--help"} & {*args}:
             return None
         words = {word for each in args for word in (each.partition(":")[0], each.rpartition("=")[2])}
-        return tuple(each for each in sources.own() if words & {each.name, *each.schemes})
+        return self.params_of(ctx, (each for each in sources.own() if words & {each.name, *each.schemes}))
 
-    def offers(self, kind: kind.Kind) -> Iterator[tuple[fields.Field, Any]]:
-        """Yield the fields of a kind of source that this command has an option for, and their defaults."""
-        for field, default in kind.table.values():
-            if field.option and self.name in field.verbs and (kind.digests or self.name != "digest"):
-                yield field, default
+    def all_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with those of all sources."""
+        return self.params_of(ctx, sources.every())
+
+    def params_of(self, ctx: click.Context, kinds: Iterable[kind.Kind]) -> list[click.Parameter]:
+        """Return the parameters, with those of these sources."""
+        own = super().get_params(ctx)
+        known = {name for param in own for name in param.opts}
+        found: dict[str, parameters.SourceOption] = {}
+        for each in kinds:
+            for field, default in each.table.values():
+                is_offered = self.name in field.verbs and (each.digests or self.name != "digest")
+                if field.option and field.option not in known and is_offered:
+                    option = found.setdefault(field.option, parameters.SourceOption(field, default))
+                    option.kinds[each.name] = each.example if self.name in fields.READ else ""
+        return [*own, *found.values()]
 
     def topics(self, ctx: click.Context) -> Mapping[str, str]:
         """Return the kinds of source that the command has options for, with an example of their use."""

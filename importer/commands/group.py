@@ -16,7 +16,7 @@ from cdi_worker.importer.roles import run
 from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
-    from cdi_worker.sources import kind
+    pass
 
 POD = contract.Paths()
 #: A topic of help besides ``fields.POD``, the options of a pod's role: only the commands.
@@ -123,28 +123,26 @@ class _Group(command.SourceCommand, click.Group):
                 ctx.fail(f"No such command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
 
-    def own_arguments(self, _ctx: click.Context, args: list[str]) -> list[str]:
+    def own_arguments(self, args: list[str]) -> list[str]:
         return [*itertools.takewhile(lambda each: each not in COMMANDS, args)]
 
-    def own_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if not command.has_all_options(ctx):
-            return super().own_params(ctx)
+    def few_params(self, ctx: click.Context, _args: list[str]) -> list[click.Parameter]:
+        return self.params_of(ctx, ())
+
+    def all_params(self, ctx: click.Context) -> list[click.Parameter]:
         from cdi_worker.importer.commands import options
 
-        return [*super().own_params(ctx), *options.of(fields.POD, group=ROLE)]
-
-    def all_kinds(self) -> Iterator[kind.Kind]:
+        mounts: dict[str, parameters.SourceOption] = {}
         # Searching for plug-ins takes longer than everything else in this help.
-        return sources.own()
-
-    def kinds_in(self, _ctx: click.Context, _args: list[str]) -> tuple[kind.Kind, ...]:
-        return ()
-
-    def offers(self, kind: kind.Kind) -> Iterator[tuple[fields.Field, Any]]:
-        for field, _ in kind.table.values():
-            if field.mount:
-                # Its file need not exist.
-                yield field._replace(file=False, form="FILE" if field.file else ""), field.mount
+        for each in sources.own():
+            for field, _ in each.table.values():
+                if field.mount:
+                    # Its file need not exist.
+                    form = field._replace(file=False, form="FILE" if field.file else "")
+                    option = mounts.setdefault(field.option, parameters.SourceOption(form, field.mount))
+                    option.kinds[each.name] = ""
+        own = self.params_of(ctx, ())
+        return [*own, *options.of(fields.POD, group=ROLE), *mounts.values()]
 
     def variable_faults(self, env: Mapping[str, str], ctx: click.Context) -> Iterator[str]:
         """Yield the faults of our own variables, as ``contract.own_faults``, and of files that others name.
@@ -165,7 +163,7 @@ class _Group(command.SourceCommand, click.Group):
         options = [option for each in known_commands for option in each.options if not option.here]
         known = {each.variable for each in options}
         known |= {field.env for _, field, _ in fields.declared(request.Request)}
-        of_sources = (field for kind in super().all_kinds() for field, _ in kind.table.values())
+        of_sources = (field for kind in sources.every() for field, _ in kind.table.values())
         known |= {name for field in of_sources for name in (field.env, *field.more) if name}
         here = {each.variable: each.key for each in running if each.here}
         for name in [name for name in contract.own(env) if name in here]:
