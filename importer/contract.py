@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: The mode of a disk's file, whatever the umask: the virtual machine has access by its group.
 FILE_MODE = 0o660
-#: Our own variables begin with it. Others are CDI's, which controllers may leave empty, or of other tools.
+#: Prefix of our own variables. Others are CDI's, which controllers may leave empty, or those of other tools.
 PREFIX = "CDI_WORKER"
 #: OpenSSL reads the first, botocore the others.
 LIBRARY_FILES = (
@@ -145,7 +145,7 @@ def own_faults(
 ) -> Iterator[str]:
     """Yield a message for each of our own variables that is empty or not among ``known``.
 
-    It may be a demand that would be dropped: its name is misspelt, or a script's variable is not set.
+    It may be a requirement that would be ignored: its name is misspelt, or a script's variable is not set.
     """
     for name in own(env):
         if name not in known:
@@ -171,50 +171,51 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
 
     Other files of a ConfigMap are ignored, as in upstream's workers.
     """
-    if not directory:
-        return ()
-    from cdi_worker.sources import certificates
-
     found = []
-    try:
-        for path in sorted(Path(directory).iterdir()):
-            if path.name.startswith(".") or not path.name.endswith(endings) or not _is_file(path):
-                continue
-            if certificates.holds_any(path.read_bytes()):
-                found.append(str(path))
-            else:
-                log.warning("file ignored: it contains no certificate path=%r", str(path))
-    except FileNotFoundError:
-        return ()
-    except OSError as err:
-        raise errors.RequestError(f"{err.filename}: {errors.words(err)}") from err
+    for path, content in _files(directory, endings):
+        from cdi_worker.sources import certificates
+
+        if certificates.holds_any(content):
+            found.append(str(path))
+        else:
+            log.warning("file ignored: it contains no certificate path=%r", str(path))
     return tuple(found)
 
 
 def header_files(directory: str) -> tuple[tuple[str, str], ...]:
-    """Return the secret headers below ``directory``, one per file.
+    """Return the secret headers below ``directory``, one per file."""
+    found = []
+    for path, content in _files(directory, below=True):
+        try:
+            found.append(fields.header(content.decode()))
+        except (errors.RequestError, UnicodeDecodeError) as err:
+            raise errors.RequestError(f"{path}: malformed extra header") from err
+    return tuple(found)
 
-    Kubernetes mounts a secret as symbolic links into ``..data``: links are followed, names with a leading dot
-    are skipped.
+
+def _files(
+    directory: str, endings: tuple[str, ...] = ("",), *, below: bool = False
+) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files of a mounted Secret or ConfigMap with their content; ``below``: also in its folders.
+
+    Kubernetes mounts them as symbolic links into ``..data``: links to files are followed, names with a
+    leading dot are skipped.
     """
-    found: list[tuple[str, str]] = []
 
     def fail(err: OSError) -> None:
         if not isinstance(err, FileNotFoundError):
-            raise errors.RequestError(f"{err.filename}: {errors.words(err)}") from err
+            raise err
 
-    for root, folders, files in os.walk(directory, onerror=fail, followlinks=False):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(root, name)
-            try:
-                if not name.startswith(".") and _is_file(path):
-                    found.append(fields.header(path.read_text(encoding="utf-8")))
-            except OSError as err:
-                raise errors.RequestError(f"{path}: {errors.words(err)}") from err
-            except (errors.RequestError, UnicodeDecodeError) as err:
-                raise errors.RequestError(f"{path}: malformed extra header") from err
-    return tuple(found)
+    path = Path(directory)
+    try:
+        for root, folders, names in os.walk(directory, onerror=fail):
+            folders[:] = sorted(name for name in folders if below and not name.startswith("."))
+            for name in sorted(names):
+                path = Path(root, name)
+                if not name.startswith(".") and name.endswith(endings) and _is_file(path):
+                    yield path, path.read_bytes()
+    except OSError as err:
+        raise errors.RequestError(f"{err.filename or path}: {errors.words(err)}") from err
 
 
 def _is_file(path: str | Path) -> bool:
