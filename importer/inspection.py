@@ -71,30 +71,34 @@ def inspect(
         opened = contact.source(request, demanded, reads)
         with (
             contact.open_source(opened, request, demanded, silent, reads, whole=False) as whole,
-            destination.claim_export(request, reads) as held,
+            destination.claim_export(request, reads) as export,
         ):
             try:
-                return _inspect(whole.anew(), request, held, run, overhead)
+                return _inspect(whole.anew(), request, export, run, overhead)
             except errors.NoRanges as err:
                 contact.fall_back(whole.engine, err, silent)
-                return _inspect(whole.anew(), request, held, run, overhead)
+                return _inspect(whole.anew(), request, export, run, overhead)
 
 
 def _inspect(
     whole: base.Image,
     request: Request,
-    held: targets.Claim | None,
+    export: targets.Claim | None,
     run: execute.Run,
     overhead: Fraction | int | None,
 ) -> Inspection:
     with package.open_disk(whole, request, run.demanded, run.reads) as (disk, demanded):
-        found = survey.look(disk, request, demanded, run.reads, held)
-        plan, obstacle = None, None
-        size = _stated(disk.files, found, run.reads)
+        found = survey.look(disk, request, demanded, run.reads, export)
+        plan, obstacle, size = None, None, None
+        if found.format in {"raw", "iso"} and len(found.compressions) == 1:
+            (only,) = disk.files
+            read = only.checked(run.reads)
+            size = stated.size(found.compressions[0], only.facts.head, read, only.facts.size)
+            size = None if size is None else units.whole_sectors(size)
         try:
             plan = plans.plan(request, demanded, disk.facts, found)
             execute.load(plan, found)
-            _check_target(found, request, size, held)
+            _check_target(found, request, size, export)
         except errors.Error as err:
             plan, obstacle = None, err
         overhead = request.room.overhead if overhead is None else overhead
@@ -108,27 +112,17 @@ def _inspect(
         return Inspection(disk.facts, found, plan, obstacle, volume, details, overhead, size)
 
 
-def _stated(images: Sequence[base.Image], found: Survey, cancel: cancelling.Cancel) -> int | None:
-    """Return the size that a compression states of a raw disk."""
-    if found.format not in {"raw", "iso"} or len(found.compressions) != 1:
-        return None
-    (only,) = images
-    read, head = only.checked(cancel), only.facts.head
-    size = stated.size(found.compressions[0], head, read, only.facts.size)
-    return None if size is None else units.whole_sectors(size)
-
-
-def _check_target(found: Survey, request: Request, size: int | None, held: targets.Claim | None) -> None:
+def _check_target(found: Survey, request: Request, size: int | None, export: targets.Claim | None) -> None:
     """Raise an error if the target has no room for ``size`` bytes, or cannot be written, or be replaced.
 
-    ``held``: the claim on an NBD export.
+    ``export``: the claim on an NBD export.
     """
     if size is not None:
         plans.check_room(size, request, found)
     if not request.target or found.ordered or request.existing == "compare":
         return
-    if held is not None:
-        destination.check_replaceable(held, request)
+    if export is not None:
+        destination.check_replaceable(export, request)
     elif found.block:
         # Opens the device exclusively, and writes nothing.
         with targets.take(request.target) as claim:

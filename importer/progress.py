@@ -177,7 +177,7 @@ class Meter(NullProgress):
         self.percent = 0.0
         self.finished = False
         self._kept = 0
-        #: Bytes kept and skipped of the phase that is to begin; None: they are those of the current one.
+        #: Bytes kept and skipped that are reported before their phase begins; None: the phase has begun.
         self._ahead: tuple[int, int] | None = None
         self._read = 0
         self._read_before = 0
@@ -212,22 +212,21 @@ class Meter(NullProgress):
         self.changed(new_phase=False)
 
     def skip(self, count: int) -> None:
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead = self._ahead[0], self._ahead[1] + count
-                return
-            if self.total is not None:
-                self.total = max(0, self.total - count)
-            self._update()
-        self.changed(new_phase=False)
+        self._spare(0, count)
 
     def keep(self, count: int) -> None:
+        self._spare(count, 0)
+
+    def _spare(self, kept: int, skipped: int) -> None:
+        """Count bytes that are not moved, of the phase that is to begin or of the current one."""
         with self._lock:
             if self._ahead is not None:
-                self._ahead = self._ahead[0] + count, self._ahead[1]
+                self._ahead = self._ahead[0] + kept, self._ahead[1] + skipped
                 return
-            self.count += count
-            self._kept += count
+            self.count += kept
+            self._kept += kept
+            if self.total is not None:
+                self.total = max(0, self.total - skipped)
             self._update()
         self.changed(new_phase=False)
 
@@ -271,6 +270,13 @@ class Meter(NullProgress):
             left = None
             if total is not None and moving and self._moving.is_settled and not self.finished:
                 left = max(0, total - self.count) / moving
+            trouble = ""
+            if self._failure is not None:
+                reason = self._failure.fields.get("reason") or self._failure.message()
+                trouble = str(reason).removeprefix("server answers ")
+                if pause := self._failure.pause:
+                    when = f"next try in {pause.until - now:.0f} s" if pause.until > now else "trying again"
+                    trouble += f", {when} ({now - pause.since:.0f} of {pause.limit:.0f} s without data)"
             return Numbers(
                 phase="done" if self.finished else self.name or "start",
                 percent=self.percent,
@@ -282,7 +288,7 @@ class Meter(NullProgress):
                 resumed=self._resumed,
                 size=self._size,
                 retries=self._retries,
-                trouble="" if self._failure is None else _trouble(self._failure),
+                trouble=trouble,
                 disk_speed=self._storage.now(now) if self._stored else None,
             )
 
@@ -290,24 +296,6 @@ class Meter(NullProgress):
         if self.total and self.name in SHARES:
             start, end = SHARES[self.name]
             self.percent = max(self.percent, start + (end - start) * min(1.0, self.count / self.total))
-
-
-def _trouble(failure: errors.Error) -> str:
-    """Return why a failure is retried, when, and until when."""
-    reason = str(failure.fields.get("reason") or failure.message()).removeprefix("server answers ")
-    pause = failure.pause
-    if pause is None:
-        return reason
-    now = time.monotonic()
-    when = f"next try in {pause.until - now:.0f} s" if pause.until > now else "trying again"
-    return f"{reason}, {when} ({now - pause.since:.0f} of {pause.limit:.0f} s without data)"
-
-
-def resumed(kept: int, total: int) -> str:
-    """Return the first line of an import that resumes an earlier attempt."""
-    return (
-        f"resumed: {units.format_size(kept)} of {units.format_size(total)} are kept from an earlier attempt"
-    )
 
 
 class Lines(Meter):
@@ -324,7 +312,7 @@ class Lines(Meter):
         self._interval = interval
         self._over = threading.Event()
         self._printing = threading.Lock()
-        # A thread, because a transfer that has come to a halt calls nothing.
+        # A transfer that stalls calls no method.
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
@@ -345,7 +333,8 @@ class Lines(Meter):
         if self._json:
             self._print_numbers()
         else:
-            self._print(resumed(kept, total))
+            sizes = f"{units.format_size(kept)} of {units.format_size(total)}"
+            self._print(f"resumed: {sizes} are kept from an earlier attempt")
 
     def _run(self) -> None:
         while not self._over.wait(self._interval):

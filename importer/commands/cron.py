@@ -20,7 +20,7 @@ from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer import contract, report, request
 from cdi_worker.importer.commands import parameters
 from cdi_worker.importer.roles import importer
-from cdi_worker.sources import certificates, fields, watched
+from cdi_worker.sources import certificates, fields, smallfile, watched
 from cdi_worker.sources.web import connections
 from cdi_worker.sources.web import session as sessions
 
@@ -90,13 +90,11 @@ def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | No
 @click.option("--termination-log", default=contract.Paths().termination_log)
 def measure(path: str, termination_log: str) -> int:
     """Write the size of a disk to the termination log."""
-
-    def open_at_once(path: str, flags: int) -> int:
-        """Open a path without waiting for the writer of a pipe."""
-        return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
     # Disks on CDI's volumes are raw. Their first bytes belong to the guest and are not interpreted.
-    with errors.on_target(path, "look at"), open(path, "rb", buffering=0, opener=open_at_once) as disk:
+    with (
+        errors.on_target(path, "look at"),
+        open(path, "rb", buffering=0, opener=smallfile.open_without_wait) as disk,
+    ):
         size = disk.seek(0, os.SEEK_END)
     click.echo(size)
     return report.write(report.Report(str(size), 0, unsaid=1), termination_log)
@@ -129,30 +127,24 @@ class Cron:
     def note(self, digest: str) -> bool:
         """Request the import of ``digest`` unless it is imported or requested; return whether it was new."""
         for _ in range(ATTEMPTS):
-            found = self._call("GET")
-            metadata = self._mapping(found, "metadata")
-            if metadata.get("name") != self._name:
-                raise self._odd()
-            annotations = self._mapping(metadata, "annotations")
-            current = self._mapping(found, "status").get("currentImportDigest")
-            if digest in (current, annotations.get(DESIRED)):
-                return False
-            metadata["annotations"] = {**annotations, DESIRED: digest}
+            cron = self._call("GET")
+            try:
+                # Kubernetes leaves empty maps out; others write null.
+                metadata, status = cron["metadata"], cron.get("status") or {}
+                annotations = metadata.get("annotations") or {}
+                if metadata.get("name") != self._name:
+                    raise self._odd()
+                if digest in (status.get("currentImportDigest"), annotations.get(DESIRED)):
+                    return False
+                metadata["annotations"] = {**annotations, DESIRED: digest}
+            except (AttributeError, KeyError, TypeError) as err:
+                raise self._odd() from err
             # CDI's role allows update, not patch. The resource version detects changes by others.
-            if self._call("PUT", found) is not None:
+            if self._call("PUT", cron) is not None:
                 return True
         raise errors.Transient(
             url=self.url, reason=f"changed by another client at each of {ATTEMPTS} attempts"
         )
-
-    def _mapping(self, found: Any, name: str) -> dict[str, Any]:
-        """Return a field of an answer that is an object; empty if the answer has none."""
-        value = found.get(name) if isinstance(found, dict) else ""
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._odd()
-        return value
 
     def _odd(self) -> errors.Unreachable:
         return errors.Unreachable(url=self.url, reason="the answer is not the DataImportCron")

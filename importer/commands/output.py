@@ -46,8 +46,7 @@ def progress(style: str, obj: parameters.Context) -> Iterator[progress_module.Pr
 def say(text: str, *, err: bool = False) -> None:
     """Print to standard output, with ``err`` to standard error, where a failure is ignored.
 
-    A reader that has closed its end has seen enough: what was done is done. Raises ``errors.Error`` if
-    standard output is closed or full.
+    A pipe closed by its reader is ignored. Raises ``errors.Error`` if standard output is closed or full.
     """
     try:
         click.echo(text, err=err)
@@ -60,7 +59,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 @contextlib.contextmanager
 def _complete(what: str) -> Iterator[None]:
-    """Print in the block what was done: it stays done if that cannot be printed."""
+    """If the block cannot print a result, report that ``what`` is complete nevertheless."""
     try:
         yield
     except errors.Error as err:
@@ -79,40 +78,41 @@ def result(done: Result, request: Request, obj: parameters.Context) -> None:
         if obj.as_json:
             more = {"sha256": digest, "confirmed": done.confirmed} if digest else {}
             as_json({**done.as_fields(), **more}, err=obj.to_stdout)
-        elif not obj.quiet:
-            _table(_rows(done, digest), err=obj.to_stdout)
-        elif digest:
-            # As sha256sum prints it.
-            say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
-
-
-def _rows(done: Result, digest: str) -> dict[str, str]:
-    route, seconds = f"{done.plan.route}: {done.plan.reason}", f"{done.seconds:.2f} s"
-    if done.plan.route == "blank":
-        return {"created": done.target, "disk": _size(done.size), "time": seconds, "route": route}
-    read, updated = _size(done.read), ""
-    if done.resumed:
-        read += f", and {_size(done.resumed)} from an earlier attempt"
-    if done.refetched:
-        read += f"; {_size(done.refetched)} of that attempt were no longer on storage and were fetched again"
-    if done.changes is not None:
-        compared, differed, written = map(units.format_size, dataclasses.astuple(done.changes))
-        updated = f"{differed} of {compared} differed, {written} written"
-    if done.read and not (digest or done.confirmed):
-        seconds += f", {units.format_size(done.read / max(done.seconds, 1e-3))}/s read"
-    return {
-        "imported": f"{done.source} -> {done.target}",
-        "format": _format(done.format, done.compressions),
-        "disk": _size(done.size),
-        "read": read,
-        "updated": updated,
-        "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
-        "sha256": digest,
-        "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
-        "time": seconds,
-        "route": route,
-        "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
-    }
+            return
+        if obj.quiet:
+            if digest:
+                # As sha256sum prints it.
+                say(masking.mask(f"{digest}  {done.target}"), err=obj.to_stdout)
+            return
+        read, updated, seconds = _size(done.read), "", f"{done.seconds:.2f} s"
+        if done.resumed:
+            read += f", and {_size(done.resumed)} from an earlier attempt"
+        if done.refetched:
+            lost = _size(done.refetched)
+            read += f"; {lost} of that attempt were no longer on storage and were fetched again"
+        if done.changes is not None:
+            compared, differed, written = map(units.format_size, dataclasses.astuple(done.changes))
+            updated = f"{differed} of {compared} differed, {written} written"
+        if done.read and not (digest or done.confirmed):
+            seconds += f", {units.format_size(done.read / max(done.seconds, 1e-3))}/s read"
+        is_blank = done.plan.route == "blank"
+        source = {
+            "imported": f"{done.source} -> {done.target}",
+            "format": _format(done.format, done.compressions),
+        }
+        rows = {
+            **({"created": done.target} if is_blank else source),
+            "disk": _size(done.size),
+            "read": "" if is_blank else read,
+            "updated": updated,
+            "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
+            "sha256": digest,
+            "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
+            "time": seconds,
+            "route": f"{done.plan.route}: {done.plan.reason}",
+            "labels": ", ".join(f"{name}={value}" for name, value in done.labels.items()),
+        }
+        _table(rows, err=obj.to_stdout)
 
 
 def verification(found: Verification, obj: parameters.Context) -> None:
