@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: Errors of a standard output that is closed or full.
 LOST = frozenset({errno.EBADF, errno.ENOSPC, errno.EIO})
 
-#: Signals within so many seconds are one: timeout(1) sends two, to its child and to its process group.
+#: Signals within this many seconds count as one: timeout(1) sends two, to its child and its process group.
 TOGETHER = 0.5
 
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
@@ -79,7 +79,7 @@ def cancelled_by_signals() -> cancelling.Cancel:
         while True:
             number = signal.Signals(os.read(arrived, 1)[0])
             if number != signal.SIGHUP and time.monotonic() - began > TOGETHER:
-                # Without a message: standard error may be what the program waits for.
+                # No message: the program may be blocked in writing to standard error.
                 os._exit(128 + number)
 
     threading.Thread(target=follow, name="signals", daemon=True).start()
@@ -100,14 +100,13 @@ def _arguments() -> list[str]:
         return [name, *arguments]
     is_first = arguments[:1] and not arguments[0].startswith("-")
     has_command = is_first or not group.PROGRAMS.keys().isdisjoint(arguments)
-    if not has_command and any(_is_option(each, "volume-path") for each in arguments):
-        is_ovirt = any(_is_option(each, "disk-id") or _is_option(each, "engine-url") for each in arguments)
-        return ["ovirt-populator" if is_ovirt else "openstack-populator", *arguments]
+    options = {each.lstrip("-").partition("=")[0] for each in arguments if each.startswith("-")}
+    if not has_command and "volume-path" in options:
+        program = (
+            "openstack-populator" if options.isdisjoint({"disk-id", "engine-url"}) else "ovirt-populator"
+        )
+        return [program, *arguments]
     return arguments
-
-
-def _is_option(argument: str, name: str) -> bool:
-    return re.fullmatch(f"--?{name}(=.*)?", argument, re.DOTALL) is not None
 
 
 class _Formatter(logging.Formatter):

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from cdi_worker.importer import commands, progress
 
-#: Seconds between two drawings, and cells of the widest bar and of the narrowest that is worth its place.
+#: Seconds between two drawings; cells of the widest bar, and of the narrowest that is drawn.
 INTERVAL = 0.2
 WIDEST = 30
 NARROWEST = 5
@@ -50,7 +50,7 @@ class Bar(progress.Lines):
         except OSError:
             return
         with contextlib.suppress(OSError):
-            # In the background, the line belongs to a shell. Another session's terminal has no shell of ours.
+            # In the background, the line belongs to the shell. The terminal of another session has no shell.
             if os.tcgetpgrp(terminal) != os.getpgrp():
                 return
         commands.erase = ERASE
@@ -66,7 +66,7 @@ class Bar(progress.Lines):
         numbers = self.numbers()
         percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
         parts = [numbers.trouble] if numbers.trouble else numbers.parts()
-        # What is first left out of a narrow line.
+        # A narrow line leaves out the first parts.
         while len(parts) > 1 and len(f"{numbers.phase:>8} {percent} {', '.join(parts)}") >= columns:
             parts.pop(0)
         text = f"{percent} {', '.join(parts)}".strip()
@@ -78,8 +78,8 @@ class Bar(progress.Lines):
         if numbers.is_known:
             done = int(cells * numbers.percent / 100)
             return self._full * done + self._empty * (cells - done)
-        # A pulse: three cells that go to and fro.
-        way = cells - 3
-        place = int(time.monotonic() / INTERVAL) % (2 * way)
-        place = min(place, 2 * way - place)
-        return self._empty * place + self._full * 3 + self._empty * (way - place)
+        # The size is unknown: three cells move back and forth.
+        span = cells - 3
+        at = int(time.monotonic() / INTERVAL) % (2 * span)
+        at = min(at, 2 * span - at)
+        return self._empty * at + self._full * 3 + self._empty * (span - at)

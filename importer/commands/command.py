@@ -61,12 +61,11 @@ class Command(click.Command):
     """A command whose options can also be set in the environment. ``example``: for its help."""
 
     def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
-        own = {
+        settings["context_settings"] = {
             "auto_envvar_prefix": contract.PREFIX,
             "help_option_names": ["-h", "--help"],
             "max_content_width": 100,
         }
-        settings["context_settings"] = {**own, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
         self.example = example
         option = functools.partial(parameters.Option, expose_value=False, callback=_set)

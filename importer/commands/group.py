@@ -249,25 +249,20 @@ def cli(
 
     Without a command, run the role of a pod that the environment selects.
     """
+    places = {name: given[name] for name in PLACES}
+    ctx.obj.paths = contract.Paths(**places, metrics_port=metrics_port, mounts=parameters.of_sources(given))
     if command.has_all_options(ctx):
         from cdi_worker.importer.commands import options
 
         options.refuse_in_front(ctx)
-        ctx.obj.settings = {**POD.settings, **options.settings(fields.POD, given)}
-        ctx.obj.access = options.limits(fields.POD, given)
+        settings = {**POD.settings, **options.settings(fields.POD, given)}
+        ctx.obj.paths = ctx.obj.paths._replace(settings=settings, access=options.limits(fields.POD, given))
     if ctx.invoked_subcommand is not None:
         ctx.obj.log()
         if ctx.invoked_subcommand in PROGRAMS and (faults := _faults(ctx)):
             raise errors.RequestError(*faults)
         return None
     ctx.obj.log(1)
-    where = contract.Paths(
-        **{name: given[name] for name in PLACES},
-        metrics_port=metrics_port,
-        mounts=parameters.of_sources(given),
-        settings=ctx.obj.settings,
-        access=ctx.obj.access,
-    )
     env = contract.environment()
     role = contract.role(env)
     if role is None:
@@ -276,5 +271,5 @@ def cli(
         return 2
     faults = _faults(ctx)
     return run.run(
-        role, env, where, ctx.obj.cancel, strict=strict_exit_status, retries=retries, faults=faults
+        role, env, ctx.obj.paths, ctx.obj.cancel, strict=strict_exit_status, retries=retries, faults=faults
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 SIZE = parameters.Typed("size", units.parse_quantity)
-#: Whether it can be written is found out when it is opened (exit status 6).
+#: A path that cannot be read or written is reported when it is opened (exit status 6).
 TARGET = click.Path(readable=False)
 #: The sections of the help, in their order.
 SECTIONS = (

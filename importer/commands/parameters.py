@@ -20,15 +20,6 @@ from cdi_worker.sources import smallfile
 if TYPE_CHECKING:
     from cdi_worker.sources import fields
 
-    _Choice = click.Choice[str]
-    _ParamType = click.ParamType[Any]
-    _Path = click.Path[Any]
-else:
-    # Not generic in older versions of click.
-    _Choice = click.Choice
-    _Path = click.Path
-    _ParamType = click.ParamType
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 GENERAL = "General options"
 
@@ -37,16 +28,15 @@ class Context:
     """The object that ``cli`` passes to every command.
 
     ``quiet``: only errors are printed. ``as_json``: results and errors are JSON objects. ``to_stdout``:
-    standard output is the disk. ``faults``: of options that only a pod's role reads. ``settings``,
-    ``access``: see ``contract.Paths``, also for the programs that controllers start by name.
+    standard output is the disk. ``faults``: of options that only a pod's role reads. ``paths``: for the role,
+    and for the programs that controllers start by name.
     """
 
     verbosity: int = 0
     quiet: bool = False
     as_json: bool = False
     to_stdout: bool = False
-    settings: Mapping[str, Any] = contract.POD
-    access: Mapping[str, Any] = {}
+    paths: contract.Paths = contract.Paths()
 
     def __init__(
         self, cancel: cancelling.Cancel, set_up_logging: Callable[[int], None], env: Mapping[str, str]
@@ -62,7 +52,7 @@ class Context:
         self.set_up_logging(self.verbosity or (-1 if self.quiet else 0))
 
 
-class Typed(_ParamType):
+class Typed(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions of click
     """A type that parses with ``parse``; help shows it as ``name``."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -78,7 +68,7 @@ class Typed(_ParamType):
             raise click.BadParameter(str(err), ctx, param) from err
 
 
-class Choice(_Choice):
+class Choice(click.Choice):  # type: ignore[type-arg]  # not generic in older versions of click
     """One of some values; a misspelt one is answered with the nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -91,17 +81,17 @@ class Choice(_Choice):
             raise click.BadParameter(f"{err.message.rstrip('.')}; {hint}", ctx, param) from err
 
 
-class SmallFile(_Path):
+class SmallFile(click.Path):
     """The path of a small file, which may be a pipe: ``--password-file <(pass show host)``.
 
-    What a pipe brings is kept in memory, for all that read the file, also twice, and for libraries.
+    The content of a pipe is copied to memory, so that it can be read twice, also by libraries.
     """
 
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = os.fsdecode(super().convert(value, param, ctx))
         if pathlib.Path(path).is_file():
             return path
         try:
@@ -130,9 +120,8 @@ class TypedLines(Typed):
 class Option(click.Option):
     """An option. ``group``: its section in the help. ``here``: only on the command line.
 
-    ``empty``: whether an empty value means something. It is an error otherwise, wherever it comes from: it is
-    what a script has whose variable is not set, and the option may be a demand. Help shows a default that is
-    not empty.
+    ``empty``: whether an empty value is allowed. Else it is an error: a script's variable may not be set,
+    and the option may be a requirement. Help shows a default that is not empty.
     """
 
     def __init__(

@@ -94,9 +94,9 @@ def _populator(name: str, source: str, user: str, **own: str) -> Callable[[Locat
             obj.set_up_logging(max(1, given["verbosity"]))
             env = contract.environment()
             try:
-                with _access(env, user, obj.access) as access:
+                with _access(env, user, obj.paths.access) as access:
                     location = locate(access, env, **{each: given[each] for each in own})
-                    request = _request(source, location, obj.settings, given)
+                    request = _request(source, location, obj.paths.settings, given)
                     with metrics.expose(name, request.room.owner, given["metrics_port"]) as reporter:
                         execute.run(request, reporter, obj.cancel)
             except errors.Error as err:
@@ -166,17 +166,12 @@ def _access(env: Mapping[str, str], user: str, limits: Mapping[str, Any]) -> Ite
     with contextlib.ExitStack() as stack:
         files: tuple[str, ...] = ()
         if (text := reading.text("cacert").strip()) and not insecure:
-            files = (stack.enter_context(_certificates(text)),)
+            # A file in memory: the root file system of the pod may be read-only.
+            memory = stack.enter_context(open(os.memfd_create("cacert"), "wb", buffering=0))
+            memory.write(certificates.usable(text.encode("utf-8", "surrogateescape"), "cacert of the Secret"))
+            files = (f"/proc/self/fd/{memory.fileno()}",)
         login: dict[str, Any] = {"user": reading.text(user), "password": reading.text("password")}
         if reading.faults:
             raise errors.RequestError(*reading.faults)
         proxies = reading.fields(base.Access, base.PROXIES)
         yield base.Access(**login, ca_files=files, insecure=insecure, **proxies, **limits)
-
-
-@contextlib.contextmanager
-def _certificates(text: str) -> Iterator[str]:
-    """Yield the path of a file in memory: the root file system of the pod may be read-only."""
-    with open(os.memfd_create("cacert"), "wb", buffering=0) as file:
-        file.write(certificates.usable(text.encode("utf-8", "surrogateescape"), "cacert of the Secret"))
-        yield f"/proc/self/fd/{file.fileno()}"
