@@ -1,4 +1,4 @@
-"""Where a disk goes that is not a file or device of this machine, and finished disks, which are read."""
+"""Targets behind NBD, and finished disks, which are only read."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _DEVICE = {"device": "device_ownership_from_security_context = true in the node'
 class Report(NamedTuple):
     """``message``: one line for the termination log. ``status``: the pod's exit status.
 
-    ``unsaid``: the exit status if the message cannot be written, where ``status`` alone would say otherwise.
+    ``unsaid``: the exit status if the message cannot be written and ``status`` alone would mislead.
     """
 
     message: str

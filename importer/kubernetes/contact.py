@@ -12,7 +12,8 @@ from typing import Any
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
-from cdi_worker.importer import contract, inspection, request
+from cdi_worker.importer import contract, inspection
+from cdi_worker.importer import request as request_module
 from cdi_worker.importer.kubernetes import datavolume, documents
 from cdi_worker.sources import base, fields, smallfile, staged, trust
 
@@ -41,13 +42,13 @@ def needs_scratch(
         return None
     with workspace.Workspace() as folder:
         reading = Reading(volume, references, folder, contract.environment())
-        made = reading.request(overhead)
+        request = reading.request(overhead)
         if reading.faults:
             raise errors.RequestError(*reading.faults)
-        facts = inspection.inspect(made, cancel)
-    if facts.plan is None:
-        raise facts.obstacle or errors.RequestError(f"{facts.source}: no route")
-    return facts.plan.scratch or facts.plan.spill
+        result = inspection.inspect(request, cancel)
+    if result.plan is None:
+        raise result.obstacle or errors.RequestError(f"{result.source}: no route")
+    return result.plan.scratch or result.plan.spill
 
 
 class References:
@@ -58,11 +59,11 @@ class References:
     Raises ``RequestError`` for objects that are malformed.
     """
 
-    def __init__(self, found: list[documents.Document], directory: str | None = None) -> None:
+    def __init__(self, parts: list[documents.Document], directory: str | None = None) -> None:
         self._directory = directory
         self._objects: dict[tuple[str, str], dict[str, bytes]] = {}
         faults: list[str] = []
-        for document in found:
+        for document in parts:
             if document.kind in VALUES:
                 self._objects[document.kind, document.name] = _content(document, faults)
         if faults:
@@ -82,24 +83,25 @@ class References:
 
 def _content(document: documents.Document, faults: list[str]) -> dict[str, bytes]:
     """Return an object's values by key. Messages name keys but never show values."""
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     where = f"{document.kind} {document.name}" if document.name else document.where
     encoded, plain = VALUES[document.kind]
     for field in (encoded, plain):
-        values = {} if document.content.get(field) is None else document.content[field]
-        if not isinstance(values, dict):
+        entries = {} if document.content.get(field) is None else document.content[field]
+        if not isinstance(entries, dict):
             faults.append(f"{where}: {field}: is not a mapping")
             continue
-        for key, value in values.items():
-            if isinstance(value, str):
+        for key, value in entries.items():
+            if isinstance(value, str) and field == plain:
+                content[key] = value.encode()
+            elif isinstance(value, str):
                 try:
-                    data = "".join(value.split()) if field == encoded else value
-                    found[key] = base64.b64decode(data, validate=True) if field == encoded else data.encode()
+                    content[key] = base64.b64decode("".join(value.split()), validate=True)
                 except ValueError:
                     faults.append(f"{where}: {field}.{key}: is not base64")
             elif value is not None:
                 faults.append(f"{where}: {field}.{key}: is not a string; put it in quotes")
-    return found
+    return content
 
 
 @dataclasses.dataclass
@@ -115,7 +117,7 @@ class Reading:
     env: Mapping[str, str]
     faults: list[str] = dataclasses.field(default_factory=list)
 
-    def request(self, overhead: Fraction) -> request.Request:
+    def request(self, overhead: Fraction) -> request_module.Request:
         """Return the request of the first stage, without a target."""
         volume, claim = self.volume, self.volume.claim
         if claim.block:
@@ -127,13 +129,13 @@ class Reading:
             demand["signed_by"] = self._write("signed-by", b"\n".join(keys[key] for key in sorted(keys)))
         settings = {
             "content_type": volume.content_type,
-            "room": request.Room(size=size, overhead=overhead),
+            "room": request_module.Room(size=size, overhead=overhead),
             "preallocation": volume.preallocation,
             "checksum": volume.source.value("checksum"),
             "disk": volume.disk,
             "demand": trust.Demand(**demand),
         }
-        return request.make(volume.source.provider.name, self._location(), "", settings)
+        return request_module.make(volume.source.provider.name, self._location(), "", settings)
 
     def _location(self) -> base.Location:
         source = self.volume.source

@@ -52,7 +52,7 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     if settings.verify:
         return [_job(volume, settings, "verify", _template(volume, settings))]
     made = [_claim(volume, settings)]
-    if volume.source.kind in {"pvc", "snapshot"}:
+    if volume.source.kind in datavolume.CLONES:
         if datavolume.BIND_IMMEDIATELY in volume.annotations:
             # A pod that only mounts the claim, so that the claim is bound.
             pod = datavolume_pod.Pod(volume, settings)
@@ -154,7 +154,7 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
         path = f"spec.{claim.section}.resources.requests.storage"
         faults.append(f"{path}: missing; only CDI's controllers can look it up at the source")
     namespace = source.value("namespace")
-    if source.kind in {"pvc", "snapshot"} and volume.namespace not in {"", namespace}:
+    if source.kind in datavolume.CLONES and volume.namespace not in {"", namespace}:
         where = f"{namespace!r} is not {volume.namespace!r}"
         faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
     if source.kind == "vddk" and not source.value("initImageURL"):
@@ -162,7 +162,7 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if settings.suspend and (queue := _queue(volume, settings)):
         held = "to hold the queue, set spec.stopPolicy: Hold in it"
         faults.append(f"--suspend: Kueue starts the Jobs of queue {queue!r}; omit --suspend; {held}")
-    if settings.verify and (source.kind in {"pvc", "snapshot", "upload", "blank"} or volume.is_archive):
+    if settings.verify and (source.kind in {*datavolume.CLONES, "upload", "blank"} or volume.is_archive):
         what = "an archive" if volume.is_archive else f"source {source.kind}"
         faults.append(f"--verify: {what}: there is no disk to compare with")
     if faults:

@@ -36,8 +36,16 @@ def check(content: object, schema: Mapping[str, Any], faults: dict[str, str]) ->
     """
     with errors.optional("checking manifests", package="jsonschema", extra="kubernetes"):
         import jsonschema
+
+    def check_string(_: object, rule: Callable[[str], object], value: object, __: object) -> Iterator[Any]:
+        try:
+            if isinstance(value, str):
+                rule(value)
+        except errors.RequestError as err:
+            yield jsonschema.ValidationError(str(err))
+
     extend: Any = jsonschema.validators.extend
-    validator = extend(jsonschema.Draft202012Validator, {"check": _checks(jsonschema)})(schema)
+    validator = extend(jsonschema.Draft202012Validator, {"check": check_string})(schema)
     content = _without_nulls(content)
     found: dict[Path, str] = {}
     for error in validator.iter_errors(content):
@@ -60,17 +68,6 @@ def shown(value: object) -> str:
         return "a mapping" if isinstance(value, dict) else "a list"
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _checks(library: Any) -> Callable[..., Iterator[Any]]:
-    def check(_: object, rule: Callable[[str], object], value: object, __: object) -> Iterator[Any]:
-        if isinstance(value, str):
-            try:
-                rule(value)
-            except errors.RequestError as err:
-                yield library.ValidationError(str(err))
-
-    return check
 
 
 def _sentences(error: Any) -> Iterator[tuple[Path, str]]:
