@@ -158,58 +158,49 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     masking.hold(obj, *masking.variables(obj.env))
     if f"_{contract.PREFIX}_COMPLETE" in obj.env:
         from cdi_worker.importer.commands import completion  # noqa: F401  (registers itself)
+    error: errors.Error
     try:
         outcome = group.cli.main(
             _arguments_of_click(argv), prog_name="cdi-worker", standalone_mode=False, obj=obj
         )
+        return outcome if isinstance(outcome, int) else 0
+    except errors.OutputClosed as err:
+        # As quiet as a program that SIGPIPE ends.
+        return err.status
     except click.ClickException as err:
         with contextlib.suppress(OSError):
             err.message = masking.mask(err.message)  # type: ignore[misc]  # final in click
             err.show()
-        _say_json(errors.RequestError(err.format_message()), argv, obj)
-        return err.exit_code
+        error, status = errors.RequestError(err.format_message()), err.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _say_json(errors.Cancelled(), argv, obj)
-        return errors.Cancelled.status
-    except errors.OutputClosed as err:
-        # As quiet as a program that SIGPIPE ends.
-        return err.status
+        error, status = errors.Cancelled(), errors.Cancelled.status
     except errors.Error as err:
-        _say(err.at_terminal())
-        _say_json(err, argv, obj)
+        error, status = err, err.status
+        _say(error.at_terminal())
         log.debug("trace", exc_info=True)
-        return err.status
     except Exception as err:
         log.debug("trace", exc_info=True)
         if isinstance(err, OSError) and err.filename is None and err.errno in LOST:
             # Help, printed by click.
-            what = f"standard output: {errors.words(err)}"
+            reason = f"standard output: {errors.words(err)}"
         else:
             # A defect. The traceback is for the person who reports it.
-            what = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
-        _say(what)
-        _say_json(errors.Error(reason=what), argv, obj)
-        return errors.Error.status
-    return outcome if isinstance(outcome, int) else 0
+            reason = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
+        error, status = errors.Error(reason=reason), errors.Error.status
+        _say(reason)
+    # A wrong command line may be refused before ``obj`` knows of --json or of a disk on standard output.
+    if obj.as_json or "--json" in argv:
+        is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
+        stream = sys.stderr if is_disk else sys.stdout
+        with contextlib.suppress(OSError):
+            print(json.dumps({"error": error.as_fields(error.at_terminal())}), file=stream, flush=True)
+    return status
 
 
 def _say(message: str) -> None:
     """Print a line for people. A closed standard error (``2>&1 | head``, ssh) does not change the outcome."""
     with contextlib.suppress(OSError):
         print(f"cdi-worker: {errors.one_line(message)}", file=sys.stderr, flush=True)
-
-
-def _say_json(error: errors.Error, argv: list[str], obj: parameters.Context) -> None:
-    """Print a failure as JSON if that was asked for, on standard output unless that is the disk.
-
-    A wrong command line may be refused before ``obj`` knows of either.
-    """
-    if not obj.as_json and "--json" not in argv:
-        return
-    is_disk = obj.to_stdout or ("import" in argv and "-" in argv[argv.index("import") + 2 :])
-    stream = sys.stderr if is_disk else sys.stdout
-    with contextlib.suppress(OSError):
-        print(json.dumps({"error": error.as_fields(error.at_terminal())}), file=stream, flush=True)
 
 
 def _arguments_of_click(argv: list[str]) -> list[str]:
