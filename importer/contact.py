@@ -80,7 +80,7 @@ def open_source(
     engine = image.Engine(request.fetch, progress.retry)
     opening = functools.partial(source.open, base.Opening(engine, demanded.signed_by, whole))
     attempts = request.connect_patience, cancel, engine.retried
-    try:
+    with contextlib.closing(source):
         try:
             try:
                 facts = retry.patiently(opening, *attempts)
@@ -97,8 +97,6 @@ def open_source(
                 raise errors.Unreachable(**about) from err
             raise
         yield image.Image(source, facts, engine)
-    finally:
-        source.close()
 
 
 def fall_back(engine: image.Engine, failure: errors.NoRanges, progress: Progress) -> None:

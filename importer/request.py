@@ -468,19 +468,12 @@ def _source_faults(made: Request) -> Iterator[str]:
     read = (location, *map(kind.accept, made.layers))
     if made.target and any(each.reads(path) for each in read for path in targets.names_used(made.target)):
         yield targets.SAME_DISK
-    if not _files(made.demand.checksum_file).isdisjoint(_files(*targets.names_used(made.target))):
+    sums, names = made.demand.checksum_file, targets.names_used(made.target)
+    if sums and os.path.realpath(sums) in {os.path.realpath(path) for path in names if path}:
         yield f"{made.target}: would replace a file that is read, the checksums; name another target"
-    if made.layers:
-        yield from _layer_faults(made, location)
-
-
-def _files(*paths: str | None) -> set[str]:
-    """Return the whole paths of files, of the names that are not empty."""
-    return {os.path.realpath(path) for path in paths if path}
-
-
-def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
-    if first.staged and not first.of_files:
+    if not made.layers:
+        return
+    if location.staged and not location.of_files:
         yield f"source {made.source!r} does not support layers (--layer)"
     if made.is_archive:
         yield "layers are files of one disk, not an archive (--layer)"
@@ -490,12 +483,12 @@ def _layer_faults(made: Request, first: base.Location) -> Iterator[str]:
     if made.stage.current not in {"", last}:
         # The disk would be remembered as that of another file, whose delta may then be applied to it.
         yield f"--current-checkpoint {made.stage.current!r}: the last layer (--layer) is {last!r}; name that"
-    if len({each.endpoint for each in (first, *made.layers)}) <= len(made.layers):
+    if len({each.endpoint for each in (location, *made.layers)}) <= len(made.layers):
         yield "a layer is given twice (--layer); give each file once"
     for layer in made.layers:
         if not layer.endpoint:
             yield "a layer without an address (--layer)"
-        elif first.access.secret and _host(layer.endpoint) != _host(first.endpoint):
+        elif location.access.secret and _host(layer.endpoint) != _host(location.endpoint):
             # They were given for the server of SOURCE.
             yield "credentials and headers are sent to one server; name all layers at the server of SOURCE"
 
