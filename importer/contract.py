@@ -173,6 +173,7 @@ def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple
     """
     found = []
     for path, content in _files(directory, endings):
+        # Imported when used: few pods have certificates (start-up time).
         from cdi_worker.sources import certificates
 
         if certificates.holds_any(content):

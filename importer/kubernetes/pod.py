@@ -133,16 +133,16 @@ class Pod:
     def add_target(self) -> None:
         """Mount the claim, scratch if it may be needed, and a folder for temporary files."""
         self.add_claim()
-        claim, source, stages = self.volume.claim, self.volume.source, self.volume.checkpoints
+        claim, kind = self.volume.claim, self.volume.source.kind
+        # No controller starts a pod again with scratch: it is there unless the source never needs it.
         needs_scratch = self.settings.scratch
-        if needs_scratch is None:
-            # No controller starts a pod again with scratch: it is there unless the source never needs it.
-            is_read_once = source.kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
-            is_imageio = source.kind == "imageio"
-            needs_scratch = any(stage.previous for stage in stages) if is_imageio else is_read_once
+        if needs_scratch is None and kind == "imageio":
+            needs_scratch = any(stage.previous for stage in self.volume.checkpoints)
+        elif needs_scratch is None:
+            needs_scratch = kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
         if needs_scratch:
-            # An ephemeral claim, deleted with the pod, of the size that CDI uses: always with a file
-            # system, and a disk as large as the target must fit on it.
+            # An ephemeral claim, deleted with the pod, of the size that CDI uses: a disk as large as the
+            # target must fit on it, and it always has a file system.
             size = units.volume_size(self.size, self.settings.overhead) if claim.block else self.size
             spec: Object = {
                 "accessModes": ["ReadWriteOnce"],
