@@ -108,7 +108,7 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfD
         obstacle = f"has the unknown compression {masking.quoted(compression)!r}"
     if not obstacle or "://" not in href:
         # A name that leads outside the archive is an attack: the whole package is refused.
-        href = "/".join(archive.archive_path(href.encode()))
+        href = "/".join(archive.archive_path(href))
     if not href:
         raise refused("reference", f"disk {given.get('diskId', '')!r} has a file without a name")
     units = given.get("capacityAllocationUnits", "byte").strip()

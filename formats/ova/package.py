@@ -46,7 +46,7 @@ class Package(walk.Walk):
             self._count += 1
             if self._count > _MOST:
                 raise descriptor.refused("size", f"more than {_MOST} members")
-            path = archive.archive_path(entry.name.encode(errors="surrogateescape"))
+            path = archive.archive_path(entry.name)
             if entry.type == headers.DIRECTORY or walk.is_metadata(entry):
                 continue
             member = entry._replace(name="/".join(path))

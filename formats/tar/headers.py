@@ -6,7 +6,6 @@ https://www.gnu.org/software/tar/manual/html_section/Tar-Internals.html
 from __future__ import annotations
 
 import functools
-import io
 import re
 import struct
 import zlib
@@ -48,31 +47,6 @@ class Raw(NamedTuple):
     type: bytes
     link: bytes
     block: bytes
-
-
-class Stream:
-    """The stream of an archive. ``at``: offset of the next byte."""
-
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream = stream
-        self.at = 0
-
-    def _take(self, count: int) -> bytes:
-        data = self._stream.read(count)
-        self.at += len(data)
-        if len(data) < count:
-            raise self._truncated()
-        return data
-
-    def _take_header(self, size: int) -> bytes:
-        """Read the content of a long-name or extended header."""
-        if not 0 <= size <= LARGEST_HEADER:
-            reason = f"an extension header has {size} bytes, the limit is {LARGEST_HEADER} bytes"
-            raise refused("header", reason)
-        return self._take(size + -size % BLOCK)[:size]
-
-    def _truncated(self) -> errors.Truncated:
-        return errors.Truncated(format="tar", reason=f"the archive ends at byte {self.at}")
 
 
 def parse(block: bytes) -> Raw:

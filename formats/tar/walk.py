@@ -1,8 +1,8 @@
 """Stream a tar archive and yield its headers.
 
-For callers that look up one entry. ``formats.tar.archive`` is for unpacking. Names may be absolute here and
-links may lead anywhere, as in container layers: nothing is created from them. The rules are those of Go's
-archive/tar, which container tools use.
+Python's tarfile reads headers of any length into memory, keeps sparse maps as lists of tuples, and its checks
+differ between versions. Here memory is bounded, and doubtful headers are errors. Names may be absolute and
+links may lead anywhere, as in container layers: ``formats.tar.archive`` has the checks for unpacking.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cdi_worker import errors, masking
+from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.tar import headers, sparse
 
 BUFFER = 1 << 18
 #: Bytes of the extension headers before an entry. A stream may have them without end.
 _HEADERS = 4 * headers.LARGEST_HEADER
+
+_IGNORED = frozenset({headers.LABEL, headers.ACL})
+_EXTENSIONS = {kind: kind for kind in (headers.LONG_NAME, headers.LONG_LINK, headers.EXTENDED)} | {
+    headers.SOLARIS_EXTENDED: headers.EXTENDED
+}
 
 
 class Member(NamedTuple):
@@ -33,24 +38,26 @@ class Member(NamedTuple):
     size: int
     offset: int
     stored: int
+    mode: int
+    mtime: int
 
 
-class Walk(headers.Stream):
+class Walk:
     """Read a tar archive entry by entry; ``next`` skips the unread data of the entry before.
 
     In a seekable file (``io.BufferedReader``) it seeks, also past the end of a truncated file: ``readinto``
-    raises ``errors.Truncated`` then. ``has_end_mark``: known after ``next`` has returned None. ``kind``: what
-    the archive is, for messages.
+    raises ``errors.Truncated`` then. ``at``: offset of the next byte. ``has_end_mark``: known after ``next``
+    has returned None. ``kind``: what the archive is, for messages.
     """
 
     has_end_mark = False
 
     def __init__(self, reader: readers.Reader | io.BufferedReader, kind: str = "tar") -> None:
         self.kind = kind
-        if isinstance(reader, io.BufferedReader):
-            super().__init__(reader)
-        else:
-            super().__init__(io.BufferedReader(readers.RawIO(reader), BUFFER))
+        self.at = 0
+        if not isinstance(reader, io.BufferedReader):
+            reader = io.BufferedReader(readers.RawIO(reader), BUFFER)
+        self._stream = reader
         self._left = 0
         self._padding = 0
         #: The map and the size of the current entry, if it is a sparse file.
@@ -60,9 +67,7 @@ class Walk(headers.Stream):
         """Go to the next entry; return None at the end of the archive, with or without an end marker."""
         self._skip(self._left + self._padding)
         self._left = self._padding = 0
-        names: dict[bytes, bytes] = {}
-        records: dict[bytes, bytes] = {}
-        extended = b""
+        extensions: dict[bytes, bytes] = {}
         start = self.at
         # Not every tool writes an end marker.
         while (block := self._take(headers.BLOCK) if self._stream.peek(1) else b"").strip(b"\0"):
@@ -70,16 +75,17 @@ class Walk(headers.Stream):
                 reason = f"extension headers of more than {_HEADERS} bytes before an entry"
                 raise headers.refused("header", reason)
             raw = headers.parse(block)
-            if raw.type == headers.EXTENDED:
-                extended = self._take_header(raw.size)
-                records = headers.records(extended)
-            elif raw.type == headers.GLOBAL:
+            if raw.type in _IGNORED:
                 self._take_header(raw.size)
-            elif raw.type in {headers.LONG_NAME, headers.LONG_LINK}:
-                names[raw.type] = self._take_header(raw.size).partition(b"\0")[0]
+            elif raw.type == headers.GLOBAL:
+                self._check_global(self._take_header(raw.size))
+            elif (kind := _EXTENSIONS.get(raw.type)) is None:
+                return self._entry(raw, extensions)
+            elif kind in extensions:
+                raise headers.corrupt("an entry has two extension headers of the same type")
             else:
-                return self._entry(raw, names, records, extended)
-        if names or records:
+                extensions[kind] = self._take_header(raw.size)
+        if extensions:
             raise headers.corrupt("the archive ends between the headers of an entry")
         self.has_end_mark = bool(block)
         return None
@@ -119,32 +125,54 @@ class Walk(headers.Stream):
             if most is not None and self.at - end > most:
                 raise errors.TrailingGarbage(format=self.kind, offset=end)
 
-    def _entry(
-        self, raw: headers.Raw, names: dict[bytes, bytes], records: dict[bytes, bytes], extended: bytes
-    ) -> Member:
-        name = records.get(b"path", names.get(headers.LONG_NAME, raw.name))
-        link = records.get(b"linkpath", names.get(headers.LONG_LINK, raw.link))
+    def _check_global(self, data: bytes) -> None:
+        """Do nothing: a global header is ignored, as by Go's archive/tar, which container tools use."""
+
+    def _entry(self, raw: headers.Raw, extensions: dict[bytes, bytes]) -> Member:
+        extended = extensions.get(headers.EXTENDED, b"")
+        records = headers.records(extended)
+        name, link = (
+            records.get(key, extensions[long].partition(b"\0")[0] if long in extensions else short)
+            for key, long, short in (
+                (b"path", headers.LONG_NAME, raw.name),
+                (b"linkpath", headers.LONG_LINK, raw.link),
+            )
+        )
         kind = raw.type
-        stored = 0
+        size = stored = 0
         if kind not in headers.WITHOUT_DATA:
             # The size in an extended header overrides the entry's own.
-            stated = records.get(b"size")
-            if stated is not None and (not stated.isdigit() or len(stated) > 19):
-                raise headers.corrupt(f"a size is {masking.quoted(stated, 50)!r}, expected a number")
-            stored = raw.size if stated is None else int(stated)
+            size = stored = headers.decimal(records, b"size") if b"size" in records else raw.size
             if not 0 <= stored < 1 << 63:
                 raise headers.corrupt(f"an entry has an invalid size of {stored} bytes")
-        size = stored
         self._sparse = None
         has_map = any(key.startswith(b"GNU.sparse.") for key in records)
-        if kind == headers.SPARSE or (has_map and kind not in headers.WITHOUT_DATA):
+        if kind == headers.SPARSE or (has_map and kind == headers.FILE):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
             extents, size, stored = sparse.of(raw, records, extended, stored, self._take)
             self._sparse = extents, size
         self._left, self._padding = stored, -stored % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
             kind = headers.DIRECTORY  # as in archives from before POSIX
-        return Member(_text(name), kind, _text(link), size, self.at, stored)
+        texts = [text.decode(errors="surrogateescape") for text in (name, link)]
+        return Member(texts[0], kind, texts[1], size, self.at, stored, raw.mode, raw.mtime)
+
+    def _take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self.at += len(data)
+        if len(data) < count:
+            raise self._truncated()
+        return data
+
+    def _take_header(self, size: int) -> bytes:
+        """Read the content of a long-name or extended header."""
+        if not 0 <= size <= headers.LARGEST_HEADER:
+            reason = f"an extension header has {size} bytes, the limit is {headers.LARGEST_HEADER} bytes"
+            raise headers.refused("header", reason)
+        return self._take(size + -size % headers.BLOCK)[:size]
+
+    def _truncated(self) -> errors.Truncated:
+        return errors.Truncated(format="tar", reason=f"the archive ends at byte {self.at}")
 
     def _skip(self, count: int) -> None:
         if self._stream.seekable():
@@ -173,7 +201,3 @@ def first_file(head: bytes) -> str:
 def is_metadata(entry: Member) -> bool:
     """Return whether an entry is metadata of another one, which the tar of macOS adds (AppleDouble)."""
     return entry.name.rpartition("/")[2].startswith("._")
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="surrogateescape")

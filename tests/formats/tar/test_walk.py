@@ -147,7 +147,7 @@ def test_global_headers_are_ignored() -> None:
 
 @pytest.mark.slow
 def test_endless_extension_headers_are_refused() -> None:
-    empty = tar_parts.resummed(tar_parts.block(), 156, headers.EXTENDED)
+    empty = tar_parts.resummed(tar_parts.block(), 156, headers.GLOBAL)
     with pytest.raises(errors.Refused, match="extension headers of more than"):
         tar_walk.Walk(Endless(b"", empty)).next()
 

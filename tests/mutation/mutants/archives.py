@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - lines of the product
 """Checks of archives that are left out."""
 
 from __future__ import annotations
@@ -6,20 +5,6 @@ from __future__ import annotations
 from tests.mutation.mutant import mutant
 
 MUTANTS = (
-    mutant(
-        "formats/tar/archive.py",
-        "lets a global header set the names and sizes of entries",
-        '            if any(key in _CHECKED or key.startswith(b"GNU.sparse.") for key in headers.records(data)):\n',
-        "            if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_global_header_with_entry_field_is_refused[path]",
-    ),
-    mutant(
-        "formats/tar/headers.py",
-        "takes a header that is cut",
-        "        if len(data) < count:\n",
-        "        if False:\n",
-        "tests/formats/tar/test_archive.py::test_archive_cut_anywhere_is_truncated",
-    ),
     mutant(
         "formats/tar/sparse.py",
         "takes a sparse map with another number of extents than stated",
@@ -64,13 +49,6 @@ MUTANTS = (
     ),
     mutant(
         "formats/tar/archive.py",
-        "unpacks absolute paths",
-        '    if name.startswith(b"/"):\n',
-        "    if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_hostile_archive_is_refused[absolute]",
-    ),
-    mutant(
-        "formats/tar/archive.py",
         "unpacks outside the volume",
         '    if ".." in parts:\n',
         "    if False:\n",
@@ -82,13 +60,6 @@ MUTANTS = (
         "    if len(parts) > _DEEPEST:\n",
         "    if False:\n",
         "tests/formats/tar/test_archive_refusals.py::test_unsafe_name_is_refused[name7]",
-    ),
-    mutant(
-        "formats/tar/archive.py",
-        "accepts a name with a zero byte",
-        '    if b"\\0" in name:\n',
-        "    if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_malformed_extended_header_is_corrupt[records7]",
     ),
     mutant(
         "formats/tar/archive.py",
@@ -105,25 +76,11 @@ MUTANTS = (
         "tests/formats/tar/test_archive.py::test_data_after_the_end_is_garbage",
     ),
     mutant(
-        "formats/tar/archive.py",
-        "accepts two extension headers of one type",
-        "        if kind in self.added:\n",
-        "        if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_malformed_archive_is_corrupt[data7]",
-    ),
-    mutant(
         "formats/tar/headers.py",
         "accepts a repeated record in an extended header",
         "        if key in found and key not in REPEATED:\n",
         "        if False:\n",
         "tests/formats/tar/test_archive_refusals.py::test_malformed_extended_header_is_corrupt[records1]",
-    ),
-    mutant(
-        "formats/tar/headers.py",
-        "does not limit the length of an extended header",
-        "        if not 0 <= size <= LARGEST_HEADER:\n",
-        "        if False:\n",
-        "tests/formats/tar/test_archive_refusals.py::test_oversized_extended_header_is_refused",
     ),
     mutant(
         "formats/ova/package.py",
