@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import binascii
 import collections
+import contextlib
 import functools
 import logging
 import re
@@ -151,10 +152,9 @@ def hold(owner: object, *secrets: str) -> None:
     if not maskable:
         return
     _registry.add(owner, maskable)
-    for log in _logs:
-        if not any(isinstance(each, _Door) for each in log.handlers):
-            # First, because it masks the record for all later handlers.
-            log.handlers.insert(0, _Door(log))
+    # The program may have set another factory.
+    if not isinstance(make := logging.getLogRecordFactory(), _MaskedRecords):
+        logging.setLogRecordFactory(_MaskedRecords(make))
 
 
 def login(user: str, password: str) -> tuple[str, ...]:
@@ -309,8 +309,9 @@ def quoted(text: str | bytes, longest: int = 80) -> str:
         shown = f"{shown[:longest]}…"
     if shown.isprintable():
         return shown
-    odd = "\ufffd"  # the replacement character
-    return "".join(char if char.isprintable() else " " if char.isspace() else odd for char in shown)
+    # A message of several lines becomes one; U+FFFD is the replacement character.
+    line = " ".join(shown.split())
+    return "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in line)
 
 
 def _masked(text: str, most: int) -> str:
@@ -484,42 +485,31 @@ _CODECS = (
 )
 
 
-# -- the log of a program that uses this one as a library -----------------------------------------
+# -- log records --------------------------------------------------------------------------------
+
+#: Our logger, and those of libraries that log what servers send: botocore logs its exceptions as warnings.
+_LOGGERS: Final = frozenset({"cdi_worker", "botocore", "google", "keystoneauth", "requests", "urllib3"})
+_formatter = logging.Formatter()
 
 
-class _Door(logging.Handler):
-    """Masks the records of ``log`` and of the loggers below it before any other handler gets them."""
+class _MaskedRecords:
+    """Mask the log records of ``_LOGGERS`` as they are made, before any handler of the program gets them."""
 
-    def __init__(self, log: logging.Logger) -> None:
-        super().__init__()
-        self._log = log
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
+    def __call__(self, name: str, *args: Any, **more: Any) -> logging.LogRecord:
+        record = self._make(name, *args, **more)
+        if name.partition(".")[0] not in _LOGGERS:
+            return record
+        # A record with wrong arguments is reported where it is formatted.
+        with contextlib.suppress(TypeError, ValueError, KeyError):
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):
-            return
-        if (shown := mask(message)) != message:
-            record.msg, record.args = shown, None
+            if (shown := mask(message)) != message:
+                record.msg, record.args = shown, None
         if record.exc_info:
             text = _formatter.formatException(record.exc_info)
             if (shown := mask(text)) != text:
                 # A formatter would format the exception again, with the secret.
                 record.exc_info, record.exc_text = None, shown
-        last, root = logging.lastResort, logging.getLogger()
-        if (
-            last is not None
-            and not root.handlers
-            and record.levelno >= last.level
-            and self._log.handlers == [self]
-        ):
-            # Without set-up of logging, Python shows warnings; it no longer does if a logger has a handler.
-            last.handle(record)
-
-
-_formatter = logging.Formatter()
-#: Our logger, and those of libraries that log what servers send: botocore logs its exceptions as warnings.
-_logs = [
-    logging.getLogger(name)
-    for name in ("cdi_worker", "botocore", "google", "keystoneauth", "requests", "urllib3")
-]
+        return record

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
 
@@ -225,8 +225,7 @@ class Process:
         status = self._popen.wait()
         lines = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
         received = "; ".join([line for line in lines if line][-3:])
-        reason = "".join(letter if letter.isprintable() else " " for letter in received)
-        reason = reason or "no message on standard error"
+        reason = masking.quoted(received, len(received)) or "no message on standard error"
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}; {reason}"
         return errors.ToolFailed(tool=self._command.tool, exit_status=status, reason=reason)

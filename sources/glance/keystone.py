@@ -103,7 +103,7 @@ class Keystone:
             reason = "the server lists its versions only after a login; check the URL of Keystone"
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except exceptions.ClientException as err:
-            text = masking.quoted(str(err).splitlines()[0] if str(err) else type(err).__name__)
+            text = masking.quoted(str(err) or type(err).__name__)
             reason = f"login: {text}; check the URL of Keystone"
             raise errors.Unreachable(url=self.name, reason=reason) from err
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as err:

@@ -150,7 +150,7 @@ class Engine:
         # The engine's own message, without the SDK's wrapping.
         fault = getattr(err, "fault", None)
         detail = (fault.detail or fault.reason or "") if fault is not None else ""
-        message = " ".join(masking.quoted(detail.strip("[]") or str(err), 300).split())
+        message = masking.quoted(detail.strip("[]") or str(err), 300)
         reason = f"{what}: {message}"
         if isinstance(err, self._sdk.NotFoundError):
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")

@@ -182,7 +182,7 @@ def test_no_part_of_a_secret_is_quoted(owner: Owner, encode: Callable[[str], str
 
 def test_quoted_text_is_one_printable_line(owner: Owner) -> None:
     masking.hold(owner, "hunter2-hunter2")
-    assert masking.quoted("no\thunter2-\ahunter2\r\n\x1b[1mx") == "no ***  \ufffd[1mx"
+    assert masking.quoted("no\thunter2-\ahunter2\r\n\x1b[1mx") == "no *** \ufffd[1mx"
     assert masking.quoted("x" * 81) == "x" * 80 + "…"
     assert masking.quoted(b"caf\xe9", 4) == "caf\ufffd"
 

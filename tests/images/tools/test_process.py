@@ -82,7 +82,7 @@ def test_missing_program_names_its_package() -> None:
 def test_failure_has_last_lines_of_standard_error() -> None:
     with pytest.raises(errors.ToolFailed) as caught:
         process.run(shell("echo chatter; echo one >&2; printf 'two\\033[31m\\n\\nthree' >&2; exit 3"))
-    assert str(caught.value) == "sh failed (exit status 3): one; two [31m; three"
+    assert str(caught.value) == "sh failed (exit status 3): one; two\ufffd[31m; three"
 
 
 def test_failure_without_message_says_so() -> None:
