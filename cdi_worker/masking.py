@@ -170,7 +170,10 @@ def headers(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield value
         scheme, _, packed = value.partition(" ")
         if scheme.lower() == "basic":
-            yield from _unpacked(packed)
+            with contextlib.suppress(binascii.Error):
+                data = binascii.a2b_base64(packed)
+                for text in {data.decode("utf-8", "replace"), data.decode("latin-1")}:
+                    yield from (packed, *login(*text.partition(":")[::2]))
         # A token behind its scheme; cookies and parameters.
         first, *more = re.split(r"[\s,;]+", value)
         yield from (each for each in more if len(each) >= _SHORTEST_VALUE and "=" not in each)
@@ -178,15 +181,6 @@ def headers(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
             key, _, text = pair.partition("=")
             if _is_secret(key, text):
                 yield text.strip('"')
-
-
-def _unpacked(packed: str) -> Iterator[str]:
-    try:
-        data = binascii.a2b_base64(packed)
-    except binascii.Error:
-        return
-    for text in {data.decode("utf-8", "replace"), data.decode("latin-1")}:
-        yield from (packed, *login(*text.partition(":")[::2]))
 
 
 def credentials(fields: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -356,14 +350,10 @@ def _forms(secret: str) -> tuple[_Needle, ...]:
         variants = {data, text.encode("latin-1", "replace"), wire.encode()}
         packed |= {part for each in variants for part in _packed(each)}
     packed |= {part.replace("+", "-").replace("/", "_") for part in packed}
-    return (
-        *(
-            _Needle(each, len(each) < WORD and each.isalnum())
-            for each in map(_folded, found)
-            if len(each) >= SHORTEST
-        ),
-        *(_Needle(each, False) for each in map(_folded, packed) if len(each) >= _SHORTEST_PACKED),
-    )
+    plain = [each for each in map(_folded, found) if len(each) >= SHORTEST]
+    needles = [_Needle(each, len(each) < WORD and each.isalnum()) for each in plain]
+    encoded = [each for each in map(_folded, packed) if len(each) >= _SHORTEST_PACKED]
+    return (*needles, *(_Needle(each, is_word=False) for each in encoded))
 
 
 def _folded(text: str) -> str:

@@ -160,8 +160,7 @@ class Decoder:
         while True:
             kind, stored, length = _HEADER.unpack(self._read_short(_HEADER.size))
             if kind == _END:
-                self._finish(stored, length)
-                return
+                break
             most_stored, longest = (0, _MOST_BYTES) if kind in {_ZEROS, _KEPT} else (LONGEST, LONGEST)
             longest = min(longest, _MOST_BYTES - self._total)
             if stored > most_stored or not 0 < length <= longest:
@@ -181,6 +180,13 @@ class Decoder:
                 self._digest.update(_EXTENT.pack(b"D", length))
                 self._digest.update(data)
                 yield data
+        if stored != _DIGEST_SIZE:
+            raise _corrupt(f"a digest of {stored} bytes")
+        expected = self._read_short(stored)
+        if self._reader.readinto(self._packed[:1]):
+            raise _corrupt("data after the last record")
+        if length != self._total or expected != self._digest.digest():
+            raise _corrupt(f"digest mismatch after {self._total} bytes received, {length} bytes sent")
 
     def _data(self, kind: int, stored: int, length: int) -> memoryview:
         if kind == _PLAIN and stored != length:
@@ -197,15 +203,6 @@ class Decoder:
         if len(data) != length or not inflater.eof or inflater.unused_data:
             raise _corrupt(f"a compressed record does not decompress to {length} bytes")
         return memoryview(data)
-
-    def _finish(self, stored: int, total: int) -> None:
-        if stored != _DIGEST_SIZE:
-            raise _corrupt(f"a digest of {stored} bytes")
-        expected = self._read_short(stored)
-        if self._reader.readinto(self._packed[:1]):
-            raise _corrupt("data after the last record")
-        if total != self._total or expected != self._digest.digest():
-            raise _corrupt(f"digest mismatch after {self._total} bytes received, {total} bytes sent")
 
     def _read_short(self, count: int) -> bytes:
         return bytes(self._read_full(self._packed[:count]))

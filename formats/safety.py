@@ -7,7 +7,10 @@ compare the two. An exception inside a check refuses the image.
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Final, Protocol, cast
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, facts, views
@@ -23,34 +26,34 @@ class Checks(Protocol):
         """Return the minimum length in bytes of the file, by the tables of a checked image."""
 
 
+#: The module with the checks of each disk format.
+_MODULES: Final = {
+    "raw": "raw",
+    "iso": "raw",
+    "qcow2": "qcow2.check",
+    "vmdk": "vmdk.check",
+    "vdi": "vdi",
+    "vhd": "vhd.check",
+    "vhdx": "vhdx",
+}
+
+
 def checks(name: str) -> Checks:
     """Import and return the checks of a disk format: 20 ms for all of them, of which an import needs one."""
-    match name:
-        case "raw" | "iso":
-            from cdi_worker.formats import raw
+    if name not in _MODULES:
+        raise errors.Unsupported(reason=f"{name} is not a disk format")
+    return cast("Checks", importlib.import_module(f"cdi_worker.formats.{_MODULES[name]}"))
 
-            return raw
-        case "qcow2":
-            from cdi_worker.formats.qcow2 import check as qcow2
 
-            return qcow2
-        case "vmdk":
-            from cdi_worker.formats.vmdk import check as vmdk
-
-            return vmdk
-        case "vdi":
-            from cdi_worker.formats import vdi
-
-            return vdi
-        case "vhd":
-            from cdi_worker.formats.vhd import check as vhd
-
-            return vhd
-        case "vhdx":
-            from cdi_worker.formats import vhdx
-
-            return vhdx
-    raise errors.Unsupported(reason=f"{name} is not a disk format")
+@contextlib.contextmanager
+def _defects_refuse(name: str) -> Iterator[None]:
+    """Refuse the image if a check has a defect, instead of ending the worker."""
+    try:
+        yield
+    except errors.Error:
+        raise
+    except Exception as err:
+        raise facts.refuse(name, "check_failed", f"the safety check failed: {err!r}") from err
 
 
 def check(
@@ -71,13 +74,8 @@ def check(
     Raises ``errors.Refused`` or another ``errors.ImageError``.
     """
     detect.refuse_stranger(name)
-    try:
+    with _defects_refuse(name):
         return checks(name).check(views.View(head, read, size, allow_backing, layer=layer))
-    except errors.Error:
-        raise
-    except Exception as err:
-        # A defect of a check must refuse the image, not end the worker.
-        raise facts.refuse(name, "check_failed", f"the safety check failed: {err!r}") from err
 
 
 def check_length(name: str, read: views.Read, size: int) -> int:
@@ -86,12 +84,8 @@ def check_length(name: str, read: views.Read, size: int) -> int:
     Raises ``errors.Truncated`` for a shorter file: qemu-img reads zeros past the end of the file.
     """
     view = views.View(read(0, min(size, detect.HEAD)), read, size)
-    try:
+    with _defects_refuse(name):
         required = checks(name).required_length(view)
-    except errors.Error:
-        raise
-    except Exception as err:
-        raise facts.refuse(name, "check_failed", f"the tables cannot be read: {err!r}") from err
     if required > size:
         reason = f"the tables need {required} bytes, the file has {size} bytes; transfer the image again"
         raise errors.Truncated(format=name, reason=reason)

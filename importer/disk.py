@@ -127,7 +127,7 @@ def _tables(attempt: Attempt) -> base.Disk:
     layout, size = _layout(attempt), attempt.facts.size or 0
 
     def opened(reads: Sequence[views.Read]) -> tables.DiskTables:
-        return image.read_image(layout, reads[0], size)
+        return image.MappedImage(layout, reads[0], size)
 
     return tables.MappedDisk(
         [ranges(attempt)], opened, attempt.plan.virtual_size or 0, direct=attempt.request.direct

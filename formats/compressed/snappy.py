@@ -1,8 +1,8 @@
 """Compress and decompress the snappy framing format, in bounded memory.
 
-https://github.com/google/snappy/blob/main/framing_format.txt. The library decompresses many chunks in one
-call and checks their CRC-32C. Chunks are delimited here, because the library's own stream reader keeps the
-whole stream in memory and ignores bytes after a broken chunk.
+https://github.com/google/snappy/blob/main/framing_format.txt. The library decompresses a chunk and checks its
+CRC-32C. Chunks are delimited here, because the library's own stream reader keeps the whole stream in memory
+and ignores bytes after a broken chunk.
 """
 
 from __future__ import annotations
@@ -42,34 +42,29 @@ class SnappyReader(readers.Wrapper):
         self._rest = readers.BytesReader(b"")
 
     def readinto(self, into: memoryview, /) -> int:
-        if not len(into):
-            return 0
-        if len(into) >= BLOCK:
-            return self._rest.readinto(into) or self._inflate(into)
-        if not (count := self._rest.readinto(into)):
+        count = self._rest.readinto(into)
+        if count or not len(into):
+            return count
+        if len(into) < BLOCK:
             block = bytearray(BLOCK)
             self._rest = readers.BytesReader(bytes(block[: self._inflate(memoryview(block))]))
-            count = self._rest.readinto(into)
+            return self._rest.readinto(into)
+        # Several chunks at once: the readers above this one do their work for each call.
+        while len(into) - count >= BLOCK and (got := self._inflate(into[count : count + BLOCK])):
+            count += got
         return count
 
     def _inflate(self, into: memoryview) -> int:
-        """Decompress at least one chunk, and as many buffered ones as fit; return 0 at the end."""
+        """Decompress the next chunk with data, of at most BLOCK bytes; return 0 at the end."""
         while length := self._next():
-            if self._input.startswith(zero_chunk(), self._at):
+            at, self._at = self._at, self._at + length
+            if self._input.startswith(zero_chunk(), at):
                 into[:BLOCK] = _ZEROS[:BLOCK]
-                self._at += length
                 return BLOCK
-            end = self._at + length
-            for _ in range(len(into) // BLOCK - 1):
-                following = self._following(end)
-                if not following:
-                    break
-                end += following
-            start = self._at - len(IDENTIFIER)
-            self._input[start : self._at] = IDENTIFIER
-            self._at = end
+            start = at - len(IDENTIFIER)
+            self._input[start:at] = IDENTIFIER
             try:
-                count = int(_library().snappy.decompress_into(self._view[start:end], into))
+                count = int(_library().snappy.decompress_into(self._view[start : self._at], into))
             except _library().DecompressionError as err:
                 raise _corrupt(f"{err} (before byte {self._taken})") from err
             if count:
@@ -79,25 +74,17 @@ class SnappyReader(readers.Wrapper):
     def _next(self) -> int:
         """Go to the next data chunk; return its length with the header, 0 at the end."""
         while self._fill(_HEADER):
-            kind, length = self._header(self._at)
+            length = int.from_bytes(self._input[self._at + 1 : self._at + _HEADER], "little")
+            kind = self._input[self._at]
             if kind in {_COMPRESSED, _PLAIN} and self._started:
-                _check(kind, length)
+                if not 4 <= length <= (_LONGEST if kind == _COMPRESSED else 4 + BLOCK):
+                    raise _corrupt(f"a chunk has an invalid length of {length} bytes")
                 self._fill(_HEADER + length, required=True)
                 return _HEADER + length
             self._skip(kind, length)
         if not self._started:
             raise errors.Truncated(format="snappy", reason="the stream is empty")
         return 0
-
-    def _following(self, at: int) -> int:
-        """Return the length of the buffered data chunk at ``at``, 0 if it is not a whole data chunk."""
-        if self._end - at < _HEADER or self._input.startswith(zero_chunk(), at):
-            return 0
-        kind, length = self._header(at)
-        if kind not in {_COMPRESSED, _PLAIN} or self._end - at < _HEADER + length:
-            return 0
-        _check(kind, length)
-        return _HEADER + length
 
     def _skip(self, kind: int, length: int) -> None:
         if kind == _START:
@@ -115,9 +102,6 @@ class SnappyReader(readers.Wrapper):
             step = min(left, self._end - self._at)
             self._at += step
             left -= step
-
-    def _header(self, at: int) -> tuple[int, int]:
-        return self._input[at], int.from_bytes(self._input[at + 1 : at + _HEADER], "little")
 
     def _fill(self, count: int, *, required: bool = False) -> bool:
         """Buffer ``count`` bytes of input; return False at the end of the input, unless they are required."""
@@ -160,12 +144,6 @@ def _library() -> ModuleType:
     with errors.optional("a clone", package="cramjam", extra="upload"):
         import cramjam
     return cramjam
-
-
-def _check(kind: int, length: int) -> None:
-    longest = _LONGEST if kind == _COMPRESSED else 4 + BLOCK
-    if not 4 <= length <= longest:
-        raise _corrupt(f"a chunk has an invalid length of {length} bytes")
 
 
 def _corrupt(reason: str) -> errors.Corrupt:

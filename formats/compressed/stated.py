@@ -11,6 +11,7 @@ import zlib
 from typing import Final
 
 from cdi_worker.formats import views
+from cdi_worker.formats.zstd import zstd
 
 _FOOTER: Final = struct.Struct("<IIH2s")
 #: Longest index, or part of a first frame, that is read. Most streams of a file: ``cat a.xz b.xz`` makes two.
@@ -18,7 +19,6 @@ _LARGEST: Final = 1 << 20
 _STREAMS: Final = 16
 #: Longest padding after a stream.
 _TAIL: Final = 4 << 10
-_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 #: Last bytes of a zstd file with a table of its frames (zstd's contrib/seekable_format).
 _SEEKABLE: Final = b"\xb1\xea\x92\x8f"
 
@@ -46,32 +46,22 @@ def size(kind: str, head: bytes, read: views.Read | None, length: int | None) ->
 
 def _frame(head: bytes, read: views.Read | None, length: int | None) -> int | None:
     """Return the uncompressed size of a file with one frame, as far as its first and last bytes show."""
-    if len(head) < 5 or not head.startswith(_MAGIC):
+    try:
+        content = zstd.get_frame_info(head).decompressed_size
+    except zstd.ZstdError:
         return None
-    flags = head[4]
-    is_single, kind = flags & 0x20, flags >> 6
-    count = 1 << kind if kind or is_single else 0
-    start = 5 + (not is_single) + (0, 1, 2, 4)[flags & 3]
-    position = start + count
-    if not count or len(head) < position or length is None:
-        return None
-    content = int.from_bytes(head[start:position], "little") + 256 * (count == 2)
     # A frame is hardly larger than its content: a larger file has several frames.
-    if length > content + content // 128 + 512:
+    if content is None or length is None or length > content + content // 128 + 512:
         return None
     if read is not None:
         if read(length - 4, 4) == _SEEKABLE:
             return None
         head += read(len(head), max(0, min(length, _LARGEST) - len(head)))
-    is_last = False
-    while not is_last:
-        header = int.from_bytes(head[position : position + 3], "little")
-        if position + 3 > len(head):
-            # The frame continues after the bytes read. Most files have one frame.
-            return content
-        is_last, is_repeated = bool(header & 1), header & 6 == 2
-        position += 3 + (1 if is_repeated else header >> 3)
-    return content if position + (head[4] & 4) == length else None
+    try:
+        return content if zstd.get_frame_size(head) == length else None
+    except zstd.ZstdError:
+        # The frame continues after the bytes read. Most files have one frame.
+        return content
 
 
 def _stream(read: views.Read, end: int) -> tuple[int, int] | None:
@@ -88,27 +78,21 @@ def _stream(read: views.Read, end: int) -> tuple[int, int] | None:
     records = read(end - 12 - index, index)
     if zlib.crc32(records[:-4]) != int.from_bytes(records[-4:], "little") or records[0]:
         return None
-    found = _records(records[1:-4])
-    if found is None:
-        return None
-    packed, content = found
-    begin = end - 24 - index - packed
-    return (content, begin) if begin >= 0 else None
-
-
-def _records(data: bytes) -> tuple[int, int] | None:
-    """Return the size of all blocks with their padding, and their uncompressed size."""
+    # The number of blocks, then the sizes of each block: packed, without its padding, and uncompressed.
     numbers: list[int] = []
     number = shift = 0
-    for byte in data:
+    for byte in records[1:-4]:
         number |= (byte & 0x7F) << shift
         shift += 7
-        if byte & 0x80:
-            if shift > 56:
-                return None
-            continue
-        numbers.append(number)
-        number = shift = 0
-        if len(numbers) == 2 * numbers[0] + 1:
-            return sum(-(-size // 4) * 4 for size in numbers[1::2]), sum(numbers[2::2])
-    return None
+        if shift > 63:
+            return None
+        if not byte & 0x80:
+            numbers.append(number)
+            number = shift = 0
+            if len(numbers) == 2 * numbers[0] + 1:
+                break
+    else:
+        return None
+    packed = sum(-(-size // 4) * 4 for size in numbers[1::2])
+    begin = end - 24 - index - packed
+    return (sum(numbers[2::2]), begin) if begin >= 0 else None

@@ -7,7 +7,6 @@ size of a window.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -23,12 +22,20 @@ _PART = 2 << 20
 
 
 class MappedImage:
-    """An image in a file of ``size`` bytes, with its layout and first-level table."""
+    """An image in a file of ``size`` bytes, whose first-level table is read now.
 
-    def __init__(self, layout: Layout, directory: array.array[int], size: int) -> None:
+    ``read(offset, length)`` returns all of the bytes or raises.
+    """
+
+    def __init__(self, layout: Layout, read: views.Read, size: int) -> None:
+        layout.allocation(size)  # raises if the directory is not within the file
+        offset, length = layout.directory
         self.layout = layout
-        self._directory = directory
         self._size = size
+        self._directory = views.entries(b"", layout.entry)
+        for start in range(0, length, _PART):
+            part = read(offset + start, min(_PART, length - start))
+            self._directory += views.entries(part, layout.entry)
 
     def windows(self) -> Iterator[Window]:
         """Yield the windows of the disk in order. Finish with each before taking the next.
@@ -100,26 +107,13 @@ class Window:
         return pieces.batches(sorted(chain.from_iterable(self._loaded.values())), self._allocation.size)
 
 
-def read_image(layout: Layout, read: views.Read, size: int) -> MappedImage:
-    """Read the first-level table of an image in a file of ``size`` bytes.
-
-    ``read(offset, length)`` returns all of the bytes or raises.
-    """
-    layout.allocation(size)  # raises if the directory is not within the file
-    offset, length = layout.directory
-    directory = views.entries(b"", layout.entry)
-    for start in range(0, length, _PART):
-        directory += views.entries(read(offset + start, min(_PART, length - start)), layout.entry)
-    return MappedImage(layout, directory, size)
-
-
 def required_length(layout: Layout, read: views.Read, size: int) -> int:
     """Return the minimum length in bytes of a file with these tables; ``size``: its actual length.
 
     Raises ``errors.Truncated`` if that is more: QEMU would read zeros past the end of the file.
     """
     required = 0
-    for window in read_image(layout, read, size).windows():
+    for window in MappedImage(layout, read, size).windows():
         for batch in window.tables():
             data = memoryview(read(batch.offset, batch.length))
             for table in batch.pieces:

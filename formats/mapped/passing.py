@@ -57,7 +57,21 @@ class StreamFollower(Follower):
             self._allocation.take_tables(expected)
             holes.extend(pieces.holes(expected, 0, self.virtual_size))
             self._tables = sorted(expected, reverse=True)
-        late, tables = self._read_tables(start, end, read, holes)
+        late: list[Piece] = []  # placed now, and in bytes that arrived before
+        tables: list[Piece] = []
+        while self._tables and self._tables[-1].host + self._tables[-1].length <= end:
+            table = self._tables.pop()
+            data = self._layout.decode(read(table.host, table.length), table.guest)
+            holes.extend(pieces.holes(data, table.guest, table.guest + table.size))
+            data.sort()
+            self._allocation.take_pieces(data)
+            for piece in data:
+                passed, coming = _cut(piece, start)
+                late.extend(passed)
+                self._expected.extend(coming)
+            tables.append(table)
+        if tables:
+            self._expected = sorted(_limited(self._expected))
         now: list[Piece] = []
         waiting: list[Piece] = []
         # The tables give only an upper limit for the length of compressed data: at the end of the file the
@@ -87,27 +101,6 @@ class StreamFollower(Follower):
             if after - first >= _SECTOR
         ]
         return Arrival(ready, holes, keep)
-
-    def _read_tables(
-        self, start: int, end: int, read: views.Read, holes: list[tuple[int, int]]
-    ) -> tuple[list[Piece], list[Piece]]:
-        """Read the tables that have arrived; return the pieces before ``start``, and these tables."""
-        done: list[Piece] = []
-        late: list[Piece] = []
-        while self._tables and self._tables[-1].host + self._tables[-1].length <= end:
-            table = self._tables.pop()
-            data = self._layout.decode(read(table.host, table.length), table.guest)
-            holes.extend(pieces.holes(data, table.guest, table.guest + table.size))
-            data.sort()
-            self._allocation.take_pieces(data)
-            for piece in data:
-                passed, coming = _cut(piece, start)
-                late.extend(passed)
-                self._expected.extend(coming)
-            done.append(table)
-        if done:
-            self._expected = sorted(_limited(self._expected))
-        return late, done
 
 
 def _cut(piece: Piece, at: int) -> tuple[list[Piece], list[Piece]]:

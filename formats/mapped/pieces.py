@@ -109,8 +109,16 @@ def steady(table: array.array[int], step: int, lowest: int = 1) -> Iterator[tupl
 
     Entries below ``lowest`` are holes. They are skipped in C: a disk of 1 TiB may have 100 million of them.
     """
-    for first, end in _used(table):
-        yield from _steady(table[first:end], first, step, lowest)
+    for first, last in _used(table):
+        start = first
+        for is_used, group in groupby(table[first:last], lowest.__le__):
+            entries = list(group)
+            end = start + len(entries)
+            if is_used:
+                deltas = map(operator.sub, islice(entries, 1, None), entries)
+                cuts = [index for index, delta in enumerate(deltas, start + 1) if delta != step]
+                yield from pairwise([start, *cuts, end])
+            start = end
 
 
 def _used(table: array.array[int]) -> Iterator[tuple[int, int]]:
@@ -126,18 +134,6 @@ def _used(table: array.array[int]) -> Iterator[tuple[int, int]]:
             first = block * _BLOCK
     if first is not None:
         yield first, len(table)
-
-
-def _steady(table: array.array[int], start: int, step: int, lowest: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a part of a table that begins at index ``start``."""
-    for is_used, group in groupby(table, lowest.__le__):
-        entries = list(group)
-        end = start + len(entries)
-        if is_used:
-            deltas = map(operator.sub, islice(entries, 1, None), entries)
-            cuts = [index for index, delta in enumerate(deltas, start + 1) if delta != step]
-            yield from pairwise([start, *cuts, end])
-        start = end
 
 
 def holes(pieces: Iterable[Piece], start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -68,30 +68,25 @@ def parse(data: bytes) -> tuple[OvfDisk, ...]:
             disks.append(_own(attributes))
 
     smallxml.parse(data, "OVF descriptor", refused, start=start)
-    return _disks(disks, files)
-
-
-def refused(rule: str, reason: str) -> errors.Refused:
-    """Return the error of a safety rule for an OVA."""
-    return errors.Refused(format="OVA", rule=rule, reason=reason)
-
-
-def _disks(disks: list[Mapping[str, str]], files: Mapping[str, Mapping[str, str]]) -> tuple[OvfDisk, ...]:
-    """Return the disks that have a file; the others are blank."""
     found: list[OvfDisk] = []
     used: dict[str, str] = {}
-    for given in disks:
-        reference = given.get("fileRef", "")
+    for disk in disks:
+        reference = disk.get("fileRef", "")
         if not reference:
-            continue
+            continue  # a blank disk
         if reference not in files:
-            raise refused("reference", f"disk {given.get('diskId', '')!r} names no file ({reference!r})")
-        found.append(_disk(len(found) + 1, given, files[reference]))
+            raise refused("reference", f"disk {disk.get('diskId', '')!r} names no file ({reference!r})")
+        found.append(_disk(len(found) + 1, disk, files[reference]))
         used[reference] = found[-1].file
     possible = [name for file in used.values() for name in names(file)]
     if len(set(possible)) < len(possible):
         raise refused("duplicate", "two disks have the same file")
     return tuple(found)
+
+
+def refused(rule: str, reason: str) -> errors.Refused:
+    """Return the error of a safety rule for an OVA."""
+    return errors.Refused(format="OVA", rule=rule, reason=reason)
 
 
 def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfDisk:

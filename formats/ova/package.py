@@ -50,7 +50,7 @@ class Package(walk.Walk):
             if entry.type == headers.DIRECTORY or walk.is_metadata(entry):
                 continue
             member = entry._replace(name="/".join(path))
-            self._note(member)
+            self._add(member)
             return member
         if not self.members:
             raise descriptor.refused("descriptor", "the archive is empty")
@@ -104,7 +104,8 @@ class Package(walk.Walk):
         folder = posixpath.dirname(self._descriptor[0])
         return tuple(posixpath.join(folder, name) for name in descriptor.names(disk.file))
 
-    def _note(self, member: walk.Member) -> None:
+    def _add(self, member: walk.Member) -> None:
+        """Check a member, and read it if it is the descriptor or the manifest."""
         if member.name in self.members:
             raise descriptor.refused("duplicate", f"two members with the name {member.name!r}")
         if (other := self._other.get(member.name)) in self.members:
@@ -119,31 +120,25 @@ class Package(walk.Walk):
             raise descriptor.refused("descriptor", f"{member.name!r} comes first, not the descriptor")
         self.members[member.name] = member
         if is_descriptor:
-            self._take_descriptor(member)
+            data = self._content(member, descriptor.LARGEST, "descriptor")
+            self._descriptor = member.name, data
+            self.disks = descriptor.parse(data)
+            if not self.disks:
+                raise descriptor.refused("one disk", "the descriptor lists no disk with a file")
+            for disk in self.disks:
+                possible = self._names(disk)
+                self._other |= zip(possible, reversed(possible), strict=True) if len(possible) > 1 else ()
         elif member.name.lower().endswith(".mf"):
-            self._take_manifest(member)
-
-    def _take_descriptor(self, member: walk.Member) -> None:
-        data = self._content(member, descriptor.LARGEST, "descriptor")
-        self._descriptor = member.name, data
-        self.disks = descriptor.parse(data)
-        if not self.disks:
-            raise descriptor.refused("one disk", "the descriptor lists no disk with a file")
-        for disk in self.disks:
-            possible = self._names(disk)
-            self._other |= zip(possible, reversed(possible), strict=True) if len(possible) > 1 else ()
-
-    def _take_manifest(self, member: walk.Member) -> None:
-        if self.checksums is not None:
-            raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
-        content = self._content(member, _LARGEST_MANIFEST, "manifest")
-        self.checksums = parse_manifest(content, posixpath.dirname(member.name))
-        name, data = self._descriptor
-        # DSP0243, 5.1: the manifest lists every file of the package; the descriptor says what the disks are.
-        if stated := self.checksum_of(self.members[name]):
-            hashed = checksum.Hash(stated)
-            hashed.update(memoryview(data))
-            hashed.verify()
+            if self.checksums is not None:
+                raise descriptor.refused("manifest", f"a second manifest, {member.name!r}")
+            content = self._content(member, _LARGEST_MANIFEST, "manifest")
+            self.checksums = parse_manifest(content, posixpath.dirname(member.name))
+            name, data = self._descriptor
+            # DSP0243, 5.1: the manifest lists every file of the package, also the descriptor.
+            if stated := self.checksum_of(self.members[name]):
+                hashed = checksum.Hash(stated)
+                hashed.update(memoryview(data))
+                hashed.verify()
 
     def _content(self, member: walk.Member, limit: int, what: str) -> bytes:
         if member.type != headers.FILE:

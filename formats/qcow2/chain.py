@@ -43,7 +43,26 @@ def check(files: Sequence[ChainFile], previous: str | None = None) -> None:
     the first file is a complete disk.
     """
     for file in files:
-        _check_form(file, is_base=previous is None and file is files[0])
+        is_base = previous is None and file is files[0]
+        if file.facts.format != "qcow2" and not (is_base and file.facts.format in {"raw", "iso"}):
+            form = "the first file of a chain must be qcow2 or raw" if is_base else "a layer must be qcow2"
+            raise errors.Unsupported(reason=f"{file.name}: {form}, this is {file.facts.format}")
+        if is_base and file.facts.backing is not None:
+            # Only the base name: the rest may be a URL with a password.
+            name = qcow2_check.backing_base_name(file.facts.backing)
+            reason = (
+                f"{file.name}: needs its backing file {name!r}, which is missing; name that file "
+                "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
+                "--previous-checkpoint"
+            )
+            raise facts.refuse("qcow2", "backing_file", reason)
+        if not is_base and file.facts.backing is None and file.facts.bitmaps:
+            bitmaps = ", ".join(map(repr, file.facts.bitmaps))
+            reason = (
+                f"{file.name}: names no backing file and has the dirty bitmaps {bitmaps}: it is a complete "
+                "disk, not what changed; name it as SOURCE, without the files before it"
+            )
+            raise facts.refuse("qcow2", "backing_file", reason)
     names = [file.base_name for file in files]
     expected = previous
     for index, file in enumerate(files):
@@ -75,25 +94,3 @@ def check(files: Sequence[ChainFile], previous: str | None = None) -> None:
         reason = f"chain of {len(files)} files with {clusters} clusters; at most {MOST} with "
         reason += f"{Qcow2Allocation.LIMIT}; commit some of them: qemu-img commit"
         raise errors.Unsupported(reason=reason)
-
-
-def _check_form(file: ChainFile, *, is_base: bool) -> None:
-    if file.facts.format != "qcow2" and not (is_base and file.facts.format in {"raw", "iso"}):
-        what = "a layer must be qcow2" if not is_base else "the first file of a chain must be qcow2 or raw"
-        raise errors.Unsupported(reason=f"{file.name}: {what}, this is {file.facts.format}")
-    if is_base and file.facts.backing is not None:
-        # Only the base name: the rest may be a URL with a password.
-        name = qcow2_check.backing_base_name(file.facts.backing)
-        reason = (
-            f"{file.name}: needs its backing file {name!r}, which is missing; name that file "
-            "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
-            "--previous-checkpoint"
-        )
-        raise facts.refuse("qcow2", "backing_file", reason)
-    if not is_base and file.facts.backing is None and file.facts.bitmaps:
-        bitmaps = ", ".join(map(repr, file.facts.bitmaps))
-        reason = (
-            f"{file.name}: names no backing file and has the dirty bitmaps {bitmaps}: it is a complete disk, "
-            "not what changed; name it as SOURCE, without the files before it"
-        )
-        raise facts.refuse("qcow2", "backing_file", reason)

@@ -7,7 +7,7 @@ most ``Qcow2Allocation.LIMIT``.
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 from isal import isal_zlib
@@ -19,6 +19,13 @@ from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 from cdi_worker.formats.qcow2.header import Qcow2Header
 from cdi_worker.formats.zstd import zstd
+
+_SECTOR = 512
+# QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
+_RAW_DEFLATE = -15
+_ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
+# isal's type stubs declare the class as an instance.
+_IsalError = cast("type[Exception]", isal_zlib.error)
 
 
 class Qcow2Layout(Layout):
@@ -41,7 +48,6 @@ class Qcow2Layout(Layout):
             (header.refcount_offset, header.refcount_offset + refcounts),
             (header.l1_offset, header.l1_offset + header.l1_entries * 8),
         )
-        self._inflate = inflater(header.compression, header.cluster_size)
 
     def allocation(self, size: int, /) -> Qcow2Allocation:
         return Qcow2Allocation(self.header, size)
@@ -53,13 +59,27 @@ class Qcow2Layout(Layout):
         return qcow2_tables.decode(self.header, data, guest)
 
     def inflate(self, data: bytes | memoryview, _piece: Piece, /) -> bytes:
-        return self._inflate(data)
+        """Decompress one cluster. Bytes after its end are ignored: tables give its length in sectors only."""
+        is_zlib = self.header.compression == "zlib"
+        stream = (
+            isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
+            if is_zlib
+            else zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+        )
+        size = self.header.cluster_size
+        try:
+            # One byte more than expected: at its output limit isal does not look for the end of the stream,
+            # and a zstd frame may state a larger size, or none.
+            result: bytes = stream.decompress(data, size + 1)
+        except (_IsalError, zstd.ZstdError) as err:
+            raise errors.Corrupt(format="qcow2", reason=f"a compressed cluster {err}") from err
+        if not stream.eof or len(result) != size:
+            reason = f"a compressed cluster does not decompress to {size} bytes"
+            raise errors.Corrupt(format="qcow2", reason=reason)
+        return result
 
     def follow(self) -> passing.StreamFollower:
         return passing.StreamFollower(self)
-
-
-_SECTOR = 512
 
 
 class Qcow2Allocation(Allocation):
@@ -133,37 +153,3 @@ class Qcow2Allocation(Allocation):
                 self.take(start, end - start)
             self.reach(end)
             shift, last_cluster = piece.guest - piece.host, end - 1 >> self._bits
-
-
-# QEMU compresses with a window of 4 KiB, other programs with up to 32 KiB.
-_RAW_DEFLATE = -15
-_ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
-# isal's type stubs declare the class as an instance.
-_IsalError = cast("type[Exception]", isal_zlib.error)
-
-
-def inflater(compression: str, cluster_size: int) -> Callable[[bytes | memoryview], bytes]:
-    """Return a thread-safe function that decompresses one cluster or raises ``errors.Corrupt``.
-
-    It ignores bytes after the end of the compressed data: the tables give its length in sectors only.
-    """
-
-    def inflate(data: bytes | memoryview) -> bytes:
-        is_zlib = compression == "zlib"
-        stream = (
-            isal_zlib.decompressobj(wbits=_RAW_DEFLATE)
-            if is_zlib
-            else zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
-        )
-        try:
-            # One byte more than expected: at its output limit isal does not look for the end of the stream,
-            # and a zstd frame may state a larger size, or none.
-            result: bytes = stream.decompress(data, cluster_size + 1)
-        except (_IsalError, zstd.ZstdError) as err:
-            raise errors.Corrupt(format="qcow2", reason=f"a compressed cluster {err}") from err
-        if not stream.eof or len(result) != cluster_size:
-            reason = f"a compressed cluster does not decompress to {cluster_size} bytes"
-            raise errors.Corrupt(format="qcow2", reason=reason)
-        return result
-
-    return inflate

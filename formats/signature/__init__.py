@@ -2,7 +2,7 @@
 
 ``keys``: public keys. ``simple``, ``bundle``: two forms of signatures of container images. Each form has a
 function from bytes to a ``Signature``, which raises ``errors.Untrusted``. ``openpgp``: signatures of files,
-and ``keyring``: the keys for them.
+and the keys for them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from cdi_worker import errors
@@ -22,6 +23,9 @@ _ARMOR: Final = re.compile(
     rb"([A-Za-z0-9+/=\s]*?)(?:\n=[A-Za-z0-9+/]{4}\s*)?-----END PGP "
 )
 _KEY_PACKET, _SECRET_PACKET = 6, 5
+_PEM: Final = re.compile(rb"^-----BEGIN (PUBLIC KEY|CERTIFICATE)-----", re.MULTILINE)
+#: A public key of SSH, also in a line of an allowed signers file (ssh-keygen(1)).
+_SSH: Final = re.compile(rb"^(?!#)(?:.*[ \t])?(?:sk-)?(?:ssh|ecdsa)-[\w@.-]+[ \t]+AAAA", re.MULTILINE)
 #: A signature of a binary or of a text document, not one of a key (RFC 9580, 5.2.1).
 _OF_DOCUMENTS: Final = {"00", "01"}
 #: MD5, SHA-1 and RIPEMD-160 by their numbers (RFC 9580, 9.5): two texts with one hash can be made.
@@ -94,6 +98,31 @@ def keyring(data: bytes, name: str) -> bytes:
     if kind != _KEY_PACKET:
         raise errors.RequestError(f"{name}: no OpenPGP public keys; write them with gpg --export")
     return found
+
+
+def keys_in(files: Iterable[tuple[str, bytes]], where: str) -> bytes:
+    """Return the OpenPGP keys in files, given with their names, as gpgv reads them.
+
+    Raises ``errors.RequestError``.
+    """
+    keys, has_pem = b"", False
+    for name, data in files:
+        if _SSH.search(data):
+            raise errors.RequestError(f"{name}: SSH keys are not supported; sign with OpenPGP")
+        if (data[:1] and data[0] & 0x80) or re.search(rb"^-----BEGIN PGP ", data, re.MULTILINE):
+            if keys:
+                reason = "a second file of OpenPGP keys; write all of them to one file with gpg --export"
+                raise errors.RequestError(f"{name}: {reason}")
+            keys = keyring(data, name)
+        elif data[8:12] == b"KBXf":
+            raise errors.RequestError(f"{name}: a keybox; write its keys to a file with gpg --export")
+        elif _PEM.search(data):
+            # For images in a registry; a folder may have keys for both.
+            has_pem = True
+    if not keys:
+        hint = "; keys in PEM form verify images in a registry" if has_pem else ""
+        raise errors.RequestError(f"{where}: no OpenPGP keys for a checksum file{hint}")
+    return keys
 
 
 def signer(status: str, name: str) -> str:

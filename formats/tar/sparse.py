@@ -85,12 +85,11 @@ def pax(stored: int, take: Take) -> tuple[Map, int]:
     GNU tar manual, "PAX Format, Version 1.0". ``stored``: bytes of the entry, including the map. Return the
     map and its length in bytes.
     """
-    lines = _lines(stored, take)
-    count, length = _line(lines)
+    numbers = _numbers(stored, take)
+    count, length = next(numbers)
     _check_count(count)
     extents = array.array("Q")
-    for _ in range(2 * count):
-        value, digits = _line(lines)
+    for value, digits in itertools.islice(numbers, 2 * count):
         extents.append(value)
         length += digits
     return extents, -(-length // headers.BLOCK) * headers.BLOCK
@@ -183,21 +182,18 @@ def _repeated(header: bytes) -> Iterator[bytes]:
             yield value
 
 
-def _lines(stored: int, take: Take) -> Iterator[bytes]:
+def _numbers(stored: int, take: Take) -> Iterator[tuple[int, int]]:
+    """Yield each number and the length of its line in bytes."""
     rest = b""
     for _ in range(stored // headers.BLOCK):
         *lines, rest = (rest + take(headers.BLOCK)).split(b"\n")
-        yield from lines
+        for line in lines:
+            if not _DECIMAL.fullmatch(line):
+                raise headers.corrupt("a sparse map is malformed")
+            yield int(line), len(line) + 1
         if len(rest) > headers.BLOCK:
-            return  # malformed: no number is that long; reading on would use unbounded memory
-
-
-def _line(lines: Iterator[bytes]) -> tuple[int, int]:
-    """Return the next number and the length of its line in bytes."""
-    line = next(lines, b"")
-    if not _DECIMAL.fullmatch(line):
-        raise headers.corrupt("a sparse map is malformed")
-    return int(line), len(line) + 1
+            break  # no number is that long; reading on would use unbounded memory
+    raise headers.corrupt("a sparse map is malformed")
 
 
 def _check_count(count: int) -> None:

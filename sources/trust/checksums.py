@@ -9,7 +9,7 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, checksum_file, signature
-from cdi_worker.formats.signature import keyring, openpgp
+from cdi_worker.formats.signature import openpgp
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gpgv
 from cdi_worker.sources import base, kind
@@ -46,7 +46,7 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
     Raises ``errors.Untrusted``, ``errors.SourceError``.
     """
     path, disk = demand.signed_by, of.accept(location)
-    known = None if path is None else keyring.read(keyfiles.read(path), path)
+    known = None if path is None else openpgp.keys_in(keyfiles.read(path), path)
     place = document.place(demand.checksum_file or "", of, disk)
     data = reading.read(place, checksum_file.LARGEST)
     clear = openpgp.clear(data, place.name)

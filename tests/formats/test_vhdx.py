@@ -173,7 +173,7 @@ def test_table_has_an_entry_of_a_bitmap_after_each_chunk(tmp_path: Path) -> None
     blocks = (0, 4095, 4096, 4097, 8191, 8192, 9216)
     path = create(tmp_path / "image", 9217 * MiB - 512, blocks)
     data = path.read_bytes()
-    found = mapped.read_image(placing.layout(placing.view(data), "vhdx"), placing.view(data).at, len(data))
+    found = mapped.MappedImage(placing.layout(placing.view(data), "vhdx"), placing.view(data).at, len(data))
     pieces = {}
     for window in found.windows():
         for batch in window.tables():

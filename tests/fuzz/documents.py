@@ -23,7 +23,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum_file, clone, readers
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.formats.ova import descriptor, package
-from cdi_worker.formats.signature import bundle, keyring, keys, openpgp, simple
+from cdi_worker.formats.signature import bundle, keys, openpgp, simple
 from cdi_worker.formats.tar import archive
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.kubernetes import datavolume
@@ -135,7 +135,7 @@ def _verdict(data: bytes) -> None:
 
 
 def _keyring(data: bytes) -> None:
-    assert keyring.read([("keys", data)], "keys")
+    assert openpgp.keys_in([("keys", data)], "keys")
 
 
 def _pem(data: bytes) -> None:

@@ -147,7 +147,7 @@ def size_of(data: bytes, form: str) -> int | None:
 def image_of(data: bytes, form: str = "qcow2") -> image.MappedImage:
     """Return what reads the image in ``data`` at random."""
     file_view = view(data)
-    return image.read_image(layout(file_view, form), file_view.at, len(data))
+    return image.MappedImage(layout(file_view, form), file_view.at, len(data))
 
 
 def follower(data: bytes, form: str = "qcow2") -> mapped.Follower:

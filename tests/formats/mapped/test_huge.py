@@ -100,7 +100,7 @@ def delivered(file: File, checked: facts.ImageFacts) -> Sums:
     assert layout is not None
     fetcher = fetch.Fetcher(file, file.size, fetch.FetchOptions(connections=2), scope=cancelling.Cancel())
     disk = tables.MappedDisk(
-        [lambda _: fetcher], lambda reads: image.read_image(layout, reads[0], file.size), layout.virtual_size
+        [lambda _: fetcher], lambda reads: image.MappedImage(layout, reads[0], file.size), layout.virtual_size
     )
     sums = Sums()
     assert disk.deliver(sums, base.EVERYTHING, base.DeliveryMeter()) == layout.virtual_size

@@ -114,7 +114,7 @@ def test_first_level_table_of_a_huge_disk_is_read_in_parts(tmp_path: Path) -> No
         lengths.append(length)
         return data[offset : offset + length]
 
-    found = image.read_image(layout.Qcow2Layout(header.parse(data[: 64 << 10])), read, len(data))
+    found = image.MappedImage(layout.Qcow2Layout(header.parse(data[: 64 << 10])), read, len(data))
     assert max(lengths) <= 2 * MiB
     assert sum(lengths) == 16 * MiB
     tables = [table for window in found.windows() for batch in window.tables() for table in batch.pieces]
@@ -143,7 +143,7 @@ def place(source: fetch.Fetcher, target: placing.Dirty, notes: journal.Journal) 
     laid_out = layout.Qcow2Layout(header.parse(source.read(0, 64 << 10)))
 
     def opened(reads: Sequence[views.Read]) -> tables.DiskTables:
-        return image.read_image(laid_out, reads[0], source.size)
+        return image.MappedImage(laid_out, reads[0], source.size)
 
     placing.deliver(tables.MappedDisk([lambda _: source], opened, laid_out.virtual_size), target, notes)
 
