@@ -244,41 +244,14 @@ class FolderDecoder(Decoder):
             left -= length
             yield run
 
-    def archive(self) -> ExtentReader | None:
+    def archive(self) -> readers.RunsReader | None:
         """Return a reader of the archive of all other files; None if there are none."""
         first = next(self._rest, None)
-        return None if first is None else ExtentReader(itertools.chain([first], self._rest))
+        return None if first is None else readers.RunsReader(itertools.chain([first], self._rest))
 
     def finish(self) -> None:
         """Read to the end and compare the digest."""
         collections.deque(self._rest, 0)
-
-
-class ExtentReader:
-    """Read the bytes of extents, in order."""
-
-    def __init__(self, extents: Iterator[int | memoryview]) -> None:
-        self._records = extents
-        self._zeros = 0
-        self._data = readers.BytesReader(b"")
-
-    def readinto(self, into: memoryview, /) -> int:
-        while len(into):
-            if count := min(self._zeros, len(into)):
-                into[:count] = bytes(count)
-                self._zeros -= count
-                return count
-            if count := self._data.readinto(into):
-                return count
-            if (record := next(self._records, None)) is None:
-                break
-            if isinstance(record, int):
-                self._zeros = record
-            else:
-                self._data = readers.BytesReader(record)
-        return 0
-
-    def close(self) -> None: ...
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 from cdi_worker import errors
@@ -56,6 +56,34 @@ class BytesReader:
 
     def close(self) -> None:
         self._rest = memoryview(b"")
+
+
+class RunsReader:
+    """Read the bytes of runs, in order: a length in bytes for zeros, a memoryview for data."""
+
+    def __init__(self, runs: Iterator[int | memoryview]) -> None:
+        self._runs = runs
+        self._zeros = 0
+        self._data = BytesReader(b"")
+
+    def readinto(self, into: memoryview, /) -> int:
+        while len(into):
+            if count := min(self._zeros, len(into)):
+                into[:count] = bytes(count)
+                self._zeros -= count
+                return count
+            if count := self._data.readinto(into):
+                return count
+            if (run := next(self._runs, None)) is None:
+                break
+            if isinstance(run, int):
+                self._zeros = run
+            else:
+                self._data = BytesReader(run)
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: the caller closes the source of the runs."""
 
 
 class RangesReader:

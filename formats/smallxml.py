@@ -67,16 +67,6 @@ def parse(
     parser.StartNamespaceDeclHandler = lambda prefix, _uri: named(f"xmlns:{prefix}")
     parser.StartElementHandler = start_element
     parser.EndElementHandler = lambda _name: path.pop()
-    try:
-        if not _feed(parser, data):
-            raise refused("size", f"the {form} has a tag of more than {LONGEST} bytes")
-    except (expat.ExpatError, ValueError, LookupError) as err:
-        # A declared encoding that Python does not know, or one of several bytes.
-        raise errors.Corrupt(format=form, reason=str(err)) from err
-
-
-def _feed(parser: expat.XMLParserType, data: bytes) -> bool:
-    """Parse a document. Return False if a tag is longer than ``LONGEST``, at the latest at twice that."""
     longest, reached = LONGEST, 0
     if (defer := getattr(parser, "SetReparseDeferralEnabled", None)) is not None:
         defer(False)
@@ -84,12 +74,15 @@ def _feed(parser: expat.XMLParserType, data: bytes) -> bool:
         # Expat 2.6, and 2.5 of Debian 12 with the fix of CVE-2023-52425, parse an incomplete part again
         # only when it has doubled; Python before 3.11.8 cannot switch that off.
         longest = 2 * LONGEST + _CHUNK
-    for at in range(0, len(data), _CHUNK):
-        chunk = data[at : at + _CHUNK]
-        parser.Parse(chunk, False)
-        # -1 after a call that parsed nothing.
-        reached = max(reached, parser.CurrentByteIndex)
-        if at + len(chunk) - reached > longest:
-            return False
-    parser.Parse(b"", True)
-    return True
+    try:
+        for at in range(0, len(data), _CHUNK):
+            chunk = data[at : at + _CHUNK]
+            parser.Parse(chunk, False)
+            # -1 after a call that parsed nothing.
+            reached = max(reached, parser.CurrentByteIndex)
+            if at + len(chunk) - reached > longest:
+                raise refused("size", f"the {form} has a tag of more than {LONGEST} bytes")
+        parser.Parse(b"", True)
+    except (expat.ExpatError, ValueError, LookupError) as err:
+        # A declared encoding that Python does not know, or one of several bytes.
+        raise errors.Corrupt(format=form, reason=str(err)) from err

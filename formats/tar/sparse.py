@@ -118,39 +118,22 @@ def pairs(extents: Map) -> Iterator[tuple[int, int]]:
     return zip(values, values, strict=True)
 
 
-class Expanded:
-    """Read a sparse file of ``size`` bytes: its data from ``reader``, and zeros in its holes."""
-
-    def __init__(self, reader: readers.Reader, extents: Map, size: int) -> None:
-        self._reader = reader
-        self._runs = _runs(extents, size)
-        self._left, self._is_data = 0, False
-
-    def readinto(self, into: memoryview, /) -> int:
-        while not self._left:
-            if (run := next(self._runs, None)) is None:
-                return 0
-            self._left, self._is_data = run
-        count = min(len(into), self._left)
-        if self._is_data:
-            count = self._reader.readinto(into[:count])
-        else:
-            into[:count] = bytes(count)
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        """Do nothing: the caller closes the reader."""
-
-
-def _runs(extents: Map, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield the length of each hole and of each extent, and whether it is data."""
+def runs(
+    reader: readers.Reader, extents: Map, size: int, buffers: Iterator[memoryview]
+) -> Iterator[int | memoryview]:
+    """Yield a file of ``size`` bytes as runs: the lengths of its holes, and the data read by ``reader``."""
     at = 0
     for offset, length in pairs(extents):
-        yield offset - at, False
-        yield length, True
-        at = offset + length
-    yield size - at, False
+        if offset > at:
+            yield offset - at
+        at, end = offset, offset + length
+        while at < end:
+            buffer = next(buffers)[: end - at]
+            count = reader.readinto(buffer)
+            yield buffer[:count]
+            at += count
+    if size > at:
+        yield size - at
 
 
 def _add(extents: Map, slots: bytes) -> None:

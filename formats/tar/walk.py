@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -101,7 +102,10 @@ class Walk:
 
     def file(self) -> readers.Reader:
         """Return a reader of the current entry with zeros in place of the holes of a sparse file."""
-        return self if self._sparse is None else sparse.Expanded(self, *self._sparse)
+        if self._sparse is None:
+            return self
+        buffers = itertools.repeat(memoryview(bytearray(BUFFER)))
+        return readers.RunsReader(sparse.runs(self, *self._sparse, buffers))
 
     def close(self) -> None:
         """Do nothing: the caller closes the stream."""

@@ -60,7 +60,7 @@ def test_copied_encoder_continues_identically() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_reader_returns_the_bytes_of_all_runs(size: int) -> None:
     runs: list[int | bytes] = [5000, TEXT[:5000], 100, NOISE[:3000]]
-    reader = clone.ExtentReader(iter(clone.Decoder(readers.BytesReader(encode(runs)), buffers)))
+    reader = readers.RunsReader(iter(clone.Decoder(readers.BytesReader(encode(runs)), buffers)))
     assert reading.read_all(reader, size) == b"".join(
         bytes(run) if isinstance(run, int) else run for run in runs
     )
