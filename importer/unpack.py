@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors
-from cdi_worker.formats.tar import archive
+from cdi_worker.formats.tar import archive, sparse
 from cdi_worker.images import directio, targets
 from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
@@ -148,21 +148,6 @@ class ExtractedDisk(disks.Disk):
             is_disk = entry.kind == "file" and file.DISK in path and not file.is_reserved(path)
             if size is None and is_disk:
                 log.info("disk entry=%r size=%d", path, entry.size)
-                size, earlier = raw.copy(_runs(entries, entry), sink, meter, self._attempt.scope), path
+                runs = sparse.runs(entries, entry.map, entry.size, ahead.buffers())
+                size, earlier = raw.copy(runs, sink, meter, self._attempt.scope), path
         return size
-
-
-def _runs(entries: archive.Archive, entry: archive.Entry) -> Iterator[disks.Run]:
-    """Yield the runs of the current entry, in order."""
-    buffers, at = ahead.buffers(), 0
-    for offset, length in entry.extents():
-        if offset > at:
-            yield offset - at
-        at, end = offset, offset + length
-        while at < end:
-            buffer = next(buffers)[: end - at]
-            count = entries.readinto(buffer)
-            yield buffer[:count]
-            at += count
-    if entry.size > at:
-        yield entry.size - at
