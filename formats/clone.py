@@ -81,10 +81,10 @@ class Encoder:
 
     def copy(self) -> Encoder:
         """Return an encoder that continues from the current state."""
-        made = Encoder(self.every)
-        made._total, made._records, made._pause = self._total, self._records, self._pause
-        made._digest = self._digest.copy()
-        return made
+        other = Encoder(self.every)
+        other._total, other._records, other._pause = self._total, self._records, self._pause
+        other._digest = self._digest.copy()
+        return other
 
     def disk(self, disk: FolderDisk) -> bytes:
         """Return the record that begins the stream of a file system."""

@@ -43,8 +43,8 @@ def parse(
     path: Path = []
     count, names = 0, set[str]()
 
-    def named(*found: str) -> None:
-        names.update(found)
+    def count_names(*more: str) -> None:
+        names.update(more)
         if len(names) > MOST_NAMES:
             raise refused("size", f"the {form} has more than {MOST_NAMES} names of elements and attributes")
 
@@ -53,7 +53,7 @@ def parse(
         count += 1
         if count > MOST_ELEMENTS:
             raise refused("size", f"the {form} has more than {MOST_ELEMENTS} elements")
-        named(name, *attributes)
+        count_names(name, *attributes)
         if len(path) >= DEEPEST:
             raise refused("size", f"the {form} has more than {DEEPEST} levels of elements")
         start(name, attributes, path)
@@ -64,7 +64,7 @@ def parse(
 
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.StartDoctypeDeclHandler = doctype
-    parser.StartNamespaceDeclHandler = lambda prefix, _uri: named(f"xmlns:{prefix}")
+    parser.StartNamespaceDeclHandler = lambda prefix, _uri: count_names(f"xmlns:{prefix}")
     parser.StartElementHandler = start_element
     parser.EndElementHandler = lambda _name: path.pop()
     longest, reached = LONGEST, 0

@@ -43,8 +43,8 @@ class OvfDisk:
 
     def describe(self) -> dict[str, object]:
         """Return what ``inspect`` shows."""
-        found = {"index": self.index, "file": self.file, "id": self.id, "capacity": self.capacity}
-        return {name: value for name, value in found.items() if value not in {None, ""}}
+        facts = {"index": self.index, "file": self.file, "id": self.id, "capacity": self.capacity}
+        return {name: value for name, value in facts.items() if value not in {None, ""}}
 
 
 def parse(data: bytes) -> tuple[OvfDisk, ...]:
@@ -60,10 +60,10 @@ def parse(data: bytes) -> tuple[OvfDisk, ...]:
         if len(files) + len(disks) >= _MOST:
             raise refused("size", "the descriptor has too many elements")
         if (above, name) == ("References", "File"):
-            found = _own(attributes)
-            if (identity := found.get("id", "")) in files:
+            file = _own(attributes)
+            if (identity := file.get("id", "")) in files:
                 raise refused("duplicate", f"two files with the id {identity!r}")
-            files[identity] = found
+            files[identity] = file
         elif name == "Disk" and above in {"DiskSection", "Section"}:  # in OVF 0.9
             disks.append(_own(attributes))
 
@@ -89,7 +89,7 @@ def refused(rule: str, reason: str) -> errors.Refused:
     return errors.Refused(format="OVA", rule=rule, reason=reason)
 
 
-def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfDisk:
+def _disk(index: int, disk: Mapping[str, str], file: Mapping[str, str]) -> OvfDisk:
     href = file.get("href", "")
     compression = file.get("compression", "").lower()
     obstacle = ""
@@ -97,7 +97,7 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfD
         obstacle = "is not in the archive but at a URL; import it from there"
     elif file.get("chunkSize"):
         obstacle = "is split into chunks (ovf:chunkSize); pack it again in one piece"
-    elif given.get("parentRef"):
+    elif disk.get("parentRef"):
         obstacle = "holds only the changes to another disk (ovf:parentRef)"
     elif compression not in {"", "identity", *_COMPRESSIONS}:
         obstacle = f"has the unknown compression {masking.quoted(compression)!r}"
@@ -105,15 +105,15 @@ def _disk(index: int, given: Mapping[str, str], file: Mapping[str, str]) -> OvfD
         # A name that leads outside the archive is an attack: the whole package is refused.
         href = "/".join(archive.archive_path(href))
     if not href:
-        raise refused("reference", f"disk {given.get('diskId', '')!r} has a file without a name")
-    units = given.get("capacityAllocationUnits", "byte").strip()
+        raise refused("reference", f"disk {disk.get('diskId', '')!r} has a file without a name")
+    units = disk.get("capacityAllocationUnits", "byte").strip()
     match = _UNITS.fullmatch(units)
     shift = int(match[1] or 0) if match else _OLD_UNITS.get(units.lower())
-    number = _number(given.get("capacity", ""))
+    number = _number(disk.get("capacity", ""))
     return OvfDisk(
         index,
         href,
-        given.get("diskId", ""),
+        disk.get("diskId", ""),
         None if number is None or shift is None else number << shift,
         _number(file.get("size", "")),
         _COMPRESSIONS.get(compression, ""),
@@ -126,13 +126,13 @@ def _own(attributes: Mapping[str, str]) -> dict[str, str]:
 
     Raises ``errors.Refused`` for one with two values: readers differ in which they use.
     """
-    found: dict[str, str] = {}
+    own: dict[str, str] = {}
     for name, value in attributes.items():
         namespace, _, local = name.rpartition(" ")
-        if _is_ovf(namespace) and found.setdefault(local, value) != value:
-            both = f"{masking.quoted(found[local])!r} and {masking.quoted(value)!r}"
+        if _is_ovf(namespace) and own.setdefault(local, value) != value:
+            both = f"{masking.quoted(own[local])!r} and {masking.quoted(value)!r}"
             raise refused("duplicate", f"the attribute {local!r} is both {both}, in two namespaces")
-    return found
+    return own
 
 
 def _local(name: str) -> str:

@@ -62,18 +62,18 @@ class Package(walk.Walk):
 
     def member_of(self, disk: descriptor.OvfDisk) -> walk.Member | None:
         """Return the member of a disk; None if not read yet. Raises ``errors.Refused`` for a bad one."""
-        found = next((self.members[name] for name in self._names(disk) if name in self.members), None)
-        if found is None:
+        member = next((self.members[name] for name in self._names(disk) if name in self.members), None)
+        if member is None:
             return None
         what = f"{disk.file!r}"
-        if found.type == headers.SPARSE:
+        if member.type == headers.SPARSE:
             raise descriptor.refused("sparse", f"{what} is a sparse member; pack it without tar --sparse")
-        if found.type != headers.FILE:
-            raise descriptor.refused("type", f"{what} is not a file but has type {found.type!r}")
-        if disk.size is not None and not disk.compression and disk.size != found.size:
-            stated = f"the descriptor states {disk.size} bytes for {what}, the archive has {found.size}"
+        if member.type != headers.FILE:
+            raise descriptor.refused("type", f"{what} is not a file but has type {member.type!r}")
+        if disk.size is not None and not disk.compression and disk.size != member.size:
+            stated = f"the descriptor states {disk.size} bytes for {what}, the archive has {member.size}"
             raise descriptor.refused("size", f"{stated}; it was changed or cut")
-        return found
+        return member
 
     def needed(self, disk: descriptor.OvfDisk) -> walk.Member:
         """Return the member of a disk at the end of the archive. Raises an error if it is missing."""
@@ -161,7 +161,7 @@ def parse_manifest(data: bytes, folder: str = "") -> dict[str, checksum.Checksum
     Raises ``errors.Refused`` for two different checksums of a file by one algorithm, ``errors.Corrupt`` for
     any other line.
     """
-    found: dict[str, dict[str, str]] = {}
+    checksums: dict[str, dict[str, str]] = {}
     for line in data.decode("utf-8-sig", errors="surrogateescape").splitlines():
         if not line.strip():
             continue
@@ -176,8 +176,8 @@ def parse_manifest(data: bytes, folder: str = "") -> dict[str, checksum.Checksum
         except errors.RequestError as err:
             reason = f"{masking.quoted(name, 200)!r}: {err}"
             raise errors.Corrupt(format="OVF manifest", reason=reason) from err
-        others = found.setdefault(posixpath.join(folder, name), {})
-        if others.setdefault(algorithm, str(stated)) != str(stated):
+        of_file = checksums.setdefault(posixpath.join(folder, name), {})
+        if of_file.setdefault(algorithm, str(stated)) != str(stated):
             reason = f"the manifest has two checksums of {masking.quoted(name, 200)!r}"
             raise descriptor.refused("manifest", reason)
-    return {name: checksum.parse(",".join(each.values())) for name, each in found.items()}
+    return {name: checksum.parse(",".join(each.values())) for name, each in checksums.items()}
