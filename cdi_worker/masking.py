@@ -1,8 +1,9 @@
-"""Replace the secrets of this process by ``***`` in every text that it writes.
+"""Register secrets, mask them in every text that leaves the process, and quote what servers say.
 
-A secret is registered where it becomes known (``hold``): a location when it is created, a token when a source
-obtains it. It is masked where texts are written (``mask``, ``masked``): errors, logs, results, reports.
-No other place needs to hide anything.
+A secret is registered where it becomes known (``register``): a location when it is created, a token when a
+source obtains it. It is replaced by ``***`` at the doors (``mask``, ``masked``): errors, log records, results
+and reports. A message repeats the text of a server or an image through ``quoted``. No other place hides
+anything.
 
 A server may repeat a secret in another encoding. So the text is decoded, up to ``DEPTH`` times:
 percent-encoding, HTML, the escapes of JSON and of Python's ``repr``, and characters between that are not
@@ -146,7 +147,7 @@ _registry = _Registry()
 # -- registering ----------------------------------------------------------------------------------
 
 
-def hold(owner: object, *secrets: str) -> None:
+def register(owner: object, *secrets: str) -> None:
     """Mask ``secrets`` while ``owner`` exists, and for a while longer: the latest ``OF_ONE`` of an owner."""
     maskable = [each[:LONGEST] for each in secrets if len(each) >= SHORTEST]
     if not maskable:
@@ -304,8 +305,7 @@ def quoted(text: str | bytes, longest: int = 80) -> str:
     if shown.isprintable():
         return shown
     # A message of several lines becomes one; U+FFFD is the replacement character.
-    line = " ".join(shown.split())
-    return "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in line)
+    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(shown.split()))
 
 
 def _masked(text: str, most: int) -> str:

@@ -154,8 +154,8 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
     obj = parameters.Context(cancel, set_up_logging, contract.environment())
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):
-        masking.hold(obj, *masking.address(text))
-    masking.hold(obj, *masking.variables(obj.env))
+        masking.register(obj, *masking.address(text))
+    masking.register(obj, *masking.variables(obj.env))
     if f"_{contract.PREFIX}_COMPLETE" in obj.env:
         from cdi_worker.importer.commands import completion  # noqa: F401  (registers itself)
     error: errors.Error

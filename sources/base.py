@@ -151,7 +151,7 @@ class Access:
         return bool(self.user or self.password or self.session_token or self.headers)
 
     def __post_init__(self) -> None:
-        masking.hold(
+        masking.register(
             self,
             *masking.login(self.user, self.password),
             self.session_token,
@@ -210,7 +210,7 @@ class Location:
         for each in dataclasses.fields(self):
             is_secret = not each.repr and each.name != "endpoint"
             for text in _texts(getattr(self, each.name)):
-                masking.hold(self, *([text] if is_secret else masking.address(text)))
+                masking.register(self, *([text] if is_secret else masking.address(text)))
 
     def __init_subclass__(cls) -> None:
         """Let a ``__post_init__`` of ``cls`` end with that of this class, whether it calls it or not."""

@@ -154,7 +154,7 @@ class Cron:
         try:
             path = self._account / "token"
             token = fields.named(fields.token, path.read_text(encoding="utf-8"), str(path))
-            masking.hold(self, token)
+            masking.register(self, token)
             tls = certificates.context()
             certificates.trust(tls, str(self._account / "ca.crt"))
             with requests.Session() as session:

@@ -115,7 +115,7 @@ class Client:
         self._proxy = urllib.parse.urlsplit(proxy)
         if self._proxy.scheme == "https":
             raise errors.RequestError("uploads through a proxy that is reached over https are not supported")
-        masking.hold(self, *masking.address(url), *masking.headers(self._headers.items()))
+        masking.register(self, *masking.address(url), *masking.headers(self._headers.items()))
 
     def ask(
         self,

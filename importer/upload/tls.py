@@ -60,7 +60,7 @@ def load_texts(context: ssl.SSLContext, certificate: str, key: str, name: str) -
 
     Raises ``errors.RequestError``; ``name``: where the texts are from.
     """
-    masking.hold(context, key)
+    masking.register(context, key)
     with _translate(name), open(os.memfd_create("key-pair"), "wb", buffering=0) as file:
         file.write(f"{certificate}\n{key}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

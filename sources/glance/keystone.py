@@ -50,7 +50,7 @@ class Keystone:
         """Return a valid token; log in if there is none or it is about to expire."""
         with self._lock, self._translate_errors():
             token = str(self._auth.get_token(self._session))
-        masking.hold(self, token)
+        masking.register(self, token)
         return token
 
     def renew(self, refused: str) -> bool:

@@ -46,7 +46,7 @@ class Token:
         text = fields.named(fields.token, text, self._path)
         if not text:
             raise errors.RequestError(f"{self._path}: is empty; expected the token of the export")
-        masking.hold(self, text)
+        masking.register(self, text)
         return session.on_the_wire(text)
 
 

@@ -62,12 +62,12 @@ class Keys(buckets.Keys):
         with contextlib.suppress(Exception):
             providers = made._session.get_component("credential_provider")  # noqa: SLF001
             headers = providers.get_provider("container-role")._build_headers()  # noqa: SLF001
-            masking.hold(self, *masking.headers((headers or {}).items()))
+            masking.register(self, *masking.headers((headers or {}).items()))
         return made
 
     def _hold_parameters(self, params: Mapping[str, Any], **_: object) -> None:
         """Mask what identifies this machine to a token service: at debug level botocore logs it."""
-        masking.hold(self, str(params.get("WebIdentityToken", "")))
+        masking.register(self, str(params.get("WebIdentityToken", "")))
 
     def _send(self, request: Any, **_: object) -> Any:
         """Send a request of botocore, and return its response."""
@@ -80,7 +80,7 @@ class Keys(buckets.Keys):
             headers = dict(request.headers.items())
             answer, data = session.exchange(*what, data=request.body, headers=headers, auth=pinned.NO_AUTH)
         # At debug level botocore logs the response.
-        masking.hold(self, *(found.decode("utf-8", "replace") for found in _ISSUED.findall(data)))
+        masking.register(self, *(found.decode("utf-8", "replace") for found in _ISSUED.findall(data)))
         body = types.SimpleNamespace(stream=lambda: iter([data]))
         return awsrequest.AWSResponse(request.url, answer.status_code, answer.headers, body)
 
@@ -95,7 +95,7 @@ class Keys(buckets.Keys):
         signed = awsrequest.AWSRequest(request.method, request.url, headers=fixed)
         with _translate_errors():
             keys = cancelling.run_apart(self._keys.get_frozen_credentials, self._cancel)
-        masking.hold(self, keys.secret_key or "", keys.token or "")
+        masking.register(self, keys.secret_key or "", keys.token or "")
         auth.S3SigV4Auth(keys, "s3", region).add_auth(signed)
         request.headers.update(dict(signed.headers.items()))
         return request

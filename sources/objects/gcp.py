@@ -90,7 +90,7 @@ class Keys(buckets.Keys):
         what = (self._transport, request.method, request.url, request.headers)
         with self._lock, _translate_errors():
             cancelling.run_apart(lambda: self._keys.before_request(*what), self._cancel)
-            masking.hold(self, str(self._keys.token or ""))
+            masking.register(self, str(self._keys.token or ""))
         return request
 
     def renew(self) -> bool:
@@ -128,7 +128,7 @@ def _load(path: str, owner: object) -> Any:
     """
     try:
         info = smalljson.parse(smallfile.read(path))
-        masking.hold(owner, *(str(info.get(name, "")) for name in SECRETS))
+        masking.register(owner, *(str(info.get(name, "")) for name in SECRETS))
         kind, origin = info.get("type"), info.get("credential_source", {})
         if kind == "service_account":
             return service_account.Credentials.from_service_account_info(info, scopes=SCOPES)

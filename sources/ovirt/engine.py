@@ -74,7 +74,7 @@ class Engine:
                 token = cancelling.run_apart(
                     self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT
                 )
-            masking.hold(self, str(token))
+            masking.register(self, str(token))
         except TimeoutError as err:
             raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
 
@@ -214,7 +214,7 @@ class Transfer:
                 urls = [url for url in (found.transfer_url, found.proxy_url) if url and base.is_web(url)]
                 if phase == "transferring" and urls:
                     # The last part of the path is the ticket.
-                    masking.hold(self, *(url.rpartition("/")[2] for url in urls))
+                    masking.register(self, *(url.rpartition("/")[2] for url in urls))
                     if self._engine.is_https:
                         urls = [url for url in urls if url.lower().startswith("https:")]
                     if urls:

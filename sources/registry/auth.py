@@ -89,7 +89,7 @@ class Authorizer:
     ) -> None:
         self._scope = f"repository:{repository}:pull"
         self._credentials = login
-        masking.hold(self, *masking.login(login.user, login.password), login.identity)
+        masking.register(self, *masking.login(login.user, login.password), login.identity)
         self._access = access
         self._session = connection
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Authorizer:
             offered = parse_challenges(challenges)
             if "bearer" in offered:
                 self.header = "Bearer " + self._token(offered["bearer"], url)
-                masking.hold(self, self.header.removeprefix("Bearer "))
+                masking.register(self, self.header.removeprefix("Bearer "))
                 return True
             if "basic" in offered and (basic := self._credentials.basic()) and basic != refused:
                 self._refuse_plaintext(url, url)

@@ -120,7 +120,7 @@ class Session:
         self._content = self._instance.RetrieveContent()
         self._content.sessionManager.Login(self._access.user, self._access.password, None)
         # As pyvmomi sends it: NAME="VALUE"; Path=/; ...
-        masking.hold(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
+        masking.register(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
 
     @contextlib.contextmanager
     def _translate_errors(self, doing: str) -> Iterator[None]:

@@ -55,7 +55,7 @@ class Resource:
         )
         self.access = access
         self.name = wire.safe_url(url)
-        masking.hold(self, *masking.address(url))
+        masking.register(self, *masking.address(url))
         self._session = connection or session.new_session(access, cancel)
         self._is_shared = connection is not None
         self._cancel = cancel
@@ -98,7 +98,7 @@ class Resource:
         except (ValueError, errors.RequestError) as err:
             reason = "redirects to a URL that is not http or https"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-        masking.hold(self, *masking.address(there), *masking.repeated(there))
+        masking.register(self, *masking.address(there), *masking.repeated(there))
         if parts.scheme == "http" and url.startswith("https:"):
             # Mirrors do this; a checksum protects the content.
             what = "the content can be changed on the way"

@@ -94,7 +94,7 @@ def retry_after(value: str | None) -> float | None:
 def hold(owner: object, response: requests.Response) -> None:
     """Mask what was sent with the request of ``response`` and what the server has set for later ones."""
     sent = [(name, value) for name, value in response.request.headers.items() if isinstance(value, str)]
-    masking.hold(owner, *masking.credentials(sent), *(cookie.value or "" for cookie in response.cookies))
+    masking.register(owner, *masking.credentials(sent), *(cookie.value or "" for cookie in response.cookies))
 
 
 def status_error(url: str, response: requests.Response, text: str = "") -> errors.Error:
@@ -140,7 +140,7 @@ def ask(
     Without redirects: they would send credentials to another server.
     """
     given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
-    masking.hold(connection, *masking.form(given.get("data")))
+    masking.register(connection, *masking.form(given.get("data")))
     answer = connection.request(method, url, proxies=proxy(access, url), **given)
     hold(connection, answer)
     return answer

@@ -65,7 +65,7 @@ def owner() -> Owner:
 def test_secret_is_masked_in_every_encoding(owner: Owner, encoding: str) -> None:
     encoded = ENCODINGS[encoding](PASSWORD)
     assert masking.mask(encoded) == encoded
-    masking.hold(owner, *masking.login("me", PASSWORD))
+    masking.register(owner, *masking.login("me", PASSWORD))
     shown = masking.mask(f"before {encoded} after")
     assert shown.startswith("before ")
     assert shown.endswith(" after")
@@ -89,7 +89,7 @@ def test_secret_is_masked_in_every_encoding(owner: Owner, encoding: str) -> None
     ],
 )
 def test_words_are_masked_as_words(owner: Owner, secret: str, text: str, shown: str) -> None:
-    masking.hold(owner, secret)
+    masking.register(owner, secret)
     assert masking.mask(text) == shown
 
 
@@ -118,7 +118,7 @@ def test_address_is_shown_without_its_secrets(url: str) -> None:
 
 def test_secret_values_of_a_query_are_masked_wherever_they_are(owner: Owner) -> None:
     url = "https://host/d?X-Amz-Date=20261120T100000Z&X-Amz-Signature=hunter2&key=h%2Bu%2Bn&file=disk.img"
-    masking.hold(owner, *masking.address(url))
+    masking.register(owner, *masking.address(url))
     shown = "https://host/d?X-Amz-Date=20261120T100000Z&X-Amz-Signature=***&key=***&file=disk.img"
     assert masking.mask(f"redirected to {url}") == f"redirected to {shown}"
     assert masking.mask("no object with h+u+n") == "no object with ***"
@@ -160,7 +160,7 @@ def test_address_without_user_is_shown_whole() -> None:
 
 def test_errors_are_masked_before_they_are_cut(owner: Owner) -> None:
     secret = "s3cr-et-" * 20
-    masking.hold(owner, secret)
+    masking.register(owner, secret)
     assert "s3cr" not in masking.quoted("x" * 70 + secret)
     failure = errors.Unreachable(url="u", reason="x" * (errors.LONGEST - 20) + secret)
     assert "s3cr" not in f"{failure}{failure.fields}"
@@ -172,7 +172,7 @@ def test_errors_are_masked_before_they_are_cut(owner: Owner) -> None:
 def test_no_part_of_a_secret_is_quoted(owner: Owner, encode: Callable[[str], str], longest: int) -> None:
     """A long text is cut before all of it is decoded: the cut must not leave a part of a secret."""
     secret = "Zx9-Kq27Lm84Tr55Vb61Wn03Yp78"
-    masking.hold(owner, secret)
+    masking.register(owner, secret)
     for before in range(120):
         for many in (1, 5000):
             shown = masking.quoted("x" * before + encode(secret) * many, longest).lower()
@@ -181,7 +181,7 @@ def test_no_part_of_a_secret_is_quoted(owner: Owner, encode: Callable[[str], str
 
 
 def test_quoted_text_is_one_printable_line(owner: Owner) -> None:
-    masking.hold(owner, "hunter2-hunter2")
+    masking.register(owner, "hunter2-hunter2")
     assert masking.quoted("no\thunter2-\ahunter2\r\n\x1b[1mx") == "no *** \ufffd[1mx"
     assert masking.quoted("x" * 81) == "x" * 80 + "…"
     assert masking.quoted(b"caf\xe9", 4) == "caf\ufffd"
@@ -202,8 +202,8 @@ def test_owner_may_be_collected_while_secrets_are_listed() -> None:
         for steps in range(80):
             gc.disable()
             for number in range(20):
-                masking.hold(Circle(), f"secret {steps} {number}")
-            masking.hold(held, f"latest {steps}")
+                masking.register(Circle(), f"secret {steps} {number}")
+            masking.register(held, f"latest {steps}")
             gc.set_threshold(gc.get_count()[0] + steps)
             gc.enable()
             assert masking.mask(f"the latest {steps}") == "the ***"
@@ -214,18 +214,18 @@ def test_owner_may_be_collected_while_secrets_are_listed() -> None:
 
 def test_memory_of_secrets_is_bounded() -> None:
     for number in range(1000):
-        masking.hold(Owner(), f"secret-number-{number}")
+        masking.register(Owner(), f"secret-number-{number}")
     gc.collect()
     assert masking.mask("secret-number-999 secret-number-0") == "*** secret-number-0"
     held = Owner()
-    masking.hold(held, "the-first-one")
+    masking.register(held, "the-first-one")
     for number in range(1000):
-        masking.hold(Owner(), f"secret-again-{number}")
+        masking.register(Owner(), f"secret-again-{number}")
     assert masking.mask("the-first-one") == "***"
 
 
 def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner) -> None:
-    masking.hold(owner, PASSWORD)
+    masking.register(owner, PASSWORD)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     logging.getLogger().addHandler(handler)
@@ -253,7 +253,7 @@ def _denied() -> None:
 
 def test_causes_of_a_library_that_refuses_attributes_are_masked(owner: Owner) -> None:
     """Exceptions of pyVmomi have the attributes that vSphere names, and no others."""
-    masking.hold(owner, PASSWORD)
+    masking.register(owner, PASSWORD)
     with pytest.raises(errors.TargetExists) as caught, errors.masked_causes():
         _denied()
     shown = "".join(traceback.format_exception(caught.value))
