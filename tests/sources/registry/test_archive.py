@@ -180,5 +180,5 @@ def test_titles_are_printed_without_control_characters(tmp_path: Path) -> None:
         archive = containers.archive(tmp_path / f"{number}.tar", {"": containers.Image(layers)})
         done = worker.run("inspect", f"oci-archive:{archive}")
         assert done.status == (4 if number else 0), done.errors
-        assert "disk\ufffd[2J\ufffd route  none" in done.output
+        assert "disk\ufffd[2J\ufffd route none" in done.output
         assert "\x1b" not in done.output + done.errors
