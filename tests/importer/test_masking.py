@@ -224,18 +224,22 @@ def test_memory_of_secrets_is_bounded() -> None:
     assert masking.mask("the-first-one") == "***"
 
 
-def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner) -> None:
+@pytest.mark.parametrize("name", ["", "cdi_worker", "cdi_worker.sources"])
+def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner, name: str) -> None:
+    """Wherever the program has its handler, also if it makes its records itself."""
+    make = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
     masking.register(owner, PASSWORD)
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    logging.getLogger().addHandler(handler)
+    logging.getLogger(name).addHandler(handler)
     try:
-        try:
-            raise ValueError(PASSWORD)
-        except ValueError:
-            logging.getLogger("cdi_worker.sources").exception("got %s", PASSWORD)
+        raise ValueError(PASSWORD)
+    except ValueError:
+        logging.getLogger("cdi_worker.sources").exception("got %s", PASSWORD)
     finally:
-        logging.getLogger().removeHandler(handler)
+        logging.getLogger(name).removeHandler(handler)
+        logging.setLogRecordFactory(make)
     assert "hunter2" not in stream.getvalue()
     assert "got ***" in stream.getvalue()
     assert "ValueError: ***" in stream.getvalue()
