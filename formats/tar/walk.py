@@ -71,7 +71,7 @@ class Walk:
         extensions: dict[bytes, bytes] = {}
         start = self.at
         # Not every tool writes an end marker.
-        while (block := self._take(headers.BLOCK) if self._stream.peek(1) else b"").strip(b"\0"):
+        while (block := self._take(headers.BLOCK, or_end=True)).strip(b"\0"):
             if self.at - start > _HEADERS:
                 reason = f"extension headers of more than {_HEADERS} bytes before an entry"
                 raise headers.refused("header", reason)
@@ -133,16 +133,14 @@ class Walk:
         """Do nothing: a global header is ignored, as by Go's archive/tar, which container tools use."""
 
     def _entry(self, raw: headers.Raw, extensions: dict[bytes, bytes]) -> Member:
-        extended = extensions.get(headers.EXTENDED, b"")
-        records = headers.records(extended)
-        name, link = (
-            records.get(key, extensions[long].partition(b"\0")[0] if long in extensions else short)
-            for key, long, short in (
-                (b"path", headers.LONG_NAME, raw.name),
-                (b"linkpath", headers.LONG_LINK, raw.link),
-            )
-        )
-        kind = raw.type
+        name, link, kind = raw.name, raw.link, raw.type
+        records: dict[bytes, bytes] = {}
+        # Most entries have none, and an archive may have millions of entries.
+        if extensions:
+            records = headers.records(extensions.get(headers.EXTENDED, b""))
+            long_name, long_link = (extensions.get(each) for each in (headers.LONG_NAME, headers.LONG_LINK))
+            name = records.get(b"path", name if long_name is None else long_name.partition(b"\0")[0])
+            link = records.get(b"linkpath", link if long_link is None else long_link.partition(b"\0")[0])
         size = stored = 0
         if kind not in headers.WITHOUT_DATA:
             # The size in an extended header overrides the entry's own.
@@ -150,21 +148,23 @@ class Walk:
             if not 0 <= stored < 1 << 63:
                 raise headers.corrupt(f"an entry has an invalid size of {stored} bytes")
         self._sparse = None
-        has_map = any(key.startswith(b"GNU.sparse.") for key in records)
+        has_map = bool(records) and any(key.startswith(b"GNU.sparse.") for key in records)
         if kind == headers.SPARSE or (has_map and kind == headers.FILE):
             kind, name = headers.SPARSE, records.get(b"GNU.sparse.name", name)
+            extended = extensions.get(headers.EXTENDED, b"")
             extents, size, stored = sparse.of(raw, records, extended, stored, self._take)
             self._sparse = extents, size
         self._left, self._padding = stored, -stored % headers.BLOCK
         if kind == headers.FILE and name.endswith(b"/"):
             kind = headers.DIRECTORY  # as in archives from before POSIX
-        texts = [text.decode(errors="surrogateescape") for text in (name, link)]
-        return Member(texts[0], kind, texts[1], size, self.at, stored, raw.mode, raw.mtime)
+        shown, target = name.decode(errors="surrogateescape"), link.decode(errors="surrogateescape")
+        return Member(shown, kind, target, size, self.at, stored, raw.mode, raw.mtime)
 
-    def _take(self, count: int) -> bytes:
+    def _take(self, count: int, *, or_end: bool = False) -> bytes:
+        """Read ``count`` bytes; ``or_end``: or none at the end of the stream."""
         data = self._stream.read(count)
         self.at += len(data)
-        if len(data) < count:
+        if len(data) < count and (data or not or_end):
             raise self._truncated()
         return data
 
@@ -179,6 +179,9 @@ class Walk:
         return errors.Truncated(format="tar", reason=f"the archive ends at byte {self.at}")
 
     def _skip(self, count: int) -> None:
+        if count < headers.BLOCK:
+            self._take(count)
+            return
         if self._stream.seekable():
             self._stream.seek(count, io.SEEK_CUR)
             self.at += count
