@@ -67,6 +67,11 @@ class VmdkHeader(NamedTuple):
     compression: int
 
     @property
+    def longest_grain(self) -> int:
+        """Maximum bytes of a compressed grain in the file, with its marker, as in QEMU's block/vmdk.c."""
+        return 2 * self.grain * SECTOR
+
+    @property
     def directory_entries(self) -> int:
         return -(-self.capacity // (self.table_entries * self.grain))
 

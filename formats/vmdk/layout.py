@@ -8,18 +8,25 @@ from __future__ import annotations
 import array
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import cast
+
+from isal import isal_zlib
 
 from cdi_worker import errors
 from cdi_worker.formats import views
 from cdi_worker.formats.mapped import blocks, passing, pieces
 from cdi_worker.formats.mapped.layout import Follower, Layout
 from cdi_worker.formats.mapped.pieces import Piece
-from cdi_worker.formats.vmdk import grains, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
-from cdi_worker.formats.vmdk.header import SECTOR, VmdkHeader
+from cdi_worker.formats.vmdk import markers
+from cdi_worker.formats.vmdk.header import GRAIN_MARKER, SECTOR, VmdkHeader
 
 #: A sector after every grain: grain tables have 32 bits per entry.
 _AFTER_ALL = 1 << 33
+# wbits of a zlib stream: with header and checksum (RFC 1950).
+_ZLIB = 15
+# isal's type stubs declare the class as an instance.
+_IsalError = cast("type[Exception]", isal_zlib.error)
 
 
 class VmdkLayout(Layout):
@@ -49,8 +56,6 @@ class VmdkLayout(Layout):
             (descriptor, descriptor + header.descriptor_size * SECTOR),
             (self.directory[0], sum(self.directory)),
         )
-        self._grains = grains.Grains(header)
-        self.inflate = self._grains.inflate
         self.compressed = bool(header.flags & vmdk_header.COMPRESSED)
         # Entry 0: not allocated; 1: reads as zeros, if the header has the flag.
         self._first = 2 if header.flags & vmdk_header.ZERO_GRAINS else 1
@@ -94,14 +99,39 @@ class VmdkLayout(Layout):
         for index, entry in enumerate(table):
             if entry >= self._first:
                 offset = guest + index * grain
-                length = min(lengths[entry], self._grains.longest)
+                length = min(lengths[entry], self.header.longest_grain)
                 size = min(grain, self.virtual_size - offset)
                 yield Piece(entry * SECTOR, length, offset, size, compressed=True)
+
+    def inflate(self, data: bytes | memoryview, piece: Piece, /) -> bytes:
+        """Decompress a grain; ``data``: the grain with its marker, may be longer.
+
+        Raises ``errors.Corrupt``, also if the marker belongs to another grain.
+        """
+        guest, length = piece.guest, self.header.grain * SECTOR
+        if len(data) < GRAIN_MARKER.size:
+            raise _corrupt(guest, "is truncated")
+        sector, size = GRAIN_MARKER.unpack_from(data)
+        if sector * SECTOR != guest:
+            raise _corrupt(guest, f"has the marker of the grain for byte {sector * SECTOR}")
+        body = data[GRAIN_MARKER.size : GRAIN_MARKER.size + size]
+        if not size or len(body) < size:
+            raise _corrupt(guest, f"has a marker with a wrong size of {size} bytes")
+        stream = isal_zlib.decompressobj(wbits=_ZLIB)
+        try:
+            # One byte more than expected: at its output limit isal does not look for the end of the stream.
+            result: bytes = stream.decompress(body, length + 1)
+        except _IsalError as err:
+            raise _corrupt(guest, err) from err
+        # The last grain may be stored whole or only to the end of the disk, depending on the program.
+        if not stream.eof or len(result) not in {length, min(length, self.virtual_size - guest)}:
+            raise _corrupt(guest, f"does not decompress to {length} bytes")
+        return result
 
     def follow(self) -> Follower:
         header = self._first_header
         if header.directory == vmdk_header.AT_END or (self.compressed and self._is_long):
-            return markers.MarkerFollower(header)
+            return markers.MarkerFollower(header, self.inflate)
         return passing.StreamFollower(self)
 
 
@@ -122,6 +152,10 @@ class VmdkAllocation(blocks.BlockAllocation):
         for piece in data:
             if piece.compressed:
                 # The length of a compressed grain is in its marker; at least one byte follows that.
-                self.avoid_spans(piece.host, vmdk_header.GRAIN_MARKER.size + 1)
+                self.avoid_spans(piece.host, GRAIN_MARKER.size + 1)
             else:
                 self.take(piece.host, piece.length)
+
+
+def _corrupt(guest: int, reason: object) -> errors.Corrupt:
+    return errors.Corrupt(format="vmdk", reason=f"the grain for byte {guest} {reason}")

@@ -15,7 +15,6 @@ from cdi_worker.formats import spans, views
 from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.layout import Arrival, Follower
 from cdi_worker.formats.mapped.pieces import Piece
-from cdi_worker.formats.vmdk import grains as vmdk_grains
 from cdi_worker.formats.vmdk import header as vmdk_header
 from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR, VmdkHeader
 
@@ -40,12 +39,11 @@ class MarkerFollower(Follower):
     mapped = False
     complete = False
 
-    def __init__(self, header: VmdkHeader) -> None:
+    def __init__(self, header: VmdkHeader, inflate: pieces.Inflate) -> None:
         vmdk_header.check_placeable(header)
         self.virtual_size = header.capacity * SECTOR
         self._header = header
-        self._grains = vmdk_grains.Grains(header)
-        self.inflate = self._grains.inflate
+        self.inflate = inflate
         self._next = header.overhead * SECTOR
         # With all tables at the start, too many pieces would be expected at once: the tables are kept for
         # ``_compare`` instead.
@@ -70,9 +68,9 @@ class MarkerFollower(Follower):
                     self._kept_until = self._next
                     keep.append((at, min(self._next, end)))
                 continue
-            length = GRAIN_MARKER.size + size
-            if length > self._grains.longest:
-                reason = f"the grain at byte {at} has {size} bytes, the limit is {self._grains.longest} bytes"
+            length, longest = GRAIN_MARKER.size + size, self._header.longest_grain
+            if length > longest:
+                reason = f"the grain at byte {at} has {size} bytes, the limit is {longest} bytes"
                 raise self._invalid_grain(reason)
             if at + length > end:
                 break

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats.vmdk import check, markers
+from cdi_worker.formats.vmdk import check, layout, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
 from tests.support import disks, placing, vmdk_stream
 
@@ -86,9 +86,9 @@ def test_two_grains_for_one_sector_need_scratch() -> None:
 def test_unknown_marker_needs_scratch() -> None:
     good = vmdk_stream.streamed(DISK)
     marker = at_the_end(good)[1] - SECTOR
-    for offset, layout, value in ((marker + 12, "<I", 4), (marker, "<Q", 1 << 40), (marker, "<Q", 5000)):
+    for offset, form, value in ((marker + 12, "<I", 4), (marker, "<Q", 1 << 40), (marker, "<Q", 5000)):
         with pytest.raises(errors.ScratchRequired, match="marker"):
-            read_stream(changed(good, offset, layout, value))
+            read_stream(changed(good, offset, form, value))
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_endless_empty_markers_are_refused() -> None:
 def test_memory_of_markers_is_bounded() -> None:
     """Grains far apart need a table each."""
     header = vmdk_header.parse(vmdk_stream.streamed(bytes(512)))._replace(capacity=1 << 34)
-    reader = markers.MarkerFollower(header)
+    reader = layout.VmdkLayout(header).follow()
     count = 128 + markers.LIMIT + 1
     stream = bytearray(count * SECTOR)
     for number in range(markers.LIMIT + 1):

@@ -216,13 +216,6 @@ MUTANTS = (
         "tests/formats/vmdk/test_tables_last.py::test_markers_that_contradict_the_tables_need_scratch[<I]",
     ),
     mutant(
-        "formats/vmdk/grains.py",
-        "accepts a grain with the marker of another",
-        "        if sector * SECTOR != guest:\n",
-        "        if False:\n",
-        "tests/formats/vmdk/test_check.py::test_overlapping_compressed_grains_are_corrupt",
-    ),
-    mutant(
         "formats/vmdk/check.py",
         "ignores a parent image",
         '    if re.search(rb"parentfilenamehint", text, re.IGNORECASE):\n',
