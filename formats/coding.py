@@ -40,7 +40,7 @@ def check(header: str, head: bytes, name: str) -> None:
         log.warning(
             "meaningless content encoding ignored url=%r encoding=%r; remove it from the object",
             name,
-            header[:80],
+            masking.quoted(header),
         )
     if coding == IDENTITY:
         return
