@@ -179,12 +179,12 @@ class Walk:
         return errors.Truncated(format="tar", reason=f"the archive ends at byte {self.at}")
 
     def _skip(self, count: int) -> None:
-        if count < headers.BLOCK:
-            self._take(count)
-            return
         if self._stream.seekable():
             self._stream.seek(count, io.SEEK_CUR)
             self.at += count
+            return
+        if count < headers.BLOCK:
+            self._take(count)
             return
         scrap = memoryview(bytearray(min(count, BUFFER)))
         while count:
