@@ -88,12 +88,12 @@ class Kept:
 
 
 def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
-    """Yield ``runs`` with adjacent data merged. Holes shorter than ``SHORTEST_ZERO`` count as data."""
+    """Yield ``runs`` with adjacent ones merged. Holes after data shorter than ``SHORTEST_ZERO`` are data."""
     last: base.Extent | None = None
     for run in runs:
         if last is not None:
-            is_next = last.offset + last.length == run.offset and last.length < ENOUGH
-            if is_next and not last.zero and (not run.zero or run.length < SHORTEST_ZERO):
+            is_data = last.length < ENOUGH and (not run.zero or run.length < SHORTEST_ZERO)
+            if last.offset + last.length == run.offset and (run.zero if last.zero else is_data):
                 last = dataclasses.replace(last, length=last.length + run.length)
                 continue
             yield last

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import retry
@@ -123,9 +123,10 @@ class Client:
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read up to ``len(into)`` bytes from ``offset``; see ``sources.base.RandomReader``."""
-        into = into[: self._limits.longest]
         with self._lend(offset, 1) as used:
             begin, end = _whole_blocks(used, offset, offset + len(into))
+            end = min(end, begin + min(used.longest, self._limits.longest))
+            into = into[: end - offset]
             is_aligned = end - begin == len(into)
             blocks = into if is_aligned else memoryview(bytearray(end - begin))
             # Aborts all requests of the connection: libnbd cannot cancel a single one.
@@ -141,13 +142,14 @@ class Client:
 
         What the server does not list is data: to read too much is always right.
         """
-        found = self._list(handshake.ALLOCATION, parts, _ZERO, is_optional=True)
-        return (base.Extent(start, length, bool(flags)) for start, length, flags in found)
+        for start, length, flags in self._list(handshake.ALLOCATION, parts, is_optional=True):
+            yield base.Extent(start, length, bool(flags & _ZERO))
 
     def dirty(self, bitmap: str) -> Iterator[base.Extent]:
         """Yield the dirty areas of a bitmap, which may read as zeros. Raises if one cannot be listed."""
-        found = self._list(handshake.BITMAP + bitmap, None, _DIRTY, unknown=_DIRTY)
-        return (base.Extent(start, length, zero=False) for start, length, flags in found if flags)
+        for start, length, flags in self._list(handshake.BITMAP + bitmap, None, unknown=_DIRTY):
+            if flags & _DIRTY:
+                yield base.Extent(start, length, zero=False)
 
     def close(self) -> None:
         """Abort the requests of other threads, and refuse new connections."""
@@ -273,66 +275,60 @@ class Client:
         self,
         context: str,
         parts: Iterable[tuple[int, int]] | None,
-        mask: int,
         *,
         unknown: int = 0,
         is_optional: bool = False,
-    ) -> Generator[tuple[int, int, int]]:
-        """Yield (offset, length, flags) of ``context``, merged; continue after a lost connection.
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset, length, flags) of ``context``.
 
-        ``mask``: the flags that matter. ``unknown``: flags of bytes that the server does not report.
-        ``is_optional``: also of those that it cannot list.
+        ``unknown``: flags of bytes that the server does not report; if the list ``is_optional``, also of
+        those that it cannot list.
         """
         size = self.open()
-        left = [(0, size)] if parts is None else list(parts)
         patience = retry.Patience(self._limits.patience, self._cancel, slowest=self._limits.slowest)
-        listing = _Listing(is_optional)
-        at = 0
-        while True:
-            try:
-                runs = self._ask(context, left, listing, unknown)
-                for start, length, flags in _merge((run[0], run[1], run[2] & mask) for run in runs):
-                    at = start + length
-                    patience.progress(length, self._server.name, at)
-                    yield start, length, flags
-                    patience.resume()
-                return
-            except errors.Transient as err:
-                left = [(max(start, at), end) for start, end in left if end > at]
-                try:
-                    patience.wait(err, at)
-                except errors.TransferFailed:
-                    if not is_optional or isinstance(err, errors.Malformed):
-                        raise
-                    log.warning("no extents from byte %d on: all of it is read reason=%s", at, err)
-                    listing.failures = MOST_FAILURES
-
-    def _ask(
-        self, context: str, parts: list[tuple[int, int]], listing: _Listing, unknown: int
-    ) -> Iterator[tuple[int, int, int]]:
-        for start, end in parts:
+        requests = covered = failures = 0
+        for start, end in [(0, size)] if parts is None else parts:
             offset = start
             while offset < end:
-                if context not in self.contexts or listing.is_vain:
+                is_endless = requests > MOST_REQUESTS and covered < requests * extents.SHORTEST_ZERO
+                if context not in self.contexts or is_endless or failures >= MOST_FAILURES:
                     yield offset, end - offset, unknown
                     break
                 length = min(LONGEST_STATUS, end - offset)
-                listing.requests += 1
+                requests += 1
                 try:
-                    found = self._status(context, offset, length)
-                except (Failed, Refused, OSError) as err:
-                    if not listing.gives_up(offset, err):
+                    entries = self._ask(context, offset, length, patience, TRIES if is_optional else 0)
+                except (errors.TransferFailed, Failed, Refused, OSError) as err:
+                    if not is_optional or isinstance(err.__cause__, errors.Malformed):
                         raise
                     log.warning("no extents at byte %d: %d bytes are read reason=%s", offset, length, err)
-                    found = [(length, unknown)]
-                for count, flags in found:
+                    # A silent server is not asked again.
+                    failures += MOST_FAILURES if isinstance(err, errors.TransferFailed) else 1
+                    entries = [(length, unknown)]
+                for listed, flags in entries:
                     # The last extent may reach beyond the requested range, even beyond the end of the disk.
-                    covered = min(count, end - offset)
-                    yield offset, covered, flags
-                    offset += covered
-                    listing.covered += covered
+                    count = min(listed, end - offset)
+                    patience.progress(count, self._server.name, offset + count)
+                    yield offset, count, flags
+                    patience.resume()
+                    offset += count
+                    covered += count
                     if offset == end:
                         break
+
+    def _ask(
+        self, context: str, offset: int, length: int, patience: retry.Patience, tries: int
+    ) -> connection.Entries:
+        """Return the extents of a range. Retries lost connections, and errors up to ``tries`` requests."""
+        answered = 0
+        while True:
+            try:
+                return self._status(context, offset, length)
+            except errors.Transient as err:
+                answered += isinstance(err, Failed)
+                if answered and answered == tries:
+                    raise
+                patience.wait(err, offset)
 
     def _status(self, context: str, offset: int, length: int) -> connection.Entries:
         with self._lend(offset, LISTING) as used:
@@ -354,51 +350,3 @@ class Client:
 def _whole_blocks(used: connection.Connection, start: int, end: int) -> tuple[int, int]:
     """Extend a range to whole blocks of the server; the last bytes of a disk may be less than one."""
     return start - start % used.unit, min(-(-end // used.unit) * used.unit, max(used.size, end))
-
-
-@dataclasses.dataclass
-class _Listing:
-    """Requests of a listing, the bytes that their replies covered, and the parts that failed."""
-
-    is_optional: bool
-    requests: int = 0
-    covered: int = 0
-    failures: int = 0
-    _failed: tuple[int, int] = (0, 0)
-
-    @property
-    def is_vain(self) -> bool:
-        is_fine = self.requests > MOST_REQUESTS and self.covered < self.requests * extents.SHORTEST_ZERO
-        return is_fine or self.failures >= MOST_FAILURES
-
-    def gives_up(self, offset: int, failure: Exception) -> bool:
-        """Count a failure at ``offset``; return whether its part is to be read without its extents."""
-        at, tries = self._failed
-        self._failed = (offset, tries + 1 if at == offset else 1)
-        # Only a failed request is repeated.
-        is_over = self.is_optional and (self._failed[1] >= TRIES or not isinstance(failure, Failed))
-        self.failures += is_over
-        return is_over
-
-
-def _merge(runs: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Merge adjacent runs with equal flags. A long run is yielded early: it can be read meanwhile.
-
-    Before a failure, all is yielded that was listed: it need not be listed again.
-    """
-    last = (0, 0, 0)
-    try:
-        for run in runs:
-            start, length, flags = last
-            if run[2] == flags and run[0] == start + length and (flags or length < LONGEST_STATUS):
-                last = (start, length + run[1], flags)
-                continue
-            if length:
-                yield last
-            last = run
-    except errors.Transient:
-        if last[1]:
-            yield last
-        raise
-    if last[1]:
-        yield last

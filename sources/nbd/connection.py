@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cdi_worker.scratch import ranges
@@ -62,7 +62,8 @@ class Connection:
         #: Reads begin and end at multiples of it, except at the end of the disk.
         self.unit = unit if 0 < unit <= LARGEST_UNIT else 1
         most = handle.get_block_size(nbd.SIZE_MAXIMUM)
-        self._longest = max(self.unit, min(most or LONGEST, LONGEST) // self.unit * self.unit)
+        #: Bytes of the longest read or write, a multiple of ``unit``.
+        self.longest = max(self.unit, min(most or LONGEST, LONGEST) // self.unit * self.unit)
         self._handle = handle
         self._stall = stall
         self._heard = time.monotonic()
@@ -84,41 +85,26 @@ class Connection:
     def read(self, offset: int, into: memoryview) -> int:
         """Fill ``into``; return 0 or an errno. ``into`` is not written to after the return.
 
-        A read that is too long for the server is several requests at the same time. libnbd gets views, no
-        ``nbd.Buffer``: each request would leave a reference to what that shares (libnbd 1.14).
+        libnbd gets a view, no ``nbd.Buffer``: each request would leave a reference to what that shares
+        (libnbd 1.14).
         """
-        requests = []
-        for start in range(0, len(into), self._longest):
-            piece = into[start : start + self._longest]
-            pending = _Pending(self._socket, self._useful, offset + start, len(piece))
-            read = self._handle.aio_pread_structured
-            requests.append((pending, functools.partial(read, piece, offset + start, pending.chunk)))
-        return self._done(requests)
+        pending = _Pending(self._socket, self._useful, offset, len(into))
+        return self._request(pending, self._handle.aio_pread_structured, into, offset, pending.chunk)
 
     def write(self, offset: int, data: memoryview) -> int:
-        """Write ``data``; return 0 or an errno. What is too long is several requests at the same time."""
-        requests = []
-        for start in range(0, len(data), self._longest):
-            piece = data[start : start + self._longest]
-            pending = _Pending(self._socket, self._useful)
-            requests.append((pending, functools.partial(self._handle.aio_pwrite, piece, offset + start)))
-        return self._done(requests)
+        """Write ``data``; return 0 or an errno."""
+        pending = _Pending(self._socket, self._useful)
+        return self._request(pending, self._handle.aio_pwrite, data, offset)
 
     def zero(self, offset: int, length: int, *, allocate: bool) -> int:
         """Zero a range; return 0 or an errno. ``allocate``: the server must not make a hole of it."""
         flags = handshake.library().CMD_FLAG_NO_HOLE if allocate else 0
-        request = functools.partial(self._handle.aio_zero, length, offset, flags=flags)
-        return self._done([(_Pending(self._socket, self._useful), request)])
+        pending = _Pending(self._socket, self._useful)
+        return self._request(pending, functools.partial(self._handle.aio_zero, flags=flags), length, offset)
 
     def flush(self) -> int:
         """Write what was written to stable storage; return 0 or an errno."""
-        return self._done([(_Pending(self._socket, self._useful), self._handle.aio_flush)])
-
-    def _done(self, requests: Sequence[tuple[_Pending, Callable[[Callable[[Any], int]], object]]]) -> int:
-        """Make requests; wait for all, and return their first errno, or 0."""
-        for pending, request in requests:
-            self._send(pending, functools.partial(request, pending.complete))
-        return next((error for error in [self._await(pending) for pending, _ in requests] if error), 0)
+        return self._request(_Pending(self._socket, self._useful), self._handle.aio_flush)
 
     def status(self, offset: int, length: int) -> tuple[int, dict[str, Entries]]:
         """Return 0 or an errno, and the extents of each context from ``offset``."""
@@ -126,39 +112,27 @@ class Connection:
         pending = _Pending(self._socket, self._useful)
 
         def take(context: str, _offset: int, entries: list[int], _error: object) -> int:
-            self._useful.tick()
+            pending.useful.tick()
             if context in found or len(entries) > 2 * MOST_EXTENTS:
                 pending.refuse()
             else:
                 found[context] = list(zip(entries[::2], entries[1::2], strict=True))
             return 0
 
-        request = functools.partial(self._handle.aio_block_status, length, offset, take)
-        return self._done([(pending, request)]), found
+        return self._request(pending, self._handle.aio_block_status, length, offset, take), found
 
-    def close(self) -> None:
-        """Abort the requests in progress. Later replies of the server are discarded."""
-        with self._lock:
-            if not self.dead:
-                self._leaving = True
-                os.eventfd_write(self._wake, 1)
-        if not self._left.wait(_NOTICE):
-            # libnbd does not return while bytes arrive.
-            _shut(self._socket)
-            self._left.wait()
-
-    def _send(self, pending: _Pending, request: Callable[[], object]) -> None:
+    def _request(self, pending: _Pending, send: Callable[..., object], *arguments: object) -> int:
+        """Send a request and wait for its reply; return 0 or an errno."""
         nbd = handshake.library()
         with self._lock:
             if self.dead:
-                pending.end(errno.ENOTCONN)
-                return
+                return errno.ENOTCONN
             if not self._pending:
                 self._heard = time.monotonic()
                 self._useful.tick()
             self._pending.add(pending)
             try:
-                request()
+                send(*arguments, pending.complete)
             except nbd.Error as err:
                 # libnbd reads replies here, too. A handle without a connection is EINVAL.
                 is_lost = self._handle.aio_is_dead() or self._handle.aio_is_closed()
@@ -166,8 +140,6 @@ class Connection:
                     self._broke(err)
                 pending.end(errno.ENOTCONN if is_lost else err.errnum or errno.EIO)
             os.eventfd_write(self._wake, 1)
-
-    def _await(self, pending: _Pending) -> int:
         while not pending.done.wait(self._stall):
             # libnbd does not return to ``_turn`` within a reply that never ends, and may bring nothing.
             now, longest = time.monotonic(), self._stall + _NOTICE
@@ -182,6 +154,17 @@ class Connection:
             # Under the lock: ``_run`` iterates over the set at the end.
             self._pending.discard(pending)
         return errno.EMSGSIZE if pending.is_refused else pending.error
+
+    def close(self) -> None:
+        """Abort the requests in progress. Later replies of the server are discarded."""
+        with self._lock:
+            if not self.dead:
+                self._leaving = True
+                os.eventfd_write(self._wake, 1)
+        if not self._left.wait(_NOTICE):
+            # libnbd does not return while bytes arrive.
+            _shut(self._socket)
+            self._left.wait()
 
     def _run(self) -> None:
         nbd = handshake.library()
@@ -224,14 +207,11 @@ class Connection:
             milliseconds = (self._heard + self._stall - time.monotonic()) * 1000
             if milliseconds <= 0:
                 raise TimeoutError
-        fd = self._socket.fileno()
-        direction, happened = handshake.poll(self._handle, fd, self._wake, milliseconds)
-        if self._wake in happened:
+        ready = handshake.step(self._handle, self._socket.fileno(), self._wake, milliseconds)
+        if self._wake in ready:
             os.eventfd_read(self._wake)
-        event = happened.get(fd, 0)
-        if event:
+        if self._socket.fileno() in ready:
             self._heard = time.monotonic()
-        handshake.notify(self._handle, direction, event)
 
 
 class _Clock:
@@ -265,7 +245,7 @@ class _Pending:
         self.error = 0
         self._offset = offset
         self.length = length
-        self._useful = useful
+        self.useful = useful
         self._arrived = ranges.Ranges()
         self._chunks = MOST_CHUNKS
         self._socket = connected
@@ -284,14 +264,14 @@ class _Pending:
         self._arrived.add(start, end)
         self._chunks -= 1
         if data:
-            self._useful.count(len(data))
+            self.useful.count(len(data))
         if not is_new or end > self.length or self._chunks < 0:
             self.refuse()
         return 0
 
     def complete(self, error: Any) -> int:
         # libnbd does not notice chunks that a reply omits.
-        self._useful.tick()
+        self.useful.tick()
         is_whole = not self.length or self._arrived.is_all(0, self.length)
         self.end(error.value or (0 if is_whole else errno.EPROTO))
         # 1: libnbd retires the command itself.

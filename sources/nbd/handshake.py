@@ -93,9 +93,7 @@ def connect(server: Server, cancel: base.Cancel, limit: float) -> tuple[Any, lis
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise TimeoutError
-                    fd = handle.aio_get_fd()
-                    direction, happened = poll(handle, fd, wake.fd, left * 1000)
-                    notify(handle, direction, happened.get(fd, 0))
+                    step(handle, handle.aio_get_fd(), wake.fd, left * 1000)
 
             address = server.address
             if address.socket:
@@ -136,22 +134,23 @@ def library() -> Any:
     return nbd
 
 
-def poll(handle: Any, fd: int, wake: int, milliseconds: float | None) -> tuple[int, dict[int, int]]:
-    """Wait for what libnbd waits for on ``fd``, or for ``wake``; return libnbd's direction and the events."""
+def step(handle: Any, fd: int, wake: int, milliseconds: float | None) -> set[int]:
+    """Wait for what libnbd waits for on ``fd``, or for ``wake``, and let it read or write.
+
+    Returns which of the two were ready.
+    """
     direction: int = handle.aio_get_direction()
     polled = select.poll()
     polled.register(wake, select.POLLIN)
     expected = select.POLLIN if direction & _READ else 0
     polled.register(fd, expected | (select.POLLOUT if direction & _WRITE else 0))
-    return direction, dict(polled.poll(milliseconds))
-
-
-def notify(handle: Any, direction: int, happened: int) -> None:
-    """Let libnbd read or write after ``happened``."""
-    if happened & ~select.POLLOUT and direction & _READ:
+    ready = dict(polled.poll(milliseconds))
+    events = ready.get(fd, 0)
+    if events & ~select.POLLOUT and direction & _READ:
         handle.aio_notify_read()
-    elif happened and direction & _WRITE:
+    elif events and direction & _WRITE:
         handle.aio_notify_write()
+    return set(ready)
 
 
 def _negotiate(handle: Any, server: Server, wait: Callable[[], None]) -> list[str]:

@@ -146,7 +146,9 @@ class Device(client.Client):
 
     def _write_blocks(self, offset: int, data: memoryview) -> None:
         with self._lend(offset, 1) as used:
-            self._check(used, used.write(offset, data), f"writing at byte {offset}")
+            for start in range(0, len(data), used.longest):
+                error = used.write(offset + start, data[start : start + used.longest])
+                self._check(used, error, f"writing at byte {offset + start}")
 
     def _write_part(self, offset: int, data: memoryview) -> None:
         """Write a part of one block."""

@@ -104,6 +104,11 @@ def test_isolated_zeros_stay_zeros() -> None:
     assert list(extents.coarse(apart)) == apart
 
 
+def test_adjacent_zeros_are_merged() -> None:
+    zeros = [base.Extent(start, GiB, zero=True) for start in range(0, 5 * GiB, GiB)]
+    assert list(extents.coarse(zeros)) == [base.Extent(0, 5 * GiB, zero=True)]
+
+
 def covered(listed: Iterable[base.Extent], zero: bool) -> set[int]:
     """Return the bytes of the extents, in sectors."""
     return {

@@ -18,7 +18,7 @@ pytest.importorskip("nbd")
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base
+from cdi_worker.sources import base, extents
 from cdi_worker.sources.nbd import client as nbd
 from cdi_worker.sources.nbd import handshake, locations, writer
 from cdi_worker.sources.vmware import nbdkit
@@ -127,9 +127,9 @@ def test_extents_are_the_data_of_the_file(content: tuple[Path, bytes]) -> None:
     path, data = content
     with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
         client = connected(socket, "disk")
-        extents = listed(client.extents())
+        found = listed(client.extents())
         client.close()
-    assert extents == [
+    assert found == [
         (0, 2 * MiB, False),
         (2 * MiB, 3 * MiB, True),
         (5 * MiB, len(data) - 5 * MiB, False),
@@ -144,7 +144,7 @@ def test_extents_beyond_32_bits_are_read(tmp_path: Path) -> None:
         file.write(b"x" * MiB)
     with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
         client = connected(socket, "disk")
-        assert listed(client.extents()) == [
+        assert listed(extents.coarse(client.extents())) == [
             (0, 10 * GiB, True),
             (10 * GiB, MiB, False),
             (10 * GiB + MiB, 10 * GiB - MiB, True),
