@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import NamedTuple
 
 from cdi_worker.images.engine import cancelling, crew
 
@@ -26,33 +25,30 @@ _AHEAD = 16 << 20
 
 
 class CachedRange:
-    """One read of the source, from ``start`` to ``end``: queued, running or finished."""
+    """One read of the source into ``view``: queued, running or finished.
 
-    def __init__(self, start: int, memory: _Memory, *, follows: bool) -> None:
+    ``place``: number of its first block in the cache's memory, None: it has memory of its own. ``follows``:
+    whether it begins where another cached fetch ended.
+    """
+
+    def __init__(self, start: int, view: memoryview, place: int | None, *, follows: bool) -> None:
         self.start = start
-        self.end = start + len(memory.view)
-        self.memory = memory
-        #: Whether it begins where another cached fetch ended.
+        self.end = start + len(view)
+        self.view = view
+        self.place = place
         self.follows = follows
+        #: The numbers of its blocks in the source.
+        self.blocks = range(start // _BLOCK, -(-self.end // _BLOCK))
         #: Number of requests that use the bytes now, and number of bytes used by all requests.
         self.users = 0
         self.used = 0
         #: Done when the bytes are here, or with the error of the read.
         self.future: futures.Future[None] = futures.Future()
 
-    def run(self, read: ReadInto, scope: cancelling.Cancel) -> None:
-        try:
-            scope.check()
-            read(self.start, self.memory.view)
-        except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
-            self.future.set_exception(err)
-        else:
-            self.future.set_result(None)
-
     def part(self, start: int, end: int) -> memoryview:
         """Return the bytes from ``start`` to ``end`` in this fetch, or raise the error of its read."""
         self.future.result()
-        return self.memory.view[max(0, start - self.start) : min(end, self.end) - self.start]
+        return self.view[max(0, start - self.start) : min(end, self.end) - self.start]
 
 
 class Cache:
@@ -103,7 +99,11 @@ class Cache:
                 offset = fetch.end
             last = found[-1]
             if not last.used and (last.follows or len(found) > 1):
-                self._read_ahead(last.end)
+                ahead, limit = last.end, min(last.end + _AHEAD, self._size)
+                # A longer queue would delay the next request of the client.
+                while ahead < limit and self._queue.qsize() < len(self._workers):
+                    fetch = self._by_block.get(ahead // _BLOCK)
+                    ahead = (fetch or self._start(ahead // _BLOCK, ahead)).end
         return found
 
     def give(self, fetches: Sequence[CachedRange], offset: int, length: int) -> None:
@@ -125,14 +125,13 @@ class Cache:
 
     def _work(self) -> None:
         while (fetch := self._queue.get()) is not None:
-            fetch.run(self._read, self._scope)
-
-    def _read_ahead(self, offset: int) -> None:
-        end = min(offset + _AHEAD, self._size)
-        # A longer queue would delay the next request of the client.
-        while offset < end and self._queue.qsize() < len(self._workers):
-            fetch = self._by_block.get(offset // _BLOCK)
-            offset = (fetch or self._start(offset // _BLOCK, offset)).end
+            try:
+                self._scope.check()
+                self._read(fetch.start, fetch.view)
+            except BaseException as err:  # noqa: BLE001  (raised again where the bytes are used)
+                fetch.future.set_exception(err)
+            else:
+                fetch.future.set_result(None)
 
     def _start(self, block: int, wanted: int) -> CachedRange:
         """Fetch from ``block`` to ``wanted``, or twice the length of the fetch before it; no cached block."""
@@ -145,41 +144,30 @@ class Cache:
         while free < blocks and block + free not in self._by_block:
             free += 1
         start, end = block * _BLOCK, min((block + free) * _BLOCK, self._size)
-        fetch = CachedRange(start, self._room(end - start), follows=before is not None)
-        for each in _blocks(fetch):
-            self._by_block[each] = fetch
+        fetch = CachedRange(start, *self._room(end - start), follows=before is not None)
+        self._by_block.update(dict.fromkeys(fetch.blocks, fetch))
         self._recent[fetch] = None
         if self._scope.is_set():
-            fetch.run(self._read, self._scope)
+            # No worker is left.
+            fetch.future.set_exception(self._scope.error())
         else:
             self._queue.put(fetch)
         return fetch
 
-    def _room(self, length: int) -> _Memory:
-        """Return memory, evicting the least recently used fetches if necessary."""
+    def _room(self, length: int) -> tuple[memoryview, int | None]:
+        """Return memory and its first block, evicting the least recently used fetches if necessary."""
         count = -(-length // _BLOCK)
         while (first := self._used.find(bytes(count))) < 0:
             oldest = next((fetch for fetch in self._recent if fetch.future.done() and not fetch.users), None)
             if oldest is None:
-                return _Memory(memoryview(bytearray(length)), 0, 0)
-            for block in _blocks(oldest):
+                return memoryview(bytearray(length)), None
+            for block in oldest.blocks:
                 # A failed fetch may have been replaced there.
                 if self._by_block.get(block) is oldest:
                     del self._by_block[block]
             del self._recent[oldest]
-            freed = oldest.memory
-            self._used[freed.first : freed.first + freed.blocks] = bytes(freed.blocks)
+            if oldest.place is not None:
+                blocks = len(oldest.blocks)
+                self._used[oldest.place : oldest.place + blocks] = bytes(blocks)
         self._used[first : first + count] = b"x" * count
-        return _Memory(self._memory[first * _BLOCK :][:length], first, count)
-
-
-class _Memory(NamedTuple):
-    """Memory, and its position in the cache: ``blocks`` blocks from ``first``; 0 blocks: not in the cache."""
-
-    view: memoryview
-    first: int
-    blocks: int
-
-
-def _blocks(fetch: CachedRange) -> range:
-    return range(fetch.start // _BLOCK, -(-fetch.end // _BLOCK))
+        return self._memory[first * _BLOCK :][:length], first

@@ -1,6 +1,7 @@
 """A read-only NBD server, so that qemu-img can read any source with random access.
 
-Simple replies, out of order, on a unix socket in a directory that only this user can access.
+One export without a name, fixed newstyle handshake, simple replies, out of order, on a unix socket in a
+directory that only this user can access. It has what qemu uses: of the options only NBD_OPT_GO.
 https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
 """
 
@@ -16,8 +17,20 @@ from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, crew
-from cdi_worker.images.export import handshake, readahead
+from cdi_worker.images.export import readahead
 from cdi_worker.images.tools import workspace
+
+_INIT_MAGIC = b"NBDMAGIC"
+_OPTION_MAGIC = b"IHAVEOPT"
+_OPTION_REPLY_MAGIC = 0x0003E889045565A9
+_OPTION = struct.Struct(">8sII")
+_OPTION_REPLY = struct.Struct(">QIII")
+
+_FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
+_HAS_FLAGS, _READ_ONLY, _CAN_MULTI_CONN = 1, 2, 1 << 8
+_ABORT, _GO = 2, 7
+_ACK, _INFO, _UNSUPPORTED, _INVALID = 1, 3, (1 << 31) + 1, (1 << 31) + 3
+_INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
 
 _REQUEST_MAGIC = 0x25609513
 _REPLY_MAGIC = 0x67446698
@@ -33,6 +46,8 @@ _SECTOR = 512
 # Maximum bytes of replies being fetched or sent, for all connections together.
 _IN_FLIGHT = 32 << 20
 _MOST_CONNECTIONS = 16
+# A client that asks for more is not qemu.
+_LONGEST_OPTION, _MOST_OPTIONS = 8 << 10, 64
 
 
 class NbdServer:
@@ -62,7 +77,7 @@ class NbdServer:
         self._failure: BaseException | None = None
         self._closing = False
         self._lock = threading.Lock()
-        self._connections: dict[handshake.Connection, threading.Thread] = {}
+        self._connections: dict[_Connection, threading.Thread] = {}
         self._directory = workspace.Workspace()
         self.socket = f"{self._directory.name}/nbd"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -100,25 +115,25 @@ class NbdServer:
                 if len(self._connections) >= _MOST_CONNECTIONS:
                     accepted.close()
                     continue
-                connection = handshake.Connection(accepted)
+                connection = _Connection(accepted)
                 thread = threading.Thread(target=self._serve, args=(connection,), name="nbd", daemon=True)
                 self._connections[connection] = thread
                 thread.start()
 
-    def _serve(self, connection: handshake.Connection) -> None:
+    def _serve(self, connection: _Connection) -> None:
         # A failure of one connection does not affect the others.
-        with contextlib.suppress(handshake.Gone, OSError):
-            handshake.negotiate(connection, self._size, LONGEST)
+        with contextlib.suppress(_Gone, OSError):
+            _negotiate(connection, self._size)
             while True:
                 self._request(connection)
         connection.close()
         with self._lock:
             del self._connections[connection]
 
-    def _request(self, connection: handshake.Connection) -> None:
+    def _request(self, connection: _Connection) -> None:
         magic, flags, kind, cookie, offset, length = _REQUEST.unpack(connection.receive(_REQUEST.size))
         if magic != _REQUEST_MAGIC or kind == _DISCONNECT or (kind == _WRITE and length > LONGEST):
-            raise handshake.Gone
+            raise _Gone
         if kind == _WRITE:
             connection.receive(length)
         if kind in {_WRITE, _TRIM, _WRITE_ZEROES}:
@@ -128,7 +143,7 @@ class NbdServer:
         else:
             self._read(connection, cookie, offset, length)
 
-    def _read(self, connection: handshake.Connection, cookie: int, offset: int, length: int) -> None:
+    def _read(self, connection: _Connection, cookie: int, offset: int, length: int) -> None:
         """Reply now if all bytes are cached, else from the thread that fetches the last of them."""
         with self._freed:
             self._freed.wait_for(lambda: self._free >= length)
@@ -151,9 +166,78 @@ class NbdServer:
         _when_all_done(fetches, answer)
 
 
-def _reply(
-    connection: handshake.Connection, cookie: int, error: int, data: Sequence[memoryview] = ()
-) -> None:
+class _Gone(Exception):
+    """The client closed the connection or violated the protocol."""
+
+
+class _Connection:
+    """A connection to a client: one thread receives, any thread sends whole messages."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self._socket = accepted
+        self._requests = accepted.makefile("rb", 64 << 10)
+        self._lock = threading.Lock()
+
+    def receive(self, length: int) -> bytes:
+        """Return exactly ``length`` bytes. Raises ``_Gone`` at the end of the connection."""
+        data: bytes = self._requests.read(length)
+        if len(data) < length:
+            raise _Gone
+        return data
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all parts as one message. Thread-safe."""
+        left = [memoryview(part) for part in parts if len(part)]
+        with self._lock:
+            while left:
+                sent = self._socket.sendmsg(left)
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+
+    def shutdown(self) -> None:
+        """End ``receive`` and ``send`` in all threads."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shutdown()
+        # The descriptor must not be closed, and its number reused, while another thread sends to it.
+        with self._lock:
+            self._requests.close()
+            self._socket.close()
+
+
+def _negotiate(connection: _Connection, size: int) -> None:
+    """Answer options until the client selects the export of ``size`` bytes. Raises ``_Gone``."""
+    connection.send(_INIT_MAGIC, _OPTION_MAGIC, struct.pack(">H", _FIXED_NEWSTYLE | _NO_ZEROES))
+    (flags,) = struct.unpack(">I", connection.receive(4))
+    if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):
+        raise _Gone
+    for _ in range(_MOST_OPTIONS):
+        magic, option, length = _OPTION.unpack(connection.receive(_OPTION.size))
+        if magic != _OPTION_MAGIC or length > _LONGEST_OPTION or option == _ABORT:
+            raise _Gone
+        data = connection.receive(length)
+
+        def reply(kind: int, data: bytes = b"", option: int = option) -> None:
+            connection.send(_OPTION_REPLY.pack(_OPTION_REPLY_MAGIC, option, kind, len(data)), data)
+
+        # The length of the name, the name, the number of requested infos (16 bits each).
+        is_ours = data[:4] == bytes(4) and len(data) == 6 + 2 * int.from_bytes(data[4:6], "big")
+        if option == _GO and is_ours:
+            about = _HAS_FLAGS | _READ_ONLY | _CAN_MULTI_CONN
+            reply(_INFO, struct.pack(">HQH", _INFO_EXPORT, size, about))
+            # Minimum block size 1: formats have tables at any offset.
+            reply(_INFO, struct.pack(">HIII", _INFO_BLOCK_SIZE, 1, 4096, LONGEST))
+            reply(_ACK)
+            return
+        reply(_INVALID if option == _GO else _UNSUPPORTED)
+    raise _Gone
+
+
+def _reply(connection: _Connection, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:
     """Answer a request. A closed connection is ignored here, because ``receive`` reports it."""
     with contextlib.suppress(OSError):
         connection.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)

@@ -62,20 +62,6 @@ MUTANTS = (
         "tests/sources/test_responses.py::test_body_is_read_up_to_the_limit[None-chunked]",
     ),
     mutant(
-        "images/export/handshake.py",
-        "takes unknown flags of an NBD client",
-        "    if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):\n",
-        "    if False:\n",
-        "tests/images/export/test_server_hostile.py::test_unknown_client_flags_close_the_connection[4]",
-    ),
-    mutant(
-        "images/export/handshake.py",
-        "takes a cut handshake of an NBD client",
-        "        if len(data) < length:\n",
-        "        if False:\n",
-        "tests/images/export/test_server.py::test_slow_read_does_not_delay_others",
-    ),
-    mutant(
         "images/export/server.py",
         "reports the client's error although the source has failed",
         "        if self._failure is not None and is_consequence:\n",
