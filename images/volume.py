@@ -57,7 +57,12 @@ class Volume:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = _open(path)
+            try:
+                self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError as err:
+                if err.errno != errno.EINVAL:
+                    raise
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.stat = os.fstat(self._fd)
             self.size = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
@@ -200,24 +205,9 @@ class RemoteVolume(Volume):
 
 
 def _split_zeros(offset: int, data: memoryview) -> Iterator[Part]:
-    zeros = 0
-    for start in range(0, len(data), CHUNK):
-        piece = data[start : start + CHUNK]
-        if directio.is_zero(piece):
-            zeros += len(piece)
+    for start, end, zero in directio.extents(data, CHUNK):
+        if zero:
+            yield Hole(offset + start, end - start)
             continue
-        if zeros:
-            yield Hole(offset + start - zeros, zeros)
-            zeros = 0
-        yield Data(offset + start, piece)
-    if zeros:
-        yield Hole(offset + len(data) - zeros, zeros)
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError as err:
-        if err.errno != errno.EINVAL:
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        for at in range(start, end, CHUNK):
+            yield Data(offset + at, data[at : min(at + CHUNK, end)])

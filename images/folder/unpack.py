@@ -46,14 +46,11 @@ def unpack(
     """
     with errors.on_target(directory, "open"):
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        work = _Unpacking(root, os.fspath(directory), archive, advance)
-        with contextlib.closing(work), _Syncing(root, directory) as syncing:
-            for entry in archive:
-                work.make(entry)
-                syncing.reached(archive.at)
-    finally:
-        os.close(root)
+    work = _Unpacking(root, os.fspath(directory), archive, advance)
+    with contextlib.closing(work), _Syncing(root, directory) as syncing:
+        for entry in archive:
+            work.make(entry)
+            syncing.reached(archive.at)
 
 
 class _Unpacking:
@@ -73,7 +70,9 @@ class _Unpacking:
         self._modes: dict[int, int] = {}
 
     def close(self) -> None:
-        self._close_below(0)
+        """Close all directories, also the root."""
+        while self._open:
+            os.close(self._open.pop())
 
     def make(self, entry: tar.Entry) -> None:
         parent, name = self._directory_of(entry.path), entry.path[-1]
@@ -91,7 +90,12 @@ class _Unpacking:
                 _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
             else:
                 _remove(parent, name)
-                self._make_hard_link(os.dup(parent), name, entry)
+                other = tuple(entry.link.split("/"))
+                # Opening the directory of the other name closes that of this one.
+                with kernel.open_fd(".", _DIRECTORY, dir_fd=parent) as here:
+                    there = self._directory_of(other)
+                    _check_earlier(there, other[-1], entry)
+                    os.link(other[-1], name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
         except OSError as err:
             path = "/".join((self._directory, *entry.path))
             raise errors.target_error(path, err, "unpack") from err
@@ -110,8 +114,20 @@ class _Unpacking:
         return self._open[-1]
 
     def _enter(self, path: tuple[str, ...]) -> int:
-        """Open the directory at ``path`` in the last one that is open, and keep it open."""
-        self._open.append(_open_or_make(self._open[-1], path[-1], path))
+        """Open the directory at ``path`` in the last one that is open, made if missing; keep it open.
+
+        Raises ``errors.Refused`` for a symlink, wherever it leads.
+        """
+        parent, name = self._open[-1], path[-1]
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=parent)
+            self._open.append(os.open(name, _DIRECTORY, dir_fd=parent))
+        except OSError as err:
+            if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
+                raise
+            reason = f"{'/'.join(path)!r} is a directory in this entry, but a file or link in an earlier one"
+            raise errors.Refused(format="tar", rule="link", reason=reason) from err
         self._path = path
         self._modes.clear()
         return self._open[-1]
@@ -121,16 +137,6 @@ class _Unpacking:
         self._modes.clear()
         while len(self._open) > depth + 1:
             os.close(self._open.pop())
-
-    def _make_hard_link(self, parent: int, name: str, entry: tar.Entry) -> None:
-        """Make a hard link in ``parent``, and close that."""
-        try:
-            path = tuple(entry.link.split("/"))
-            other = self._directory_of(path)
-            _check_earlier(other, path[-1], entry)
-            os.link(path[-1], name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(parent)
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
         wanted = entry.mode | _WRITABLE
@@ -207,19 +213,6 @@ class _Syncing:
         if self._last is not None:
             with errors.on_target(self._directory, "sync"):
                 self._last.result()
-
-
-def _open_or_make(parent: int, name: str, path: tuple[str, ...]) -> int:
-    """Open a directory in ``parent``, created if missing. Refuse a symlink, wherever it leads."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _DIRECTORY, dir_fd=parent)
-    except OSError as err:
-        if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
-            raise
-        reason = f"{'/'.join(path)!r} is a directory in this entry, but a file or link in an earlier one"
-        raise errors.Refused(format="tar", rule="link", reason=reason) from err
 
 
 def _check_earlier(parent: int, name: str, entry: tar.Entry) -> None:

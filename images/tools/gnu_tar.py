@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import threading
 from collections.abc import Iterable, Set
 
 from cdi_worker import errors
@@ -30,38 +29,20 @@ class TarReader:
     """
 
     def __init__(self, directory: str | os.PathLike[str], names: Iterable[str], *, sparse: bool) -> None:
-        self._names = [os.fsencode(name) for name in names]
-        argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
-        argv += ["--null", "--verbatim-files-from", "--files-from=-", "--file=-"]
-        # The same order each time, so that a broken stream can be repeated.
-        argv += ["--sort=name", *(["--sparse"] if sparse else [])]
-        command = process.Command(tuple(argv), package="tar")
-        self._process = process.Process(command, stdin=process.PIPE, stdout=process.PIPE)
-        self._feeder = threading.Thread(target=self._feed, name="tar-names", daemon=True)
-        self._feeder.start()
+        with process.memory_file(b"".join(os.fsencode(name) + b"\0" for name in names)) as listed:
+            argv = ["tar", "--create", "--format=gnu", f"--directory={pathlib.Path(directory).resolve()}"]
+            argv += ["--null", "--verbatim-files-from", f"--files-from=/proc/self/fd/{listed}", "--file=-"]
+            # The same order each time, so that a broken stream can be repeated.
+            argv += ["--sort=name", *(["--sparse"] if sparse else [])]
+            command = process.Command(tuple(argv), package="tar", pass_fds=(listed,))
+            self._process = process.Process(command, stdout=process.PIPE)
 
     def readinto(self, into: memoryview, /) -> int:
         """Read 1 to ``len(into)`` bytes; return 0 only at the end of a complete archive."""
-        count = 0
-        while count < min(len(into), _CHUNK) and (more := os.readv(self._process.stdout, [into[count:]])):
-            count += more
+        count = self._process.readinto(into[:_CHUNK])
         if not count:
-            self._feeder.join()
             self._process.finish()
         return count
 
     def close(self) -> None:
-        self._process.end()
-        self._feeder.join()
         self._process.stop()
-
-    def _feed(self) -> None:
-        try:
-            left = memoryview(b"".join(name + b"\0" for name in self._names))
-            while left:
-                left = left[os.write(self._process.stdin, left) :]
-        except BrokenPipeError:
-            # tar has exited: ``readinto`` reports its exit status.
-            pass
-        finally:
-            self._process.close_stdin()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
-
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import openpgp
@@ -25,7 +21,11 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
     Raises ``errors.Untrusted``, which calls the signature ``name``.
     """
     status = bytearray()
-    with _memory_file(keyring) as keys, _memory_file(proof) as made, _memory_file(message) as text:
+    with (
+        process.memory_file(keyring) as keys,
+        process.memory_file(proof) as made,
+        process.memory_file(message) as text,
+    ):
         files = [f"/proc/self/fd/{each}" for each in (keys, made, text)]
         # The status on standard output: the log on standard error repeats names of keys as they are.
         argv = ("gpgv", "--status-fd=1", "--keyring", *files[:1], "--", *files[1:])
@@ -46,12 +46,3 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
                 if int(str(err.fields["exit_status"])) < 0:
                     raise
     return openpgp.signer(status.decode("utf-8", "replace"), name)
-
-
-@contextlib.contextmanager
-def _memory_file(data: bytes) -> Iterator[int]:
-    """Yield a descriptor of a file in memory with ``data``."""
-    with open(os.memfd_create("gpgv"), "wb") as file:
-        file.write(data)
-        file.flush()
-        yield file.fileno()

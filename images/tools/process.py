@@ -101,7 +101,7 @@ class Process:
         self._on_line = on_line
         self._tail = bytearray()
         self._line = bytearray()
-        self._io: object = None
+        self._io = b""
         self._directory = workspace.Workspace()
         # preexec_fn is not safe in a program with threads: util-linux sets the limits and the signal instead.
         limits = (f"--as={command.address_space}", "--core=0")
@@ -124,8 +124,11 @@ class Process:
         except BaseException:
             self._directory.cleanup()
             raise
-        assert self._popen.stderr is not None  # noqa: S101  (PIPE was asked for)
-        self._stderr: int | None = self._popen.stderr.fileno()
+        self.pid = self._popen.pid
+        pipes = self._popen.stdin, self._popen.stdout, self._popen.stderr
+        self._stderr: int | None
+        #: The descriptors of its standard input and output, -1 unless they are pipes.
+        self.stdin, self.stdout, self._stderr = (-1 if pipe is None else pipe.fileno() for pipe in pipes)
 
     def __enter__(self) -> Self:
         return self
@@ -133,26 +136,10 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def stdin(self) -> int:
-        """Return the descriptor of the program's standard input (needs ``stdin=PIPE``)."""
-        assert self._popen.stdin is not None  # noqa: S101  (a pipe was asked for)
-        return self._popen.stdin.fileno()
-
-    @property
-    def stdout(self) -> int:
-        """Return the descriptor of the program's standard output (needs ``stdout=PIPE``)."""
-        assert self._popen.stdout is not None  # noqa: S101  (a pipe was asked for)
-        return self._popen.stdout.fileno()
-
     def close_stdin(self) -> None:
-        """Close the program's standard input."""
-        assert self._popen.stdin is not None  # noqa: S101  (a pipe was asked for)
-        self._popen.stdin.close()
+        """Close the program's standard input (needs ``stdin=PIPE``)."""
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
 
     def end(self) -> None:
         """End the program and its children if they still run. Its pipes stay open for other threads."""
@@ -168,9 +155,9 @@ class Process:
         Returns after ``seconds`` at the latest, or when ``wake`` is readable.
         """
         poll = select.poll()
-        for each in {fd, wake, self._stderr} - {None}:
-            assert each is not None  # noqa: S101  (a pipe was asked for)
-            poll.register(each, select.POLLIN)
+        for each in (fd, wake, self._stderr):
+            if each is not None:
+                poll.register(each, select.POLLIN)
         found = {each for each, _event in poll.poll(None if seconds is None else seconds * 1000)}
         if self._stderr is not None and self._stderr in found:
             received = os.read(self._stderr, _CHUNK)
@@ -191,6 +178,16 @@ class Process:
         """Return whether standard error is closed."""
         return self._stderr is None
 
+    def readinto(self, into: memoryview, /) -> int:
+        """Fill ``into`` with the program's standard output; return fewer bytes only at its end.
+
+        Programs write a few KiB at a time: returning each separately costs more than collecting them.
+        """
+        count = 0
+        while count < len(into) and (more := os.readv(self.stdout, [into[count:]])):
+            count += more
+        return count
+
     def output(
         self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
     ) -> Iterator[bytes]:
@@ -206,7 +203,11 @@ class Process:
                 wake.check()
                 watch.check()
                 if not self.ready(fd, watch.turn, wake.fd):
-                    self._feed_by_io(watch)
+                    # qemu-img prints whole percents, which are minutes apart for a large disk.
+                    with contextlib.suppress(OSError):
+                        before, self._io = self._io, pathlib.Path(f"/proc/{self.pid}/io").read_bytes()
+                        if before != self._io:
+                            watch.feed()
                 elif chunk := os.read(self.stdout, _CHUNK):
                     watch.feed()
                     yield chunk
@@ -239,13 +240,14 @@ class Process:
                 pipe.close()
         self._directory.cleanup()
 
-    def _feed_by_io(self, watch: Watch) -> None:
-        # qemu-img prints whole percents, which are minutes apart for a large disk on a slow target.
-        with contextlib.suppress(OSError):
-            moved = pathlib.Path(f"/proc/{self.pid}/io").read_bytes()
-            if moved != self._io:
-                self._io = moved
-                watch.feed()
+
+@contextlib.contextmanager
+def memory_file(data: bytes) -> Iterator[int]:
+    """Yield a descriptor of a file in memory with ``data``, for a program that opens ``/proc/self/fd/N``."""
+    with open(os.memfd_create("data"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield file.fileno()
 
 
 def run(

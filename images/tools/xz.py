@@ -61,15 +61,8 @@ class XzReader:
 
     def readinto(self, into: memoryview, /) -> int:
         """Read 1 to ``len(into)`` bytes; return 0 only at the end of complete and valid data."""
-        count = 0
-        # xz writes a few KiB at a time: returning each separately costs more than collecting them.
-        while count < min(len(into), _CHUNK):
-            more = os.readv(self._process.stdout, [into[count:]])
-            if not more:
-                break
-            count += more
+        if count := self._process.readinto(into[:_CHUNK]):
             self._fruitful = self._fed
-        if count:
             return count
         self._feeder.join()
         self._finished = True
