@@ -138,7 +138,7 @@ def convert(
     if not writing.sparse:
         flags.append("-S0")
     try:
-        _run(["convert", *flags, text(source), text(into)], _Percent(size, follow.advance).take, follow)
+        _run(["convert", *flags, text(source), text(into)], _percent(size, follow.advance), follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
 
@@ -202,7 +202,7 @@ def commit(
     node = {**local(overlay, "qcow2"), "backing": local(target, "raw")}
     try:
         flags = ["-p", "-d", f"-t{'none' if direct else 'writeback'}"]
-        _run(["commit", *flags, text(node)], _Percent(size, follow.advance).take, follow)
+        _run(["commit", *flags, text(node)], _percent(size, follow.advance), follow)
     except errors.ToolFailed as err:
         raise _target_error(target, err) from err
 
@@ -263,21 +263,19 @@ def _target_error(target: object, err: errors.ToolFailed) -> errors.Error:
     return err
 
 
-class _Percent:
-    """Convert qemu-img's progress on standard output, ``(12.34/100%)`` and carriage returns, to bytes."""
+def _percent(size: int, advance: Callable[[int], None]) -> Callable[[bytes], None]:
+    """Return what converts qemu-img's progress, ``(12.34/100%)`` and carriage returns, to bytes."""
+    done, rest = 0, b""
 
-    def __init__(self, size: int, advance: Callable[[int], None]) -> None:
-        self._size = size
-        self._advance = advance
-        self._done = 0
-        self._rest = b""
-
-    def take(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).replace(b"\n", b"\r").split(b"\r")
+    def take(chunk: bytes) -> None:
+        nonlocal done, rest
+        *lines, rest = (rest + chunk).replace(b"\n", b"\r").split(b"\r")
         for line in lines:
             if percent := _PERCENT.match(line.strip()):
-                done = min(self._size, int(float(percent[1]) * self._size / 100))
+                now = min(size, int(float(percent[1]) * size / 100))
                 # qemu-img starts a second pass at 0 again, but progress must not decrease.
-                if done > self._done:
-                    self._advance(done - self._done)
-                    self._done = done
+                if now > done:
+                    advance(now - done)
+                    done = now
+
+    return take

@@ -88,25 +88,22 @@ class Pool:
             return
         raise failures[0]
 
-    def _list(self) -> extents.Kept:
-        found = extents.Kept()
-        with self._lend() as client:
-            for run in client.extents("zero"):
-                # ``index``: JSON may hold anything.
-                start, length = operator.index(run.start), operator.index(run.length)
-                if start != found.end or not 0 < length <= _MOST_BYTES - start:
-                    reason = f"{self._name}: the extents have a gap at byte {found.end}"
-                    raise errors.SourceError(reason=reason)
-                found.add(base.Extent(start, length, bool(operator.index(run.zero))))
-        return found
-
     def extents(self) -> extents.Kept:
         """Return the extents of the whole disk: one of data, if the server has or lists none.
 
         Raises ``errors.Transient`` for the first failures of the server.
         """
+        found = extents.Kept()
         try:
-            return self._list()
+            with self._lend() as client:
+                for run in client.extents("zero"):
+                    # ``index``: JSON may hold anything.
+                    start, length = operator.index(run.start), operator.index(run.length)
+                    if start != found.end or not 0 < length <= _MOST_BYTES - start:
+                        reason = f"{self._name}: the extents have a gap at byte {found.end}"
+                        raise errors.SourceError(reason=reason)
+                    found.add(base.Extent(start, length, bool(operator.index(run.zero))))
+            return found
         except (Failed, Refused) as err:
             self._unlisted += 1
             if isinstance(err, Failed) and self._unlisted < TRIES:

@@ -69,14 +69,9 @@ class Engine:
 
     def log_in(self) -> None:
         """Log in. The SDK sets no time-out here, and the engine's web server allows an hour."""
-        try:
-            with self._translate_errors("login"):
-                token = cancelling.run_apart(
-                    self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT
-                )
-            masking.register(self, str(token))
-        except TimeoutError as err:
-            raise errors.Transient(url=self.name, reason=f"login: no response within {TIMEOUT} s") from err
+        with self._translate_errors("login"):
+            token = cancelling.run_apart(self._connection.authenticate, self._cancel, grace=0, limit=TIMEOUT)
+        masking.register(self, str(token))
 
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
@@ -118,7 +113,7 @@ class Engine:
 
     def close(self) -> None:
         """Log out. Failures are ignored: the session expires by itself."""
-        with contextlib.suppress(errors.Error, TimeoutError), self._translate_errors("logout"):
+        with contextlib.suppress(errors.Error), self._translate_errors("logout"):
             cancelling.run_apart(self._connection.close, cancelling.NEVER, limit=LOGOUT)
 
     def ask(self, what: str, call: Callable[[], Any], kind: type = object) -> Any:
@@ -137,8 +132,11 @@ class Engine:
     def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (errors.Error, TimeoutError):
+        except errors.Error:
             raise
+        except TimeoutError as err:
+            reason = f"{what}: no response within {TIMEOUT} s"
+            raise errors.Transient(url=self.name, reason=reason) from err
         except self._sdk.Error as err:
             raise self._error(what, err) from err
         except Exception as err:

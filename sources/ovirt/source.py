@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -42,6 +42,20 @@ class Patience:
     last: float = 15.0
 
 
+class _State(NamedTuple):
+    """The disk as the engine describes it, and its snapshot at the current checkpoint.
+
+    ``identity``: None without a snapshot. ``names``: the name of each checkpoint that is a snapshot.
+    ``previous_size``: size in bytes at the previous checkpoint.
+    """
+
+    disk: Any
+    snapshot: Any | None
+    identity: str | None
+    names: dict[str, frozenset[str]]
+    previous_size: int | None
+
+
 class ImageioSource(base.Source):
     """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 
@@ -63,11 +77,8 @@ class ImageioSource(base.Source):
         self._transfer: engine.Transfer | None = None
         self._refusals = 0
         self._read = 0
-        self._identity: str | None = None
-        self._checkpoints: dict[str, frozenset[str]] = {}
-        #: The checkpoints as they were when the source was opened.
+        #: When the source was opened.
         self._names: dict[str, frozenset[str]] = {}
-        self._previous_size: int | None = None
 
     def open(self, opening: base.Opening) -> base.Facts:
         self._ending = cancelling.Cancel()
@@ -76,7 +87,7 @@ class ImageioSource(base.Source):
             self._engine = engine.Engine(self._location, trusted, self._cancel)
             stack.callback(self._engine.close)
             self._engine.log_in()
-            self._find()
+            self._state = before = self._find()
             self._pool = data.Pool(self.name, self._location.access, trusted, self._cancel)
             stack.callback(self._end, succeeded=False)
             self._begin()
@@ -85,10 +96,9 @@ class ImageioSource(base.Source):
             renewing.start()
             stack.callback(renewing.join, engine.LONGEST_LOOK)
             stack.callback(self._ending.set)
-            before = self._identity
 
             def look() -> bytes:
-                self._find_locked(before)
+                self._find_locked(before.identity)
                 self._connect()
                 self._extents = self._pool.extents()
                 return filled.head(self, min(HEAD_SIZE, self._extents.end), self.name)
@@ -98,21 +108,22 @@ class ImageioSource(base.Source):
                 head = retry.patiently(look, self._patience.first, self._cancel)
             except errors.TransferFailed as err:
                 raise errors.Transient(url=self.name, reason=err.fields["reason"]) from err
-            size, stated = self._extents.end, (self._snapshot or self._disk).provisioned_size
+            state = self._state
+            size, stated = self._extents.end, (state.snapshot or state.disk).provisioned_size
             # The data server serves a truncated volume to its end, whatever the engine states of the disk.
             if self._format == "raw" and stated and self._extents.end < stated:
                 reason = f"{self.name}: the image transfer has {size} bytes, the disk {stated}"
                 raise errors.SourceError(reason=f"{reason}; check the disk and its volumes in oVirt")
-            self._names = self._checkpoints
+            self._names = state.names
             self._open = stack.pop_all()
-        log.info("source disk=%r size=%r identity=%r", self._location.disk_id, size, self._identity)
+        log.info("source disk=%r size=%r identity=%r", self._location.disk_id, size, state.identity)
         return base.Facts(
             name=self.name,
             size=size,
             head=head,
-            identity=self._identity,
+            identity=state.identity,
             format=self._format,
-            previous_size=self._previous_size,
+            previous_size=state.previous_size,
         )
 
     @property
@@ -147,34 +158,28 @@ class ImageioSource(base.Source):
 
     # -- disk and snapshot
 
-    def _find(self) -> None:
-        """Find the disk and the checkpoint's snapshot. The active state of the disk has no snapshot."""
-        wanted = self._location.current
-        self._identity = None
-        self._checkpoints = {}
-        self._disk = self._engine.disk(self._location.disk_id)
-        self._snapshot = self._at(wanted) if wanted else None
-        if self._snapshot is not None:
-            found = self._snapshot
+    def _find(self) -> _State:
+        """Find the disk and the snapshots. The active state of the disk has no snapshot."""
+        disk = self._engine.disk(self._location.disk_id)
+        current, previous = self._location.current, self._location.previous
+        wanted = filter(None, (current, previous))
+        snapshots = {checkpoint: self._engine.snapshot(disk, checkpoint) for checkpoint in wanted}
+        snapshot, earlier = snapshots.get(current), snapshots.get(previous)
+        if current and snapshot is None and disk.image_id != current:
+            raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {current}")
+        identity = None
+        if snapshot is not None:
             # A snapshot is immutable, but removing another snapshot can merge data into it.
-            parts = (self._disk.id, found.id, found.snapshot and found.snapshot.id)
-            sizes = (found.provisioned_size, found.actual_size)
-            self._identity = " ".join(str(part) for part in (*parts, *sizes, self._format))
-        elif wanted and self._disk.image_id != wanted:
-            raise errors.Unreachable(url=self.name, reason=f"the disk has no snapshot {wanted}")
-        if self._location.previous:
-            previous = self._at(self._location.previous)
-            self._previous_size = None if previous is None else previous.provisioned_size
-
-    def _at(self, checkpoint: str) -> Any | None:
-        """Return the snapshot of the disk at a checkpoint, or None; note the checkpoint's name.
-
-        An image that other data was merged into keeps its id, but then belongs to another snapshot.
-        """
-        found = self._engine.snapshot(self._disk, checkpoint)
-        if found is not None and found.snapshot is not None and found.snapshot.id:
-            self._checkpoints[checkpoint] = frozenset({f"{checkpoint} of snapshot {found.snapshot.id}"})
-        return found
+            parts = (disk.id, snapshot.id, snapshot.snapshot and snapshot.snapshot.id)
+            sizes = (snapshot.provisioned_size, snapshot.actual_size)
+            identity = " ".join(str(part) for part in (*parts, *sizes, self._format))
+        # An image that other data was merged into keeps its id, but then belongs to another snapshot.
+        names = {
+            checkpoint: frozenset({f"{checkpoint} of snapshot {found.snapshot.id}"})
+            for checkpoint, found in snapshots.items()
+            if found is not None and found.snapshot is not None and found.snapshot.id
+        }
+        return _State(disk, snapshot, identity, names, None if earlier is None else earlier.provisioned_size)
 
     # -- the transfer
 
@@ -184,7 +189,7 @@ class ImageioSource(base.Source):
         deadline = time.monotonic() + self._patience.locked
         while True:
             try:
-                self._transfer = self._engine.transfer(self._disk, self._snapshot, form)
+                self._transfer = self._engine.transfer(self._state.disk, self._state.snapshot, form)
                 break
             except engine.Locked as err:
                 if time.monotonic() > deadline:
@@ -192,7 +197,7 @@ class ImageioSource(base.Source):
                 log.info("waiting for the locked disk reason=%s", err)
                 self._pause(engine.LONGEST_LOOK)
                 # The operation that holds the lock may change it.
-                self._find()
+                self._state = self._find()
         self._refusals = 0
 
     def _find_locked(self, before: str | None) -> None:
@@ -200,9 +205,10 @@ class ImageioSource(base.Source):
 
         Raises ``errors.SourceChanged`` if removing another snapshot has merged data into it since ``before``.
         """
-        self._find()
-        if self._identity != before:
-            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=self._identity)
+        self._state = self._find()
+        now = self._state.identity
+        if now != before:
+            raise errors.SourceChanged(url=self.name, what="snapshot", before=before, now=now)
 
     def _connect(self) -> None:
         """Wait until the transfer is ready, and connect to its data server."""
@@ -242,7 +248,7 @@ class ImageioSource(base.Source):
                 reason = f"image transfer {transfer.id} was cancelled in the engine"
                 raise errors.TransferFailed(url=self.name, offset=offset, reason=reason)
             elif phase not in {"initializing", "resuming", "paused_user"}:
-                before = self._identity
+                before = self._state.identity
                 if before is None:
                     # The disk was unlocked meanwhile: its data may differ from the data read so far.
                     reason = f"the ticket of image transfer {transfer.id} has expired (phase {phase})"

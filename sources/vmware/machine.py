@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -31,8 +31,8 @@ LARGEST = 64 << 40
 class VirtualDisk:
     """A disk, now or at a snapshot. ``snapshot``: its reference, empty for the current state.
 
-    ``file``: path of the disk. ``size`` in bytes. ``change_id``: start of a later delta; empty without
-    changed block tracking.
+    ``file``: path of the disk, ``parents``: those of the files below it. ``size`` in bytes. ``change_id``:
+    start of a later delta; empty without changed block tracking.
     """
 
     file: str
@@ -40,32 +40,81 @@ class VirtualDisk:
     object_id: str
     size: int
     change_id: str
+    parents: tuple[str, ...] = ()
     snapshot: str = ""
 
 
+class _Snapshot(NamedTuple):
+    name: str
+    reference: str
+    disks: list[VirtualDisk]
+
+
 class Machine:
-    """The virtual machine with this instance UUID, else with this BIOS UUID."""
+    """The virtual machine with this instance UUID, else with this BIOS UUID, and its snapshots."""
 
     def __init__(self, opened: session.Session, uuid: str) -> None:
         self._session = opened
         self._machine = machine = opened.find(uuid)
         self.reference = _reference(machine)
-        self.name, power = opened.call(
-            "read the virtual machine", lambda: (str(machine.name), str(machine.runtime.powerState))
-        )
+
+        def read() -> tuple[str, str, list[VirtualDisk], list[_Snapshot]]:
+            snapshots = []
+            trees = list(machine.snapshot.rootSnapshotList) if machine.snapshot else []
+            while trees:
+                tree = trees.pop(0)
+                disks = _disks(tree.snapshot.config)
+                snapshots.append(_Snapshot(tree.name, _reference(tree.snapshot), disks))
+                trees += tree.childSnapshotList
+            return str(machine.name), str(machine.runtime.powerState), _disks(machine.config), snapshots
+
+        self.name, power, self._disks, self._snapshots = opened.call("read the virtual machine", read)
         log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
 
     def disk(self, file: str) -> VirtualDisk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
-        return self._session.call("find the disk", lambda: self._disk(file))
+        earlier = [disk for snapshot in self._snapshots for disk in snapshot.disks]
+        for matches in (lambda disk: disk.file == file, lambda disk: file in disk.parents):
+            found = {(disk.key, disk.object_id): disk for disk in (*earlier, *self._disks) if matches(disk)}
+            if len(found) > 1:
+                raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
+            for disk in found.values():
+                return disk
+        names = ", ".join(repr(disk.file) for disk in self._disks)
+        raise errors.Unreachable(
+            url=self._session.name,
+            reason=f"virtual machine {self.name!r} has no disk {file!r}; it has {names}",
+        )
 
-    def at(self, snapshot: str, disk: VirtualDisk) -> VirtualDisk:
+    def at(self, wanted: str, disk: VirtualDisk) -> VirtualDisk:
         """Return the disk at a snapshot, given by its reference or unique name."""
-        return self._session.call("find the snapshot", lambda: self._at(snapshot, disk))
+        matching = [each for each in self._snapshots if each.reference == wanted]
+        matching = matching or [each for each in self._snapshots if each.name == wanted]
+        if len(matching) != 1:
+            available = ", ".join(f"{each.reference} ({each.name})" for each in self._snapshots) or "none"
+            what = "no" if not matching else "more than one"
+            raise errors.Unreachable(
+                url=self._session.name,
+                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; "
+                f"available: {available}",
+            )
+        (snapshot,) = matching
+        for each in snapshot.disks:
+            # Device keys change when a machine is reconfigured, the object id of a disk does not.
+            if each.object_id == disk.object_id if disk.object_id else each.key == disk.key:
+                return dataclasses.replace(each, snapshot=snapshot.reference)
+        raise errors.Unreachable(
+            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
+        )
 
     def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
-        return self._session.call("find the snapshot of the change id", lambda: self._since(change_id, disk))
+        for snapshot in self._snapshots:
+            for each in snapshot.disks:
+                # The id of a disk is part of its change ids.
+                if each.change_id == change_id and each.object_id == disk.object_id:
+                    return dataclasses.replace(each, snapshot=snapshot.reference)
+        return None
 
     def changed(self, disk: VirtualDisk, change_id: str) -> extents.Kept:
         """Return the areas changed between ``change_id`` and ``disk``, extended to whole sectors.
@@ -127,57 +176,6 @@ class Machine:
             reason=f"{self._session.name}: the list of changed areas {why}; start again with a full copy"
         )
 
-    def _disk(self, file: str) -> VirtualDisk:
-        now = _disks(self._machine.config)
-        earlier = [each for _, snapshot in self._snapshots() for each in _disks(snapshot.config)]
-        for matches in (lambda backing: backing.fileName == file, lambda backing: file in _parents(backing)):
-            found = {(each.key, each.diskObjectId or ""): each for each in earlier if matches(each.backing)}
-            found |= {(each.key, each.diskObjectId or ""): each for each in now if matches(each.backing)}
-            if len(found) > 1:
-                raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
-            for each in found.values():
-                return _describe(each)
-        names = ", ".join(repr(each.backing.fileName) for each in now)
-        raise errors.Unreachable(
-            url=self._session.name,
-            reason=f"virtual machine {self.name!r} has no disk {file!r}; it has {names}",
-        )
-
-    def _at(self, wanted: str, disk: VirtualDisk) -> VirtualDisk:
-        found = list(self._snapshots())
-        matching = [each for _, each in found if _reference(each) == wanted]
-        matching = matching or [each for name, each in found if name == wanted]
-        if len(matching) != 1:
-            there = ", ".join(f"{_reference(each)} ({name})" for name, each in found) or "none"
-            what = "no" if not matching else "more than one"
-            raise errors.Unreachable(
-                url=self._session.name,
-                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; available: {there}",
-            )
-        snapshot = matching[0]
-        for each in _disks(snapshot.config):
-            # Device keys change when a machine is reconfigured, the object id of a disk does not.
-            if (each.diskObjectId or "", each.key)[not disk.object_id] == (disk.object_id or disk.key):
-                return dataclasses.replace(_describe(each), snapshot=_reference(snapshot))
-        raise errors.Unreachable(
-            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
-        )
-
-    def _since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
-        for _, snapshot in self._snapshots():
-            for each in map(_describe, _disks(snapshot.config)):
-                # The id of a disk is part of its change ids.
-                if each.change_id == change_id and each.object_id == disk.object_id:
-                    return dataclasses.replace(each, snapshot=_reference(snapshot))
-        return None
-
-    def _snapshots(self) -> Iterator[tuple[str, Any]]:
-        trees = list(self._machine.snapshot.rootSnapshotList) if self._machine.snapshot else []
-        while trees:
-            tree = trees.pop(0)
-            yield tree.name, tree.snapshot
-            trees += tree.childSnapshotList
-
 
 def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
     """Add an area of a disk of ``size`` bytes to those before it, extended to whole sectors."""
@@ -196,17 +194,21 @@ def grow(areas: extents.Kept, before: int, size: int) -> extents.Kept:
     return found
 
 
-def _disks(config: Any) -> list[Any]:
-    disk = session.pyvmomi().vim.vm.device.VirtualDisk
+def _disks(config: Any) -> list[VirtualDisk]:
+    disk_type = session.pyvmomi().vim.vm.device.VirtualDisk
+    devices = config.hardware.device if config else ()
     return [
-        each
-        for each in (config.hardware.device if config else ())
-        if isinstance(each, disk) and getattr(each.backing, "fileName", None)
+        VirtualDisk(
+            file=device.backing.fileName,
+            key=device.key,
+            object_id=device.diskObjectId or "",
+            size=device.capacityInBytes or device.capacityInKB * 1024,
+            change_id=getattr(device.backing, "changeId", None) or "",
+            parents=tuple(_parents(device.backing)),
+        )
+        for device in devices
+        if isinstance(device, disk_type) and getattr(device.backing, "fileName", None)
     ]
-
-
-def _reference(managed: Any) -> str:
-    return str(managed._moId)  # noqa: SLF001  (pyvmomi has no public name for it)
 
 
 def _parents(backing: Any) -> Iterator[str]:
@@ -214,11 +216,5 @@ def _parents(backing: Any) -> Iterator[str]:
         yield backing.fileName
 
 
-def _describe(disk: Any) -> VirtualDisk:
-    return VirtualDisk(
-        file=disk.backing.fileName,
-        key=disk.key,
-        object_id=disk.diskObjectId or "",
-        size=disk.capacityInBytes or disk.capacityInKB * 1024,
-        change_id=getattr(disk.backing, "changeId", None) or "",
-    )
+def _reference(managed: Any) -> str:
+    return str(managed._moId)  # noqa: SLF001  (pyvmomi has no public name for it)

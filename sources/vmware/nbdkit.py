@@ -64,12 +64,11 @@ def serve(plugin: Plugin, follow: Follow = Follow()) -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(workspace.Workspace())
-        secrets: dict[str, int] = {}
-        for key, text in plugin.secrets.items():
-            # A file in memory can be read repeatedly: vddk may restart nbdkit.
-            secrets[key] = os.memfd_create("secret")
-            stack.callback(os.close, secrets[key])
-            os.write(secrets[key], text.encode())
+        # A file in memory can be read repeatedly: vddk may restart nbdkit.
+        secrets = {
+            key: stack.enter_context(process.memory_file(text.encode()))
+            for key, text in plugin.secrets.items()
+        }
         files = {key: str(pathlib.Path(folder, key)) for key in plugin.files}
         for key, path in files.items():
             # The plugin wants a path that it can resolve, which one below /proc/self/fd is not.
