@@ -37,7 +37,7 @@ _REPLY_MAGIC = 0x67446698
 _REQUEST = struct.Struct(">IHHQQI")
 _REPLY = struct.Struct(">IIQ")
 
-_READ, _WRITE, _DISCONNECT, _TRIM, _WRITE_ZEROES = 0, 1, 2, 4, 6
+_READ = 0
 
 #: Maximum bytes of a request: the protocol recommends that every server supports this.
 LONGEST = 32 << 20
@@ -125,23 +125,18 @@ class NbdServer:
         with contextlib.suppress(_Gone, OSError):
             _negotiate(connection, self._size)
             while True:
-                self._request(connection)
+                magic, flags, kind, cookie, offset, length = _REQUEST.unpack(
+                    connection.receive(_REQUEST.size)
+                )
+                # qemu sends no other request to a read-only export, and ends with one.
+                if magic != _REQUEST_MAGIC or kind != _READ or flags:
+                    raise _Gone
+                if not 0 < length <= LONGEST or offset + length > self._size:
+                    raise _Gone
+                self._read(connection, cookie, offset, length)
         connection.close()
         with self._lock:
             del self._connections[connection]
-
-    def _request(self, connection: _Connection) -> None:
-        magic, flags, kind, cookie, offset, length = _REQUEST.unpack(connection.receive(_REQUEST.size))
-        if magic != _REQUEST_MAGIC or kind == _DISCONNECT or (kind == _WRITE and length > LONGEST):
-            raise _Gone
-        if kind == _WRITE:
-            connection.receive(length)
-        if kind in {_WRITE, _TRIM, _WRITE_ZEROES}:
-            _reply(connection, cookie, errno.EPERM)
-        elif kind != _READ or flags or not 0 < length <= LONGEST or offset + length > self._size:
-            _reply(connection, cookie, errno.EINVAL)
-        else:
-            self._read(connection, cookie, offset, length)
 
     def _read(self, connection: _Connection, cookie: int, offset: int, length: int) -> None:
         """Reply now if all bytes are cached, else from the thread that fetches the last of them."""
@@ -157,7 +152,9 @@ class NbdServer:
                 if not self._closing:
                     self._failure = self._failure or err
                 error, parts = errno.EIO, []
-            _reply(connection, cookie, error, parts)
+            # That the connection is closed is noticed where requests are received.
+            with contextlib.suppress(OSError):
+                connection.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *parts)
             self._cache.give(fetches, offset, length)
             with self._freed:
                 self._free += length
@@ -187,14 +184,9 @@ class _Connection:
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send all parts as one message. Thread-safe."""
-        left = [memoryview(part) for part in parts if len(part)]
         with self._lock:
-            while left:
-                sent = self._socket.sendmsg(left)
-                while left and sent >= len(left[0]):
-                    sent -= len(left.pop(0))
-                if left:
-                    left[0] = left[0][sent:]
+            for part in parts:
+                self._socket.sendall(part)
 
     def shutdown(self) -> None:
         """End ``receive`` and ``send`` in all threads."""
@@ -235,12 +227,6 @@ def _negotiate(connection: _Connection, size: int) -> None:
             return
         reply(_INVALID if option == _GO else _UNSUPPORTED)
     raise _Gone
-
-
-def _reply(connection: _Connection, cookie: int, error: int, data: Sequence[memoryview] = ()) -> None:
-    """Answer a request. A closed connection is ignored here, because ``receive`` reports it."""
-    with contextlib.suppress(OSError):
-        connection.send(_REPLY.pack(_REPLY_MAGIC, error, cookie), *data)
 
 
 def _when_all_done(fetches: Sequence[readahead.CachedRange], act: Callable[[], None]) -> None:

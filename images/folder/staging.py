@@ -30,16 +30,17 @@ def remove_left_over(directory: str | os.PathLike[str]) -> None:
     """Remove the staging folder of a killed attempt, so that its space counts as free."""
     path = pathlib.Path(directory, _NAME)
     with errors.on_target(path, "remove"):
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            _remove(path)
+        _remove(path)
 
 
 def _remove(path: pathlib.Path, *, ignore_errors: bool = False) -> None:
+    """Remove a file, or a directory with all that is in it."""
     import shutil
 
-    shutil.rmtree(path, ignore_errors=ignore_errors)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def empty(volume: str | os.PathLike[str]) -> None:
@@ -63,11 +64,8 @@ def empty(volume: str | os.PathLike[str]) -> None:
             continue
         log.info("removing file of an earlier attempt path=%r", str(path))
         # Errors are ignored: files that stay reduce the available space, which is checked later.
-        if path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(OSError):
             _remove(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 class Staging:

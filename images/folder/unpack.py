@@ -107,7 +107,10 @@ class _Unpacking:
             depth = 0
             while depth < min(len(self._path), len(parents)) and self._path[depth] == parents[depth]:
                 depth += 1
-            self._close_below(depth)
+            self._path = self._path[:depth]
+            self._modes.clear()
+            while len(self._open) > depth + 1:
+                os.close(self._open.pop())
             for end in range(depth + 1, len(path)):
                 with errors.on_target("/".join((self._directory, *path[:end])), "make directory"):
                     self._enter(path[:end])
@@ -131,12 +134,6 @@ class _Unpacking:
         self._path = path
         self._modes.clear()
         return self._open[-1]
-
-    def _close_below(self, depth: int) -> None:
-        self._path = self._path[:depth]
-        self._modes.clear()
-        while len(self._open) > depth + 1:
-            os.close(self._open.pop())
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:
         wanted = entry.mode | _WRITABLE

@@ -208,34 +208,29 @@ class Pool:
             raise
         except Exception as err:
             # The library raises classes that are not public, and anything for a malformed response.
-            failure = self._error(err)
-            if failure is None:
-                raise
-            raise failure from err
-
-    def _error(self, err: Exception) -> errors.Error | None:
-        """Translate an exception of the library, whose classes are not public. None: unknown."""
-        code, message = getattr(err, "code", None), masking.quoted(str(err))
-        answer = f"the imageio server answers {code} {message}".rstrip()
-        if code in _REFUSED:
-            return TicketRefused(url=self._name, reason=answer)
-        if code == 200:
-            return errors.NoRanges(url=self._name, reason="the server sent the whole disk instead of a range")
-        if code in wire.TRANSIENT_STATUS:
-            return Failed(url=self._name, reason=answer)
-        if code is not None or type(err).__name__ == "UnsupportedOperation":
-            # The second is the library's own error for 404 instead of a list of extents.
-            return Refused(reason=f"{self._name}: {message if code is None else answer}")
-        if isinstance(err, responses.TooLong):
-            advice = "if the disk is very fragmented, download it with ovirt-img and import the file"
-            return errors.SourceError(reason=f"{self._name}: {err}; {advice}")
-        if isinstance(err, http.client.HTTPException):
-            return wire.failure(self._name, err, first=False)
-        if isinstance(err, RuntimeError | ValueError | KeyError | TypeError | AttributeError):
-            # RuntimeError: the length of the response is not that of the range.
-            kind = errors.Malformed if isinstance(err, RuntimeError) else errors.Transient
-            return kind(url=self._name, reason=message if kind is errors.Malformed else "invalid response")
-        return None
+            code, message = getattr(err, "code", None), masking.quoted(str(err))
+            answer = f"the imageio server answers {code} {message}".rstrip()
+            if code in _REFUSED:
+                raise TicketRefused(url=self._name, reason=answer) from err
+            if code == 200:
+                reason = "the server sent the whole disk instead of a range"
+                raise errors.NoRanges(url=self._name, reason=reason) from err
+            if code in wire.TRANSIENT_STATUS:
+                raise Failed(url=self._name, reason=answer) from err
+            if code is not None or type(err).__name__ == "UnsupportedOperation":
+                # The second is the library's own error for 404 instead of a list of extents.
+                raise Refused(reason=f"{self._name}: {message if code is None else answer}") from err
+            if isinstance(err, responses.TooLong):
+                advice = "if the disk is very fragmented, download it with ovirt-img and import the file"
+                raise errors.SourceError(reason=f"{self._name}: {err}; {advice}") from err
+            if isinstance(err, http.client.HTTPException):
+                raise wire.failure(self._name, err, first=False) from err
+            if isinstance(err, RuntimeError):
+                # The length of the response is not that of the range.
+                raise errors.Malformed(url=self._name, reason=message) from err
+            if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
+                raise errors.Transient(url=self._name, reason="invalid response") from err
+            raise
 
 
 def _host(url: str) -> str:

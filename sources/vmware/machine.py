@@ -116,13 +116,16 @@ class Machine:
                     return dataclasses.replace(each, snapshot=snapshot.reference)
         return None
 
-    def changed(self, disk: VirtualDisk, change_id: str) -> extents.Kept:
+    def changed(self, disk: VirtualDisk, change_id: str, size: int | None = None) -> extents.Kept:
         """Return the areas changed between ``change_id`` and ``disk``, extended to whole sectors.
 
+        ``size``: of the disk at ``change_id``. All bytes after it have changed: vSphere lists only those that
+        were written, and a target may hold anything there.
         Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
         """
         snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
         areas = extents.Kept()
+        known = disk.size if size is None else min(size, disk.size)
         start = last = requests = 0
         # vCenter returns about 2000 areas at most, and the range that they cover.
         while start < disk.size:
@@ -151,8 +154,9 @@ class Machine:
                     what = f"{length} bytes at byte {offset} after byte {last}"
                     raise self._malformed(f"has an area of {what}")
                 last = offset + length
-                add(areas, offset, last, disk.size)
+                add(areas, offset, last, known)
             start = end
+        add(areas, known, disk.size, disk.size)
         return areas
 
     def allocated(self, disk: VirtualDisk) -> extents.Kept | None:
@@ -183,15 +187,6 @@ def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
     end = min(-(-end // SECTOR) * SECTOR, size)
     if end > start:
         areas.add(base.Extent(start, end - start, zero=False))
-
-
-def grow(areas: extents.Kept, before: int, size: int) -> extents.Kept:
-    """Return ``areas`` and all from the byte ``before`` to ``size``."""
-    found = extents.Kept()
-    for area in areas:
-        add(found, area.offset, min(area.offset + area.length, before), size)
-    add(found, before, size, size)
-    return found
 
 
 def _disks(config: Any) -> list[VirtualDisk]:

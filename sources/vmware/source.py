@@ -162,11 +162,11 @@ class VddkSource(base.Source):
                 reason=f"{self.name}: changed block tracking was off when snapshot {since!r} was taken; "
                 "start again with a full copy"
             )
-        areas = machine.changed(disk, since if before is None else before.change_id)
+        if before is None:
+            areas = machine.changed(disk, since)
+        else:
+            areas = machine.changed(disk, before.change_id, before.size)
         self._names[since] = _names(since, before)
-        if before is not None and disk.size > before.size:
-            # vSphere lists only what was written to the new space; the target may hold anything there.
-            areas = vsphere_machine.grow(areas, before.size, disk.size)
         changed = sum(area.length for area in areas)
         log.info("changed since=%r areas=%d bytes=%d", since, len(areas), changed)
         return areas

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import struct
 from collections.abc import Iterator
 
@@ -92,51 +91,36 @@ def test_client_of_another_protocol_is_disconnected(
 
 
 @pytest.mark.parametrize(
-    ("kind", "offset", "length", "error"),
+    ("kind", "offset", "length"),
     [
-        (nbd_wire.READ, 0, 0, errno.EINVAL),
-        (nbd_wire.READ, nbd_wire.SIZE, 1, errno.EINVAL),
-        (nbd_wire.READ, nbd_wire.SIZE - 1, 2, errno.EINVAL),
-        (nbd_wire.READ, (1 << 64) - 1, 2, errno.EINVAL),
-        (nbd_wire.READ, 0, 32 * nbd_wire.MiB + 1, errno.EINVAL),
-        (nbd_wire.READ, 0, 0xFFFFFFFF, errno.EINVAL),
-        (nbd_wire.TRIM, 0, 512, errno.EPERM),
-        (nbd_wire.WRITE_ZEROES, 0, 512, errno.EPERM),
-        (nbd_wire.FLUSH, 0, 0, errno.EINVAL),
-        (nbd_wire.BLOCK_STATUS, 0, 512, errno.EINVAL),
-        (99, 0, 512, errno.EINVAL),
+        (nbd_wire.READ, 0, 0),
+        (nbd_wire.READ, nbd_wire.SIZE, 1),
+        (nbd_wire.READ, nbd_wire.SIZE - 1, 2),
+        (nbd_wire.READ, (1 << 64) - 1, 2),
+        (nbd_wire.READ, 0, 32 * nbd_wire.MiB + 1),
+        (nbd_wire.READ, 0, 0xFFFFFFFF),
+        (nbd_wire.WRITE, 0, 0xFFFFFFFF),
+        (nbd_wire.TRIM, 0, 512),
+        (nbd_wire.WRITE_ZEROES, 0, 512),
+        (nbd_wire.FLUSH, 0, 0),
+        (nbd_wire.BLOCK_STATUS, 0, 512),
+        (nbd_wire.DISCONNECT, 0, 0),
+        (99, 0, 512),
     ],
 )
-def test_invalid_request_gets_error_reply(
-    kind: int, offset: int, length: int, error: int, client: nbd_wire.Client
+def test_request_that_is_not_a_read_closes_the_connection(
+    kind: int, offset: int, length: int, export: server.NbdServer, client: nbd_wire.Client
 ) -> None:
     client.go()
     client.request(kind, offset, length)
-    assert client.reply(0) == (error, 7, b"")
-    client.request(nbd_wire.READ, 1, 3, cookie=9)
-    assert client.reply(3) == (0, 9, nbd_wire.CONTENT[1:4])
-
-
-def test_read_with_flags_is_refused(client: nbd_wire.Client) -> None:
-    client.go()
-    client.request(nbd_wire.READ, 0, 512, flags=4)
-    assert client.reply(0) == (errno.EINVAL, 7, b"")
-
-
-def test_write_is_read_and_refused(client: nbd_wire.Client) -> None:
-    client.go()
-    client.request(nbd_wire.WRITE, 0, 100_000)
-    client.socket.sendall(b"w" * 100_000)
-    assert client.reply(0) == (errno.EPERM, 7, b"")
-    client.request(nbd_wire.READ, 0, 1)
-    assert client.reply(1) == (0, 7, nbd_wire.CONTENT[:1])
-
-
-def test_overlong_write_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
-    client.go()
-    client.request(nbd_wire.WRITE, 0, 0xFFFFFFFF)
     assert client.hung_up()
     check_serves_others(export)
+
+
+def test_read_with_flags_closes_the_connection(client: nbd_wire.Client) -> None:
+    client.go()
+    client.request(nbd_wire.READ, 0, 512, flags=4)
+    assert client.hung_up()
 
 
 def test_wrong_magic_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
@@ -170,9 +154,3 @@ def test_too_many_connections_are_refused(export: server.NbdServer) -> None:
     assert greeted == 16
     for client in clients:
         client.close()
-
-
-def test_disconnect_request_closes_the_connection(export: server.NbdServer, client: nbd_wire.Client) -> None:
-    client.go()
-    client.request(nbd_wire.DISCONNECT, 0, 0)
-    assert client.hung_up()

@@ -331,16 +331,25 @@ def test_areas_are_extended_to_sectors(areas: list[tuple[int, int]], added: list
     assert [(area.offset, area.length) for area in found] == added
 
 
-@pytest.mark.parametrize("before", [512, 1024, 1536, 4096])
-def test_new_space_has_changed(before: int) -> None:
-    areas = extents.Kept([base.Extent(0, 512, zero=False), base.Extent(1024, 1024, zero=False)])
-    found = [(area.offset, area.length) for area in vsphere_machine.grow(areas, before, 8192)]
-    assert (
-        found
-        == {
-            512: [(0, 8192)],
-            1024: [(0, 512), (1024, 7168)],
-            1536: [(0, 512), (1024, 7168)],
-            4096: [(0, 512), (1024, 1024), (4096, 4096)],
-        }[before]
-    )
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        (512, [(0, 8192)]),
+        (1024, [(0, 512), (1024, 7168)]),
+        (1536, [(0, 512), (1024, 7168)]),
+        (4096, [(0, 512), (1024, 1024), (4096, 4096)]),
+        (9000, [(0, 512), (1024, 1024)]),
+    ],
+)
+def test_new_space_has_changed(
+    vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch, before: int, changed: list[tuple[int, int]]
+) -> None:
+    written = [types.SimpleNamespace(start=0, length=512), types.SimpleNamespace(start=1024, length=1024)]
+    answer = types.SimpleNamespace(startOffset=0, length=8192, changedArea=written)
+    with session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = dataclasses.replace(machine.at("snapshot-12", machine.disk(vcsim.file(0))), size=8192)
+        grown = types.SimpleNamespace(_stub=None, QueryChangedDiskAreas=lambda *_: answer)
+        monkeypatch.setattr(machine, "_machine", grown)
+        areas = machine.changed(disk, vcsim.change_id(0), before)
+    assert [(area.offset, area.length) for area in areas] == changed
