@@ -160,20 +160,28 @@ class Volume:
             return self.size if err.errno == errno.ENXIO or whence == os.SEEK_HOLE else position
 
     def _read(self, offset: int, length: int, buffer: directio.Buffer) -> list[Part]:
-        done = 0
         try:
-            while done < length:
-                # O_DIRECT needs an aligned length; at the end of the file the read is short.
-                count = os.preadv(self._fd, [buffer.view[done:]], offset + done)
-                if not count:
-                    raise errors.SourceChanged(
-                        url=self.path, what="size", before=self.size, now=offset + done
-                    )
-                done += count
+            self._fill(buffer.view, offset, length)
         except OSError as err:
-            reason = errors.words(err)
-            raise errors.TransferFailed(url=self.path, offset=offset + done, reason=reason) from err
-        return list(_split_zeros(offset, buffer.view[:length]))
+            raise errors.TransferFailed(url=self.path, offset=offset, reason=errors.words(err)) from err
+        data = buffer.view[:length]
+        parts: list[Part] = []
+        for start, end, is_zero in directio.extents(data, CHUNK):
+            if is_zero:
+                parts.append(Hole(offset + start, end - start))
+                continue
+            parts += [Data(offset + at, data[at : min(at + CHUNK, end)]) for at in range(start, end, CHUNK)]
+        return parts
+
+    def _fill(self, view: memoryview, offset: int, length: int) -> None:
+        """Read ``length`` bytes into ``view``, which is longer if it is not aligned for O_DIRECT."""
+        done = 0
+        while done < length:
+            # O_DIRECT needs an aligned length; at the end of the file the read is short.
+            count = os.preadv(self._fd, [view[done:]], offset + done)
+            if not count:
+                raise errors.SourceChanged(url=self.path, what="size", before=self.size, now=offset + done)
+            done += count
 
 
 class RemoteVolume(Volume):
@@ -192,22 +200,8 @@ class RemoteVolume(Volume):
         for first, after in self._stored.allocated(start, last):
             yield first - first % GRAIN, min(last, -(-after // GRAIN) * GRAIN)
 
-    def _read(self, offset: int, length: int, buffer: directio.Buffer) -> list[Part]:
-        try:
-            data = self._stored.read(offset, length)
-        except OSError as err:
-            reason = errors.words(err)
-            raise errors.TransferFailed(url=self.path, offset=offset, reason=reason) from err
+    def _fill(self, view: memoryview, offset: int, length: int) -> None:
+        data = self._stored.read(offset, length)
         if len(data) < length:
             raise errors.TransferFailed(url=self.path, offset=offset + len(data), reason="the disk ends here")
-        buffer.view[:length] = data
-        return list(_split_zeros(offset, buffer.view[:length]))
-
-
-def _split_zeros(offset: int, data: memoryview) -> Iterator[Part]:
-    for start, end, zero in directio.extents(data, CHUNK):
-        if zero:
-            yield Hole(offset + start, end - start)
-            continue
-        for at in range(start, end, CHUNK):
-            yield Data(offset + at, data[at : min(at + CHUNK, end)])
+        view[:length] = data

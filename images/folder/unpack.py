@@ -75,8 +75,9 @@ class _Unpacking:
             os.close(self._open.pop())
 
     def make(self, entry: tar.Entry) -> None:
-        parent, name = self._directory_of(entry.path), entry.path[-1]
+        *folder, name = entry.path
         try:
+            parent = self._enter(tuple(folder))
             if entry.kind == "file":
                 self._make_file(parent, name, entry)
             elif entry.kind == "directory":
@@ -90,49 +91,40 @@ class _Unpacking:
                 _check_earlier(parent, name, entry)  # "tar --create FILE FILE" makes the second one of these
             else:
                 _remove(parent, name)
-                other = tuple(entry.link.split("/"))
+                *folder, other = entry.link.split("/")
                 # Opening the directory of the other name closes that of this one.
                 with kernel.open_fd(".", _DIRECTORY, dir_fd=parent) as here:
-                    there = self._directory_of(other)
-                    _check_earlier(there, other[-1], entry)
-                    os.link(other[-1], name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+                    there = self._enter(tuple(folder))
+                    _check_earlier(there, other, entry)
+                    os.link(other, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
         except OSError as err:
             path = "/".join((self._directory, *entry.path))
             raise errors.target_error(path, err, "unpack") from err
 
-    def _directory_of(self, path: tuple[str, ...]) -> int:
-        """Open the directory of a path below the root without following symlinks; create missing ones."""
-        parents = path[:-1]
-        if parents != self._path:
-            depth = 0
-            while depth < min(len(self._path), len(parents)) and self._path[depth] == parents[depth]:
-                depth += 1
-            self._path = self._path[:depth]
-            self._modes.clear()
-            while len(self._open) > depth + 1:
-                os.close(self._open.pop())
-            for end in range(depth + 1, len(path)):
-                with errors.on_target("/".join((self._directory, *path[:end])), "make directory"):
-                    self._enter(path[:end])
-        return self._open[-1]
-
     def _enter(self, path: tuple[str, ...]) -> int:
-        """Open the directory at ``path`` in the last one that is open, made if missing; keep it open.
+        """Return the directory at ``path`` below the root, created with its parents if missing; keep it open.
 
         Raises ``errors.Refused`` for a symlink, wherever it leads.
         """
-        parent, name = self._open[-1], path[-1]
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=parent)
-            self._open.append(os.open(name, _DIRECTORY, dir_fd=parent))
-        except OSError as err:
-            if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
-                raise
-            reason = f"{'/'.join(path)!r} is a directory in this entry, but a file or link in an earlier one"
-            raise errors.Refused(format="tar", rule="link", reason=reason) from err
-        self._path = path
+        if path == self._path:
+            return self._open[-1]
+        depth = len(os.path.commonprefix((self._path, path)))  # noqa: RUF071  (compares names)
+        self._path = path[:depth]
         self._modes.clear()
+        while len(self._open) > depth + 1:
+            os.close(self._open.pop())
+        for name in path[depth:]:
+            there = "/".join((*self._path, name))
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=self._open[-1])
+                self._open.append(os.open(name, _DIRECTORY, dir_fd=self._open[-1]))
+            except OSError as err:
+                if err.errno not in {errno.ENOTDIR, errno.ELOOP}:
+                    raise errors.target_error(f"{self._directory}/{there}", err, "make directory") from err
+                reason = f"{there!r} is a directory in this entry, but a file or link in an earlier one"
+                raise errors.Refused(format="tar", rule="link", reason=reason) from err
+            self._path = (*self._path, name)
         return self._open[-1]
 
     def _make_file(self, parent: int, name: str, entry: tar.Entry) -> None:

@@ -49,13 +49,6 @@ MUTANTS = (
     ),
     mutant(
         "images/folder/unpack.py",
-        "gives files the permissions that those of another directory were created with",
-        "        self._path = path\n        self._modes.clear()\n",
-        "        self._path = path\n",
-        "tests/images/folder/test_unpack.py::test_modes_do_not_depend_on_a_default_acl",
-    ),
-    mutant(
-        "images/folder/unpack.py",
         "takes files that a sync could not write for stored",
         "                self._last.result()\n",
         "                futures.wait([self._last])\n",
