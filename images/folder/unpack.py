@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable
 from concurrent import futures
-from typing import Final, Self
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats.tar import archive as tar
@@ -47,10 +47,19 @@ def unpack(
     with errors.on_target(directory, "open"):
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     work = _Unpacking(root, os.fspath(directory), archive, advance)
-    with contextlib.closing(work), _Syncing(root, directory) as syncing:
+    with contextlib.closing(work), futures.ThreadPoolExecutor(1, "sync") as executor:
+        syncing, begun_at = executor.submit(lambda: None), 0
         for entry in archive:
             work.make(entry)
-            syncing.reached(archive.at)
+            # Otherwise storage would be idle until the end: the kernel writes small files back when they are
+            # 30 seconds old, or a tenth of memory is dirty.
+            if archive.at - begun_at >= _SYNC and syncing.done():
+                with errors.on_target(directory, "sync"):
+                    syncing.result()
+                syncing, begun_at = executor.submit(kernel.sync_filesystem, root), archive.at
+        with errors.on_target(directory, "sync"):
+            syncing.result()
+            kernel.sync_filesystem(root)
 
 
 class _Unpacking:
@@ -163,45 +172,6 @@ class _Unpacking:
                 self._advance(count)
         if written < entry.size:
             os.ftruncate(fd, entry.size)
-
-
-class _Syncing:
-    """Sync the file system of ``root`` in a thread, while it is written and at the end of the ``with`` block.
-
-    Otherwise storage would be idle until the end: the kernel writes small files back when they are 30 seconds
-    old, or a tenth of memory is dirty.
-    """
-
-    def __init__(self, root: int, directory: str | os.PathLike[str]) -> None:
-        self._root = root
-        self._directory = directory
-        self._executor = futures.ThreadPoolExecutor(1, "sync")
-        self._last: futures.Future[None] | None = None
-        self._begun_at = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        with self._executor:
-            if kind is None:
-                self._begin()
-                self._wait()
-
-    def reached(self, at: int) -> None:
-        """Begin a sync if the last one has ended, and began far before this byte of the archive."""
-        if at - self._begun_at >= _SYNC and (self._last is None or self._last.done()):
-            self._begun_at = at
-            self._begin()
-
-    def _begin(self) -> None:
-        self._wait()
-        self._last = self._executor.submit(kernel.sync_filesystem, self._root)
-
-    def _wait(self) -> None:
-        if self._last is not None:
-            with errors.on_target(self._directory, "sync"):
-                self._last.result()
 
 
 def _check_earlier(parent: int, name: str, entry: tar.Entry) -> None:

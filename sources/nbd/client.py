@@ -216,18 +216,15 @@ class Client:
             log.info("no more connections number=%d reason=%s", self.allowed, err)
             return
         made = connection.Connection(handle, self._limits.stall, self._limits.slowest)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(made.close)
             self._accept(made)
-        except errors.Error:
-            made.close()
-            raise
-        if beside is None:
-            self.bitmaps = bitmaps
-        with self._lock:
-            if not self._closed:
-                self._connections.append(made)
-                return
-        made.close()
+            if beside is None:
+                self.bitmaps = bitmaps
+            with self._lock:
+                if not self._closed:
+                    self._connections.append(made)
+                    undo.pop_all()
 
     def _accept(self, made: connection.Connection) -> None:
         """Check that a new connection is to the same disk as the first."""

@@ -47,11 +47,4 @@ MUTANTS = (
         "",
         "tests/images/folder/test_staging.py::test_file_behind_a_mount_point_is_not_removed",
     ),
-    mutant(
-        "images/folder/unpack.py",
-        "takes files that a sync could not write for stored",
-        "                self._last.result()\n",
-        "                futures.wait([self._last])\n",
-        "tests/images/folder/test_unpack.py::test_failed_sync_is_reported",
-    ),
 )
