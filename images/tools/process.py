@@ -184,8 +184,13 @@ class Process:
         Programs write a few KiB at a time: returning each separately costs more than collecting them.
         """
         count = 0
-        while count < len(into) and (more := os.readv(self.stdout, [into[count:]])):
-            count += more
+        while count < len(into):
+            # A program whose messages fill the pipe of standard error would write no output.
+            if self.ready(self.stdout):
+                more = os.readv(self.stdout, [into[count:]])
+                if not more:
+                    break
+                count += more
         return count
 
     def output(
