@@ -73,7 +73,7 @@ class Pool:
             try:
                 client = self._connect(first=not self._answered)
             except errors.SourceError as err:
-                log.info("no data at %r reason=%s", _host(url), err.message())
+                log.info("no data at %r reason=%s", wire.safe_url(url), err.message())
                 failures.append(err)
                 continue
             self._answered = True
@@ -84,7 +84,7 @@ class Pool:
                 self._allowed = max(1, min(client.max_readers, self._access.connections))
                 self._idle.append(client)
                 self._changed.notify_all()
-            log.info("data at %r connections=%d", _host(url), self._allowed)
+            log.info("data at %r connections=%d", wire.safe_url(url), self._allowed)
             return
         raise failures[0]
 
@@ -231,8 +231,3 @@ class Pool:
             if isinstance(err, ValueError | KeyError | TypeError | AttributeError):
                 raise errors.Transient(url=self._name, reason="invalid response") from err
             raise
-
-
-def _host(url: str) -> str:
-    """Return a URL without the ticket, which is a secret."""
-    return wire.safe_url(url).rpartition("/")[0]

@@ -139,7 +139,15 @@ class Session:
             kind = errors.Malformed if wire.violation(err) else errors.Transient
             raise kind(url=self.name, reason=f"{doing}: {err or type(err).__name__}") from err
         except vmodl.MethodFault as err:
-            raise self._fault(doing, err) from err
+            message = f"{err.msg or 'no reason given'} ({type(err).__name__.rpartition('.')[2]})"
+            # The first of its type and its base types that is known.
+            for each in type(err).__mro__:
+                name = each.__name__.rpartition(".")[2]
+                if name in _FAULTS:
+                    raise errors.Unreachable(url=self.name, reason=f"{doing}: {_FAULTS[name]}") from err
+                if name in _PASSING:
+                    raise errors.Transient(url=self.name, reason=f"{doing}: {message}") from err
+            raise errors.SourceError(reason=f"{self.name}: {doing}: {message}") from err
         except Exception as err:
             # pyvmomi trusts the shape of answers, and raises anything for others: of expat, AttributeError,
             # even a plain Exception.
@@ -147,16 +155,6 @@ class Session:
                 f"{doing}: unexpected response ({type(err).__name__}); not a vSphere server? check the URL"
             )
             raise errors.Unreachable(url=self.name, reason=reason) from err
-
-    def _fault(self, doing: str, fault: Any) -> errors.Error:
-        """Return the error for a fault, by the name of its type or of a base type."""
-        for kind in type(fault).__mro__:
-            name = kind.__name__.rpartition(".")[2]
-            if name in _FAULTS:
-                return errors.Unreachable(url=self.name, reason=f"{doing}: {_FAULTS[name]}")
-            if name in _PASSING:
-                return errors.Transient(url=self.name, reason=f"{doing}: {_message(fault)}")
-        return errors.SourceError(reason=f"{self.name}: {doing}: {_message(fault)}")
 
 
 #: Messages of faults, by the name of their type.
@@ -172,10 +170,6 @@ _FAULTS = {
 }
 #: Faults worth a retry.
 _PASSING = {"HostCommunication", "HostConnectFault", "RequestCanceled", "Timedout", "TaskInProgress"}
-
-
-def _message(fault: Any) -> str:
-    return f"{fault.msg or 'no reason given'} ({type(fault).__name__.rpartition('.')[2]})"
 
 
 class _Response(responses.Bounded):
