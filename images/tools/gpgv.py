@@ -23,14 +23,14 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
     status = bytearray()
     with (
         process.memory_file(keyring) as keys,
-        process.memory_file(proof) as made,
+        process.memory_file(proof) as detached,
         process.memory_file(message) as text,
     ):
-        files = [f"/proc/self/fd/{each}" for each in (keys, made, text)]
+        files = [f"/proc/self/fd/{each}" for each in (keys, detached, text)]
         # The status on standard output: the log on standard error repeats names of keys as they are.
         argv = ("gpgv", "--status-fd=1", "--keyring", *files[:1], "--", *files[1:])
         command = process.Command(
-            argv, package="gpgv", address_space=_ADDRESS_SPACE, pass_fds=(keys, made, text)
+            argv, package="gpgv", address_space=_ADDRESS_SPACE, pass_fds=(keys, detached, text)
         )
         with process.Process(command, stdout=process.PIPE) as running:
             for chunk in running.output(cancel=cancel, watch=process.Watch("gpgv", _PATIENCE)):

@@ -88,13 +88,13 @@ class Backend(http.Backend):  # type: ignore[misc]  # without types
             sockets.shut(self._con.sock)
 
     def _create_ssl_context(self) -> Any:
-        made = certificates.context()
+        context = certificates.context()
         if self._cafile:
-            made.load_verify_locations(self._cafile)
+            context.load_verify_locations(self._cafile)
         if not self._secure:
-            made.check_hostname = False
-            made.verify_mode = ssl.CERT_NONE
-        return made
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
     def _create_tcp_connection(self) -> Any:
         return self._bounded(super()._create_tcp_connection())

@@ -97,17 +97,17 @@ class Engine:
         Raises ``Locked`` while another operation locks the disk.
         """
         types = self.types
-        wanted = types.ImageTransfer(
+        request = types.ImageTransfer(
             direction=types.ImageTransferDirection.DOWNLOAD,
             format=types.DiskFormat(form),
             inactivity_timeout=INACTIVITY,
         )
         if snapshot is None:
-            wanted.disk = types.Disk(id=disk.id)
+            request.disk = types.Disk(id=disk.id)
         else:
-            wanted.snapshot = types.DiskSnapshot(id=snapshot.id)
+            request.snapshot = types.DiskSnapshot(id=snapshot.id)
         transfers = self._connection.system_service().image_transfers_service()
-        begun = self.ask("image transfer", lambda: transfers.add(wanted), types.ImageTransfer)
+        begun = self.ask("image transfer", lambda: transfers.add(request), types.ImageTransfer)
         log.info("transfer id=%r disk=%r format=%r", begun.id, disk.id, form)
         return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
 

@@ -81,31 +81,25 @@ class Machine:
             for disk in found.values():
                 return disk
         names = ", ".join(repr(disk.file) for disk in self._disks)
-        raise errors.Unreachable(
-            url=self._session.name,
-            reason=f"virtual machine {self.name!r} has no disk {file!r}; it has {names}",
-        )
+        reason = f"virtual machine {self.name!r} has no disk {file!r}; it has {names}"
+        raise errors.Unreachable(url=self._session.name, reason=reason)
 
-    def at(self, wanted: str, disk: VirtualDisk) -> VirtualDisk:
+    def at(self, checkpoint: str, disk: VirtualDisk) -> VirtualDisk:
         """Return the disk at a snapshot, given by its reference or unique name."""
-        matching = [each for each in self._snapshots if each.reference == wanted]
-        matching = matching or [each for each in self._snapshots if each.name == wanted]
+        matching = [each for each in self._snapshots if each.reference == checkpoint]
+        matching = matching or [each for each in self._snapshots if each.name == checkpoint]
         if len(matching) != 1:
             available = ", ".join(f"{each.reference} ({each.name})" for each in self._snapshots) or "none"
-            what = "no" if not matching else "more than one"
-            raise errors.Unreachable(
-                url=self._session.name,
-                reason=f"virtual machine {self.name!r} has {what} snapshot {wanted!r}; "
-                f"available: {available}",
-            )
+            what = f"{'no' if not matching else 'more than one'} snapshot {checkpoint!r}"
+            reason = f"virtual machine {self.name!r} has {what}; available: {available}"
+            raise errors.Unreachable(url=self._session.name, reason=reason)
         (snapshot,) = matching
         for each in snapshot.disks:
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if each.object_id == disk.object_id if disk.object_id else each.key == disk.key:
                 return dataclasses.replace(each, snapshot=snapshot.reference)
-        raise errors.Unreachable(
-            url=self._session.name, reason=f"snapshot {wanted!r} of {self.name!r} does not contain this disk"
-        )
+        reason = f"snapshot {checkpoint!r} of {self.name!r} does not contain this disk"
+        raise errors.Unreachable(url=self._session.name, reason=reason)
 
     def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
@@ -131,9 +125,8 @@ class Machine:
         while start < disk.size:
             requests += 1
             if requests > FREE_REQUESTS + min(start, LARGEST) // COVERED:
-                raise self._malformed(
-                    f"reaches only byte {start} of {disk.size} after {requests - 1} requests"
-                )
+                reached = f"byte {start} of {disk.size} after {requests - 1} requests"
+                raise self._malformed(f"reaches only {reached}")
 
             def ask(start: int = start) -> tuple[int, int, list[tuple[int, int]]]:
                 answer = self._machine.QueryChangedDiskAreas(snapshot, disk.key, start, change_id)
@@ -143,10 +136,8 @@ class Machine:
             begin, end, changed = self._session.call(f"list the areas changed since {change_id!r}", ask)
             log.debug("changed areas from=%d to=%d count=%d", start, end, len(changed))
             if end <= start:
-                where = f"at byte {end} of {disk.size}"
-                raise errors.SourceError(
-                    reason=f"{self._session.name}: the list of changed areas ends {where}"
-                )
+                reason = f"the list of changed areas ends at byte {end} of {disk.size}"
+                raise errors.SourceError(reason=f"{self._session.name}: {reason}")
             if begin != start:
                 raise self._malformed(f"begins at byte {begin} instead of {start}")
             for offset, length in changed:

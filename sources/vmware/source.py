@@ -140,14 +140,14 @@ class VddkSource(base.Source):
 
     def _look(self) -> tuple[vsphere_machine.Machine, vsphere_machine.VirtualDisk, session.Server, int]:
         """Query vSphere for nbdkit's parameters, the changed areas and the allocated ones."""
-        wanted = self._location
-        with session.Session(wanted) as opened:
-            machine = vsphere_machine.Machine(opened, wanted.uuid)
-            disk = machine.disk(wanted.backing_file)
-            if wanted.current:
-                disk = machine.at(wanted.current, disk)
-                self._names[wanted.current] = _names(wanted.current, disk)
-            if wanted.previous:
+        location = self._location
+        with session.Session(location) as opened:
+            machine = vsphere_machine.Machine(opened, location.uuid)
+            disk = machine.disk(location.backing_file)
+            if location.current:
+                disk = machine.at(location.current, disk)
+                self._names[location.current] = _names(location.current, disk)
+            if location.previous:
                 self._areas = self._changed(machine, disk)
             self._allocated = machine.allocated(disk)
             return machine, disk, opened.server, LONGEST[opened.is_vcenter]
