@@ -215,26 +215,26 @@ class Client:
                 self.allowed = max(1, len(self._connections))
             log.info("no more connections number=%d reason=%s", self.allowed, err)
             return
-        new = connection.Connection(handle, self._limits.stall, self._limits.slowest)
+        made = connection.Connection(handle, self._limits.stall, self._limits.slowest)
         with contextlib.ExitStack() as undo:
-            undo.callback(new.close)
-            self._accept(new)
+            undo.callback(made.close)
+            self._accept(made)
             if beside is None:
                 self.bitmaps = bitmaps
             with self._lock:
                 if not self._closed:
-                    self._connections.append(new)
+                    self._connections.append(made)
                     undo.pop_all()
 
-    def _accept(self, new: connection.Connection) -> None:
+    def _accept(self, made: connection.Connection) -> None:
         """Check that a new connection is to the same disk as the first."""
         if self._size is None:
-            self._size = new.size
-            self.contexts = frozenset(name for name in self._server.contexts if new.has(name))
-            if new.is_shared or self._limits.always:
+            self._size = made.size
+            self.contexts = frozenset(name for name in self._server.contexts if made.has(name))
+            if made.is_shared or self._limits.always:
                 self.allowed = self._limits.connections
-        elif new.size != self._size:
-            raise errors.SourceChanged(url=self._server.name, what="size", before=self._size, now=new.size)
+        elif made.size != self._size:
+            raise errors.SourceChanged(url=self._server.name, what="size", before=self._size, now=made.size)
 
     def _drop(self, used: connection.Connection) -> None:
         """Close a connection, once."""

@@ -123,17 +123,17 @@ class Device(client.Client):
         self._lost = self._lost or errors.TargetError(path=self._server.name, reason=reason)
         return self._lost
 
-    def _accept(self, new: connection.Connection) -> None:
+    def _accept(self, made: connection.Connection) -> None:
         name = self._server.name
-        if self._writable and new.is_read_only:
+        if self._writable and made.is_read_only:
             raise errors.TargetError(path=name, reason="the server exports the disk read-only")
-        if self._writable and not new.can_flush:
+        if self._writable and not made.can_flush:
             reason = "the server cannot flush what was written (nbd-server: flush = true)"
             raise errors.TargetError(path=name, reason=reason)
         if self._size is None:
-            self.size, self.unit = new.size, new.unit
+            self.size, self.unit = made.size, made.unit
         try:
-            super()._accept(new)
+            super()._accept(made)
         except errors.SourceChanged as err:
             raise self._lose(f"another connection is to another disk: {err}") from err
 

@@ -84,28 +84,6 @@ MUTANTS = (
         "tests/sources/ovirt/test_source_trouble.py::test_disk_that_ends_early_is_refused",
     ),
     mutant(
-        "sources/ovirt/source.py",
-        "applies a delta of oVirt to the image before data was merged into it",
-        "        if found is not None and found.snapshot is not None and found.snapshot.id:\n",
-        "        if False:\n",
-        "tests/end_to_end/test_imageio.py::test_stage_is_not_applied_to_a_checkpoint_that_got_other_data",
-    ),
-    mutant(
-        "sources/ovirt/source.py",
-        "reads an image that data was merged into since the disk was found",
-        "        self._find()\n        if self._identity != before:\n",
-        "        self._find()\n        if False:\n",
-        "tests/sources/ovirt/test_source_trouble.py::test_snapshot_that_changes_before_it_is_locked_is_not_read",
-        "tests/end_to_end/test_imageio_interrupted.py::test_killed_full_copy_is_not_resumed_with_other_data",
-    ),
-    mutant(
-        "sources/ovirt/source.py",
-        "compares the checkpoint as it was before the disk was locked",
-        "        self._find()\n        if self._identity",
-        "        if self._identity",
-        "tests/end_to_end/test_imageio.py::test_stage_is_not_applied_to_a_checkpoint_that_got_other_data",
-    ),
-    mutant(
         "sources/ovirt/backend.py",
         "takes another range of an oVirt disk for the requested one",
         "if stated is not None and (found is None or int(found[1]) != self._position):",
