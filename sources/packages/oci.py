@@ -1,4 +1,4 @@
-"""An OCI archive that another source serves, such as the export of a virtual machine by KubeVirt.
+"""An OCI archive: a local file, or one that another source serves, such as KubeVirt's export of a machine.
 
 By ranges only the headers, the documents and the disk are read. A stream is read once if its documents come
 before the disk, as KubeVirt writes them (enhancement 256), else twice.
@@ -12,10 +12,11 @@ from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, readers, views
-from cdi_worker.formats.tar import walk
+from cdi_worker.formats.tar import headers, walk
 from cdi_worker.images import image
 from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
+from cdi_worker.sources.local import file
 from cdi_worker.sources.packages import part, passing
 from cdi_worker.sources.registry import archive, documents, layer, locations
 from cdi_worker.sources.registry import source as registry
@@ -30,6 +31,12 @@ _FIRST = re.compile(r"oci-layout|index\.json|blobs/sha(?:256|512)/[0-9a-f]+")
 def is_archive(head: bytes) -> bool:
     """Return whether a tar archive that begins with ``head`` is an OCI image layout."""
     return _FIRST.fullmatch(walk.first_file(head).removeprefix("./")) is not None
+
+
+def source(location: locations.Registry, cancel: base.Cancel) -> registry.RegistrySource:
+    """Return the source for an image in a registry, or in an archive that is a local file."""
+    is_archive = location.endpoint.startswith(oci_reference.ARCHIVE)
+    return (FileSource if is_archive else registry.RegistrySource)(location, cancel)
 
 
 class PackedSource(registry.RegistrySource):
@@ -47,7 +54,6 @@ class PackedSource(registry.RegistrySource):
         self.name = name
         self._whole = whole
         self._expected = expected
-        self._once = whole.facts.once
 
     def finish(self) -> base.Provenance:
         whole, found = self._whole.finish(), super().finish()
@@ -63,14 +69,33 @@ class PackedSource(registry.RegistrySource):
 
     def _open_store(self) -> layer.Store:
         assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
+        self._once = self._whole.facts.once
         read = self._whole.at_random(self._cancel) if self._expected is None else None
         if read is not None:
             return _Ranged(self._reference, self._cancel, self._engine, self._whole, read)
         return _Passing(self._reference, self._cancel, self._engine, self._whole, self._expected)
 
 
-class _Ranged(archive.Indexed):
-    """An archive that is read by ranges."""
+class FileSource(PackedSource):
+    """The disk in an archive in a local file or pipe: ``oci-archive:PATH``."""
+
+    def __init__(self, location: locations.Registry, cancel: base.Cancel) -> None:
+        registry.RegistrySource.__init__(self, location, cancel)
+        assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``source``)
+        self._file = file.LocalSource(self._reference.path, cancel, location.access)
+        self._expected = None
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+    def _open_store(self) -> layer.Store:
+        self._whole = self._file.image(base.Opening(self._engine))
+        return super()._open_store()
+
+
+class _Ranged(archive.OciLayout):
+    """An archive that is read by ranges: first all headers, then files in place."""
 
     def __init__(
         self,
@@ -83,10 +108,25 @@ class _Ranged(archive.Indexed):
         super().__init__(reference, cancel, engine)
         self._whole = whole
         self._read_at = read
-        self._find_blobs(part.seekable(whole, read), whole.facts.size or 0, _MOST)
+        #: Offset and size of each file.
+        self._members: dict[str, tuple[int, int]] = {}
+        entries = walk.Walk(part.seekable(whole, read))
+        try:
+            for entry in entries.within(whole.facts.size or 0):
+                if len(self._members) > _MOST:
+                    raise self._unreachable("truncated, or not an OCI archive")
+                if name := archive.file_name(entry):
+                    self._members[name] = entry.offset, entry.size
+        except errors.ImageError as err:
+            if isinstance(err, errors.Truncated) and entries.at >= headers.BLOCK:
+                raise self._unreachable("truncated, or not an OCI archive") from err
+            raise self._unreachable("not a tar archive; decompress a compressed one first") from err
 
-    def _at(self, offset: int, size: int) -> base.Source:
-        return part.Part(self._whole, offset, size, self._read_at)
+    def _part(self, name: str) -> base.Image:
+        if name not in self._members:
+            raise self._missing(name)
+        found = part.Part(self._whole, *self._members[name], self._read_at)
+        return found.image(base.Opening(self._engine))
 
 
 class _Passing(archive.OciLayout):

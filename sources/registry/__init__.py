@@ -7,7 +7,7 @@ from cdi_worker.sources import kind
 KINDS = (
     kind.Kind(
         "registry",
-        source=f"{__name__}.source:RegistrySource",
+        source="cdi_worker.sources.packages.oci:source",
         location=f"{__name__}.locations:Registry",
         schemes=("docker", "oci-archive"),
         example="cdi-worker import --architecture arm64 docker://quay.io/org/disk:latest disk.img",

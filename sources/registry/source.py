@@ -14,7 +14,7 @@ from cdi_worker.formats import readers, signature
 from cdi_worker.images import image
 from cdi_worker.sources import base, labels
 from cdi_worker.sources import reference as oci_reference
-from cdi_worker.sources.registry import api, archive, blobs, documents, layer, locations
+from cdi_worker.sources.registry import api, blobs, documents, layer, locations
 
 log = logging.getLogger(__name__)
 
@@ -105,12 +105,12 @@ class RegistrySource(base.Source):
 
     def digest(self) -> str:
         """Return the digest of the manifest or index, for callers that poll a tag: no image is read."""
-        with contextlib.closing(self._open_store()) as store:
-            return store.digest()
+        with contextlib.closing(self):
+            self._store = self._open_store()
+            return self._store.digest()
 
     def _open_store(self) -> layer.Store:
-        if isinstance(self._reference, oci_reference.ArchiveReference):
-            return archive.Archive(self._reference, self._cancel, self._engine)
+        assert isinstance(self._reference, oci_reference.Reference)  # noqa: S101  (archives: ``packages.oci``)
         return api.Registry(self._reference, self._location, self._cancel, self._engine)
 
     def _check_platform(self, image: Image, config: Mapping[str, Any], *, is_signed: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from cdi_worker.images import image
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base, trust
+from cdi_worker.sources.packages import oci
 from cdi_worker.sources.registry import locations
 from cdi_worker.sources.registry import source as registry
 from tests.support import reading, registries
@@ -41,7 +42,7 @@ def at(
 
 def source(location: locations.Registry, cancel: cancelling.Cancel | None = None) -> registry.RegistrySource:
     """Return the source."""
-    return registry.RegistrySource(location, cancel or cancelling.Cancel())
+    return oci.source(location, cancel or cancelling.Cancel())
 
 
 @contextlib.contextmanager
