@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import urllib.parse
-from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker import errors, sources
+from cdi_worker.formats import readers
+from cdi_worker.images import image
+from cdi_worker.images.engine import fetch
 from cdi_worker.sources import base, kind, wire
 
-#: Seconds for one file: a server that sends a byte now and then never stalls.
-PATIENCE: Final = 60.0
 #: The kinds of sources whose disks are files with names.
 KINDS: Final = frozenset({"http", "s3", "gcs", "local"})
 
@@ -42,25 +41,19 @@ class Place:
 
     def read(self, limit: int, cancel: base.Cancel) -> bytes:
         """Return the file. Raises ``errors.SourceError``, also for one of more than ``limit`` bytes."""
-        with (
-            _limit_time(cancel, self.name) as stop,
-            base.open_image(self.kind.open(self.location, stop)) as image,
-        ):
-            facts = image.facts
-            data = bytearray(facts.head)
-            if facts.size is None or facts.size > len(facts.head):
-                # A reader of ranges continues after the head; a stream begins with it.
-                start = len(data) if image.source.ranges is not None else 0
-                del data[start:]
-                if facts.size is None or facts.size <= limit:
-                    with contextlib.closing(image.source.stream(start)) as reader:
-                        buffer = memoryview(bytearray(64 << 10))
-                        while len(data) <= limit and (count := reader.readinto(buffer)):
-                            data += buffer[:count]
-            if len(data) > limit or (facts.size or 0) > limit:
+        access = self.location.access
+        # Of the same patience as the disk: a server that sends a byte now and then does not hold the import.
+        engine = image.Engine(fetch.FetchOptions(no_progress=access.patience, slowest=access.slowest))
+        with base.open_image(self.kind.open(self.location, cancel), base.Opening(engine)) as opened:
+            data, size = b"", opened.facts.size
+            if size is None or size <= limit:
+                with cancel.child() as reads, contextlib.closing(opened.rest(reads, 0)) as reader:
+                    into = memoryview(bytearray(limit + 1 if size is None else size))
+                    data = bytes(into[: readers.fill(reader, into)])
+            if (size or len(data)) > limit:
                 raise errors.SourceError(reason=f"{self.name}: is larger than {limit >> 20} MiB")
-            image.verify()
-            return bytes(data)
+            opened.verify()
+            return data
 
 
 def place(url: str, disk: kind.Kind, location: base.Location) -> Place:
@@ -88,21 +81,3 @@ def _server(url: str) -> tuple[str, str, int | None]:
     """Return what servers are told apart by; the buckets of S3 and of Google are on one."""
     found = wire.origin(url)
     return (found[0], "", None) if found[0] in {"s3", "gs"} else found
-
-
-@contextlib.contextmanager
-def _limit_time(cancel: base.Cancel, name: str) -> Iterator[base.Cancel]:
-    """Yield a cancel that is set after ``PATIENCE``. Raises ``errors.Unreachable`` then."""
-    with cancel.child() as stop:
-        timer = threading.Timer(PATIENCE, stop.set, ("timed out",))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield stop
-        except errors.Error as err:
-            if stop.is_set() and not cancel.is_set():
-                reason = f"not received within {PATIENCE:.0f} s"
-                raise errors.Unreachable(url=name, reason=reason) from err
-            raise
-        finally:
-            timer.cancel()
