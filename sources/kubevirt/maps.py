@@ -1,4 +1,4 @@
-"""The map of a disk in a backup: pages of extents, checked and kept in little memory.
+"""The map of a disk in a backup: pages of extents, checked.
 
 A page is the JSON of ``ExportMapResponse`` (kubevirt, pkg/storage/export/virt-exportserver/apis): ``extents``
 (null if there are none), each with ``offset``, ``length``, ``type`` and ``description``, and ``next_offset``,
@@ -8,23 +8,19 @@ last extent (kubevirt#18634).
 
 from __future__ import annotations
 
-import array
-import itertools
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from cdi_worker import errors, masking
-from cdi_worker.formats import smalljson, spans
-from cdi_worker.sources import base
+from cdi_worker.formats import smalljson
+from cdi_worker.sources import base, extents
 
 #: Extents of a page that is requested, at most. Each is about 75 bytes, written with the longest numbers 110.
 PAGE: Final = 4096
 LARGEST_PAGE: Final = PAGE * 128
-#: Extents of a map: 9 bytes of memory each. A disk of 512 GiB that changes every 64 KiB, the granularity of
-#: QEMU's bitmaps, has so many.
-MOST: Final = 1 << 23
-#: Pages of a map: ``MOST`` extents in full pages are 2048. A server with one extent on each would keep an
-#: import for days without a byte of the disk.
+#: Pages of a map: a disk of 512 GiB that changes every 64 KiB, the granularity of QEMU's bitmaps, has 2048. A
+#: server with one extent on each would keep an import for days without a byte of the disk.
 MOST_PAGES: Final = 1 << 16
 #: The largest disk of QEMU, in bytes.
 LARGEST: Final = (1 << 63) - 1
@@ -47,27 +43,23 @@ KINDS: Final[dict[tuple[int, str], tuple[int, bool | None]]] = {
 
 
 class Map:
-    """The extents from the first byte of a disk to its end, at most ``most``.
+    """The extents from the first byte of a disk to its end. ``name``: of the disk, for messages.
 
-    ``name``: of the disk, for messages.
     Pages are added with ``read``, which continues after a failure.
     """
 
-    def __init__(self, name: str, most: int = MOST) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._most = most
-        self._ends = array.array("Q")
-        self._kinds = bytearray()
-        self._count = 0
         self._pages = 0
         self._is_whole = False
-        #: Whether the map lists changes; None while both is possible.
+        #: Whether the map lists changes; None while both is possible: all extents read as zeros so far.
         self._lists_changes: bool | None = None
-
-    @property
-    def size(self) -> int:
-        """The size of the disk, in bytes."""
-        return self._ends[-1] if self._ends else 0
+        self._kept = extents.Kept()
+        #: Where areas that have changed begin and end, and whether the last extent has changed.
+        self._borders = hashlib.sha256()
+        self._has_changed = False
+        #: The size of the disk, in bytes.
+        self.size = 0
 
     @property
     def lists_changes(self) -> bool:
@@ -86,31 +78,24 @@ class Map:
 
     def extents(self) -> Iterator[base.Extent]:
         """Yield the extents to read or to zero, in order."""
-        either = KEEP if self._lists_changes else ZERO
-        start = 0
-        for end, kind in zip(self._ends, self._kinds, strict=True):
-            done = either if kind == EITHER else kind
-            if done != KEEP:
-                yield base.Extent(start, end - start, zero=done == ZERO)
-            start = end
-
-    def changed(self) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the areas that have changed, zeros and data alike."""
-        return spans.joined((extent.offset, extent.offset + extent.length) for extent in self.extents())
+        if self._lists_changes is None:
+            yield base.Extent(0, self.size, zero=True)
+        yield from self._kept
 
     def check_same(self, other: Map) -> None:
         """Raise ``errors.SourceChanged`` if ``other`` is not a later answer for the same backup.
 
         What is allocated may change, because the guest continues to write; size and changes cannot.
         """
-        pairs = {"size": (self.size, other.size), "kind of map": (self._lists_changes, other._lists_changes)}
+        pairs: dict[str, tuple[object, object]] = {
+            "size": (self.size, other.size),
+            "kind of map": (self._lists_changes, other._lists_changes),
+        }
+        if self.lists_changes:
+            pairs["set of changed areas"] = self._borders.hexdigest(), other._borders.hexdigest()
         for what, (before, now) in pairs.items():
             if before != now:
                 raise errors.SourceChanged(url=self._name, what=what, before=before, now=now)
-        if self.lists_changes:
-            for area, later in itertools.zip_longest(self.changed(), other.changed()):
-                if area != later:
-                    raise errors.SourceChanged(url=self._name, what="changed area", before=area, now=later)
 
     def _add(self, page: bytes) -> None:
         """Add a page that begins where the last one ended."""
@@ -133,10 +118,10 @@ class Map:
 
     def _append(self, extent: Any) -> None:
         offset, length = extent["offset"], extent["length"]
-        kind, about = KINDS.get((extent["type"], extent["description"]), (-1, None))
+        kind, about = KINDS.get((extent["type"], extent["description"]), (None, None))
         if type(offset) is not int or type(length) is not int:
             raise TypeError("extent")
-        if kind < 0:
+        if kind is None:
             shown = f"{_shown(extent['type'])} ({_shown(extent['description'])})"
             raise self._wrong(f"the extent at byte {offset} has the unknown type {shown}")
         if offset != self.size:
@@ -147,14 +132,18 @@ class Map:
             if self._lists_changes is not None:
                 raise self._wrong(f"at byte {offset} it turns from one kind of map into the other")
             self._lists_changes = about
-        self._count += 1
-        if self._count > self._most:
-            raise self._wrong(f"it has more than {self._most} extents")
-        if self._kinds and self._kinds[-1] == kind:
-            self._ends[-1] = offset + length
-            return
-        self._ends.append(offset + length)
-        self._kinds.append(kind)
+            if offset and not about:
+                self._kept.add(base.Extent(0, offset, zero=True))
+        self.size = offset + length
+        if kind == EITHER:
+            if self._lists_changes is None:
+                return
+            kind = KEEP if self._lists_changes else ZERO
+        if self._has_changed != (kind != KEEP):
+            self._has_changed = not self._has_changed
+            self._borders.update(b"%d " % offset)
+        if kind != KEEP:
+            self._kept.add(base.Extent(offset, length, zero=kind == ZERO))
 
     def _wrong(self, what: str) -> errors.SourceError:
         return errors.SourceError(reason=f"{self._name}: the map of the disk is not valid: {what}")
