@@ -59,9 +59,7 @@ class Kind(NamedTuple):
         """
         if not self.location_type.staged and given(base.PREVIOUS):
             raise errors.Unsupported(reason=f"source {self.name!r}: does not support checkpoints")
-        found = ((name, given(each)) for name, (each, _) in self.table.items())
-        values = {name: value for name, value in found if value is not None}
-        return self.location_type(endpoint, access, **values)
+        return self.location_type(endpoint, access, **fields.values(self.location_type, given))
 
     def open(self, location: base.Location, cancel: base.Cancel) -> base.Source:
         """Return the source for ``location``, not yet opened. Setting ``cancel`` aborts its waits."""

@@ -13,11 +13,6 @@ from typing import Any, Final
 
 from cdi_worker.sources import base, fields
 
-#: Fields of the access that are credentials, or that say how bytes are fetched.
-_ACCESS: Final = frozenset((
-    "password", "session_token", "ca_files", "insecure", "http_proxy", "https_proxy", "no_proxy",
-    "connections", "patience", "slowest",
-))  # fmt: skip
 #: Headers that are credentials on every server. Another header may select the content.
 _HEADERS: Final = frozenset((
     "authorization", "proxy-authorization", "x-api-key", "x-auth-token", "x-amz-security-token",
@@ -66,7 +61,10 @@ def digest(location: base.Location) -> str:
 def _selecting(value: Any) -> Any:
     """Return the names and values of a dataclass that select, without those that have their defaults."""
     if isinstance(value, base.Access):
-        return _of_access(value)
+        # The others are credentials, or say how bytes are fetched. Temporary keys have a new name each time.
+        user = "" if value.session_token else value.user
+        headers = tuple((name.lower(), text) for name, text in value.headers if name.lower() not in _HEADERS)
+        return [pair for pair in (("user", user), ("headers", headers)) if pair[1]]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     declared = fields.table(type(value))
@@ -77,20 +75,6 @@ def _selecting(value: Any) -> Any:
         chosen = _address(own) if field.name == "endpoint" else _selecting(own)
         if own != field.default and chosen != [] and about.selects and not about.secret:
             found.append((field.name, chosen))
-    return found
-
-
-def _of_access(access: base.Access) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for field in dataclasses.fields(access):
-        own = getattr(access, field.name)
-        if field.name == "headers":
-            own = tuple((name.lower(), text) for name, text in own if name.lower() not in _HEADERS)
-        elif field.name in _ACCESS or (field.name == "user" and access.session_token):
-            # The name of temporary keys is renewed with them.
-            continue
-        if own != field.default:
-            found.append((field.name, own))
     return found
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - lines of the product
 """What a later attempt believes of an earlier one, left unchecked."""
 
 from __future__ import annotations
