@@ -157,7 +157,11 @@ class _Object(pinned.Resource):
             return errors.SourceChanged(url=self.name, what="etag", before=self.etag, now="another")
         region = details.get("Region") or response.headers.get("x-amz-bucket-region")
         if code in WRONG_REGION or (response.status_code in pinned.REDIRECTS and region):
-            return self._wrong_region(code, region)
+            known = region if region and re.fullmatch(r"[a-z0-9-]{2,40}", region) else None
+            reason = f"wrong region {self._region!r}" + (f": the bucket is in {known!r}" if known else "")
+            # On a given server only the signature can use another region; on AWS the URL changes as well.
+            usable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
+            return errors.Unreachable(url=self.name, reason=reason, region=usable)
         if code in CAUSES:
             reason = CAUSES[code].format(
                 bucket=self._address.bucket,
@@ -169,13 +173,6 @@ class _Object(pinned.Resource):
             reason = f"{code}: {details.get('Message', '')}" if code else str(plain.fields["reason"])
             reason += "" if self._keys else "; no keys were given"
         return errors.Unreachable(url=self.name, reason=reason, status=response.status_code)
-
-    def _wrong_region(self, code: str, region: str | None) -> errors.Error:
-        known = region if region and re.fullmatch(r"[a-z0-9-]{2,40}", region) else None
-        reason = f"wrong region {self._region!r}" + (f": the bucket is in {known!r}" if known else "")
-        # On a given server only the signature can use another region; on AWS the URL changes as well.
-        usable = known if code == "AuthorizationHeaderMalformed" or not self._address.server else None
-        return errors.Unreachable(url=self.name, reason=reason, region=usable)
 
 
 def _skew(server_time: str) -> str:

@@ -142,7 +142,15 @@ class Authorizer:
             data = session.body(answer, session.LARGEST_ANSWER)
         self._answered = True
         log.debug("token realm=%r scope=%r", name, self._scope)
-        return _token_of(data, name)
+        try:
+            document = smalljson.parse(data) if len(data) <= session.LARGEST_ANSWER else None
+        except ValueError:
+            document = None
+        if isinstance(document, dict):
+            token = document.get("token") or document.get("access_token")
+            if isinstance(token, str) and token.isascii() and token.isprintable():
+                return token
+        raise errors.Unreachable(url=name, reason="the token server's response has no token")
 
     def _refuse_plaintext(self, url: str, destination: str) -> None:
         """Refuse to send credentials over plain http, unless insecure connections are allowed."""
@@ -165,18 +173,6 @@ def parse_challenges(header: str) -> dict[str, dict[str, str]]:
             break
         at = found.end()
     return offered
-
-
-def _token_of(data: bytes, name: str) -> str:
-    try:
-        answer = smalljson.parse(data) if len(data) <= session.LARGEST_ANSWER else None
-    except ValueError:
-        answer = None
-    if isinstance(answer, dict):
-        token = answer.get("token") or answer.get("access_token")
-        if isinstance(token, str) and token.isascii() and token.isprintable():
-            return token
-    raise errors.Unreachable(url=name, reason="the token server's response has no token")
 
 
 def _normal(key: str) -> str:

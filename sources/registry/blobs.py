@@ -30,22 +30,34 @@ class Verified:
         #: Counts the bytes of ``blob``, once those after ``head`` are read.
         self.arrivals = image.Arrivals()
         self._stop = stop
-        self._done = 0
+        self._first = readers.BytesReader(self.head)
         self._rest: base.Reader | None = None
+        self._done = 0
         self._ended = False
 
     def readinto(self, into: memoryview, /) -> int:
-        count = min(len(into), len(self.head) - self._done)
-        if count > 0:
-            into[:count] = self.head[self._done : self._done + count]
-        elif not self._ended and len(into):
-            count = self._read_on(into)
-        else:
+        if self._ended or not len(into):
             return 0
+        count = self._first.readinto(into)
+        if not count and len(self.head) < self._descriptor.size:
+            if self._rest is None:
+                self.arrivals.add(len(self.head))
+                rest = self._blob.rest(self._stop, len(self.head), self.arrivals.add)
+                self._rest = ahead.AheadReader(readers.WatchedReader(rest, self._hash.update), self._stop)
+            count = self._rest.readinto(into)
         self._done += count
         if self._done > self._descriptor.size:
             raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes or more")
-        return count
+        if count:
+            return count
+        self._ended = True
+        if self._done != self._descriptor.size:
+            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes")
+        expected = self._descriptor.digest
+        calculated = f"{self._hash.name}:{self._hash.hexdigest()}"
+        if calculated != expected:
+            raise self._mismatch(expected, calculated)
+        return 0
 
     def close(self) -> None:
         """Close the blob and abort a read of it. Safe to call twice."""
@@ -54,23 +66,6 @@ class Verified:
         if self._rest is not None:
             self._rest.close()
         self._stop.close()
-
-    def _read_on(self, into: memoryview) -> int:
-        if len(self.head) < self._descriptor.size:
-            if self._rest is None:
-                self.arrivals.add(len(self.head))
-                rest = self._blob.rest(self._stop, len(self.head), self.arrivals.add)
-                self._rest = ahead.AheadReader(readers.WatchedReader(rest, self._hash.update), self._stop)
-            if count := self._rest.readinto(into):
-                return count
-        self._ended = True
-        if self._done != self._descriptor.size:
-            raise self._mismatch(f"{self._descriptor.size} bytes", f"{self._done} bytes")
-        expected = self._descriptor.digest
-        calculated = f"{expected.partition(':')[0]}:{self._hash.hexdigest()}"
-        if calculated != expected:
-            raise self._mismatch(expected, calculated)
-        return 0
 
     def _mismatch(self, expected: str, calculated: str) -> errors.DigestMismatch:
         return errors.DigestMismatch(url=self._name, expected=expected, calculated=calculated)

@@ -200,38 +200,34 @@ class Layer:
         parts = [part for part in posixpath.normpath(f"/{entry.name}").split("/") if part]
         if parts in ([OPAQUE], [WHITEOUT + FOLDER], [FOLDER, OPAQUE]):
             self._opaque = True
-        elif parts[:1] == [FOLDER]:
-            return self._look_inside(entry, parts[1:])
-        return False
-
-    def _look_inside(self, entry: walk.Member, parts: list[str]) -> bool:
-        path = f"/{FOLDER}/{'/'.join(parts)}".rstrip("/")
-        if not parts and entry.type == headers.DIRECTORY:
             return False
-        if parts and parts[-1].startswith(WHITEOUT):
-            if len(parts) == 1:
-                self._hide(parts[0].removeprefix(WHITEOUT))
+        if parts[:1] != [FOLDER] or (parts == [FOLDER] and entry.type == headers.DIRECTORY):
             return False
-        if parts and parts[0] in self._hidden.names:
+        path, name = f"/{'/'.join(parts)}", parts[1] if len(parts) > 1 else ""
+        if parts[-1].startswith(WHITEOUT):
+            if len(parts) == 2:
+                name = name.removeprefix(WHITEOUT)
+                count = len(self._hidden.names) + len(self._whiteouts)
+                if len(name) > LONGEST_NAME or count >= MOST_HIDDEN:
+                    reason = f"more than {MOST_HIDDEN} whiteouts, or one with too long a name"
+                    raise self._refused("whiteout", reason)
+                self._whiteouts.add(name)
+            return False
+        if name in self._hidden.names:
             return False
         if entry.type in {headers.SYMLINK, headers.HARD_LINK}:
             raise self._refused("link", f"{path} is a link to {entry.link!r}; the disk must be a file")
-        if entry.type == headers.DIRECTORY or len(parts) != 1:
+        if entry.type == headers.DIRECTORY or len(parts) != 2:
             raise self._refused("directory", f"{path}: expected one file in /{FOLDER}, no directories")
         if entry.type not in {headers.FILE, headers.SPARSE}:
             raise self._refused("file type", f"{path} is not a regular file")
-        if len(parts[0]) > LONGEST_NAME:
+        if len(name) > LONGEST_NAME:
             reason = f"{masking.quoted(path)}: the name is longer than {LONGEST_NAME} characters"
             raise self._refused("name", reason)
-        self._disks.append(parts[0])
+        self._disks.append(name)
         if len(self._disks) > MOST_FILES:
             raise self._several(f"more than {MOST_FILES}")
         return len(self._disks) == 1
-
-    def _hide(self, name: str) -> None:
-        if len(name) > LONGEST_NAME or len(self._hidden.names) + len(self._whiteouts) >= MOST_HIDDEN:
-            raise self._refused("whiteout", f"more than {MOST_HIDDEN} whiteouts, or one with too long a name")
-        self._whiteouts.add(name)
 
     def _several(self, count: str) -> errors.Refused:
         some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:MOST_FILES])

@@ -57,7 +57,7 @@ class RegistrySource(base.Source):
                 from cdi_worker.sources.registry import signatures as stored
                 from cdi_worker.sources.trust import images
 
-                judge = images.judge(self._reference, opening.signed_by)
+                judge = images.Judge(self._reference, opening.signed_by)
             self._engine = opening.engine
             store = self._store = self._open_store()
             image = choose(store, architecture)
@@ -65,7 +65,13 @@ class RegistrySource(base.Source):
                 candidates = (each for digest in image.digests for each in stored.find(store, digest))
                 signatures = (judge.find(candidates, image.digests),)
             config = read_config(store, image.manifest.config, architecture)
-            self._check_platform(image, config, is_signed=bool(signatures))
+            listed_as = documents.contradiction(image.entry, config) if image.entry else ""
+            if listed_as and signatures:
+                # Only the image may be signed, and the index be written by others.
+                raise errors.Untrusted(url=name, fault=signature.OTHER_DATA, reason=listed_as)
+            if listed_as:
+                # Unsigned images often have a wrong configuration, and there is nothing to verify.
+                log.warning("wrong platform url=%r: %s", name, listed_as)
             try:
                 annotations = self._location.annotations
                 disk = layer.find(store, image.manifest, self._reference.choice, annotations)
@@ -112,17 +118,6 @@ class RegistrySource(base.Source):
     def _open_store(self) -> layer.Store:
         assert isinstance(self._reference, oci_reference.Reference)  # noqa: S101  (archives: ``packages.oci``)
         return api.Registry(self._reference, self._location, self._cancel, self._engine)
-
-    def _check_platform(self, image: Image, config: Mapping[str, Any], *, is_signed: bool) -> None:
-        """Refuse a signed image that an index lists for another platform: others may have written the index.
-
-        Unsigned images often have a wrong configuration, and there is nothing to verify.
-        """
-        found = documents.contradiction(image.entry, config) if image.entry else ""
-        if found and is_signed:
-            raise errors.Untrusted(url=self.name, fault=signature.OTHER_DATA, reason=found)
-        if found:
-            log.warning("wrong platform url=%r: %s", self.name, found)
 
     def close(self) -> None:
         """Close all connections and stop the threads that fetch and verify."""

@@ -45,47 +45,43 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
 
     Raises ``errors.Untrusted``, ``errors.SourceError``.
     """
-    path, disk = demand.signed_by, of.accept(location)
-    known = None if path is None else openpgp.keys_in(keyfiles.read(path), path)
+    disk = of.accept(location)
     place = document.place(demand.checksum_file or "", of, disk)
-    data = reading.read(place, checksum_file.LARGEST)
-    clear = openpgp.clear(data, place.name)
-    signer = ""
+    name, signer = place.name, ""
+    keys = demand.signed_by
+    known = None if keys is None else openpgp.keys_in(keyfiles.read(keys), keys)
+    text = reading.read(place, checksum_file.LARGEST)
+    clear = openpgp.clear(text, name)
     if known is not None:
         signer = (
-            gpgv.verify(known, clear.signature, clear.text, place.name, reading.cancel)
+            gpgv.verify(known, clear.signature, clear.text, name, reading.cancel)
             if clear
-            else _signer(known, data, place, reading)
+            else _signer(known, text, place, reading)
         )
-    # Only what was signed counts. Its last line end is not (RFC 9580, 7.1), but every text file has one.
-    text, name = clear.text + b"\n" if clear else data, place.name
-    found = _find(text, disk.file_name, name, is_signed=bool(demand.signed_by))
+    if clear:
+        # Only what was signed counts. Its last line end is not (RFC 9580, 7.1), but every text file has one.
+        text = clear.text + b"\n"
+    try:
+        found = checksum_file.find(text, disk.file_name)
+    except errors.SourceError as err:
+        if known is None:
+            raise errors.SourceError(reason=f"{name}: {err}") from err
+        raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=err) from err
+    if known is not None:
+        if not any(line.name for line in checksum_file.parse(text)):
+            reason = (
+                f"the signed checksum is without a name, and may be of another file than {disk.file_name!r}"
+            )
+            raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=reason)
+        if (algorithm := checksum.parse(found).algorithm) in BROKEN:
+            reason = f"only an {algorithm} checksum of {disk.file_name!r}, which can be forged"
+            raise errors.Untrusted(url=name, fault=signature.UNVERIFIABLE, reason=reason)
     log.info("checksum file url=%r checksum=%r signed by=%r", name, found, signer)
     details: dict[str, object] = {"checksumFile": name, "checksum": found}
     signatures = (signature.Signature(signer=signer, digest=found, reference=name),) if signer else ()
     if signatures:
         details["signatures"] = [dataclasses.asdict(each) for each in signatures]
     return Demanded(found, details=details, signatures=signatures)
-
-
-def _find(text: bytes, disk: str, name: str, *, is_signed: bool) -> str:
-    """Return the checksum of ``disk``. Raises ``errors.Untrusted`` if a signature is demanded, but does not
-    cover it, else ``errors.SourceError``.
-    """
-    try:
-        found = checksum_file.find(text, disk)
-    except errors.SourceError as err:
-        if is_signed:
-            raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=err) from err
-        raise errors.SourceError(reason=f"{name}: {err}") from err
-    if is_signed:
-        if not any(line.name for line in checksum_file.parse(text)):
-            reason = f"the signed checksum is without a name, and may be of another file than {disk!r}"
-            raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=reason)
-        if checksum.parse(found).algorithm in BROKEN:
-            reason = f"only an {checksum.parse(found).algorithm} checksum of {disk!r}, which can be forged"
-            raise errors.Untrusted(url=name, fault=signature.UNVERIFIABLE, reason=reason)
-    return found
 
 
 def _signer(known: bytes, data: bytes, place: document.Place, reading: Reading) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,13 +15,21 @@ from cdi_worker.sources.trust import Candidate, keyfiles
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Judge:
-    """Finds the signature of the image ``of`` by one of the keys in ``path``."""
+    """Finds the signature of the image ``of`` by one of the keys in ``path``, a file or a mounted ConfigMap.
 
-    of: reference.Reference
-    path: str
-    keys: tuple[keys.Key, ...]
+    Raises ``errors.RequestError`` for malformed keys, ``errors.Untrusted`` for an archive.
+    """
+
+    def __init__(self, of: reference.Reference | reference.ArchiveReference, path: str) -> None:
+        if isinstance(of, reference.ArchiveReference):
+            reason = "an OCI archive has no signatures that could be verified; import from the registry"
+            raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
+        self._of = of
+        self._path = path
+        self._keys = tuple(key for name, data in keyfiles.read(path) for key in keys.read(data, name))
+        if not self._keys:
+            raise errors.RequestError(f"{path}: no file with a public key in it")
 
     def find(self, candidates: Iterator[Candidate], digests: Sequence[str]) -> signature.Signature:
         """Return the first valid signature; candidates after it are not read.
@@ -31,7 +38,7 @@ class Judge:
         manifests in it. Raises ``errors.Untrusted``.
         """
         failed = []
-        verify = functools.partial(keys.signer, self.keys)
+        verify = functools.partial(keys.signer, self._keys)
         for each in candidates:
             try:
                 if each.fault is not None:
@@ -49,11 +56,11 @@ class Judge:
                 log.info("signed by=%r digest=%s reference=%r", found.signer, found.digest, found.reference)
                 return found
         if (closest := signature.worst(failed)) is None:
-            reason = f"{' and '.join(digests)}: not signed, and {self.path} demands a signature"
-            raise errors.Untrusted(url=str(self.of), fault=signature.MISSING, reason=reason)
+            reason = f"{' and '.join(digests)}: not signed, and {self._path} demands a signature"
+            raise errors.Untrusted(url=str(self._of), fault=signature.MISSING, reason=reason)
         more = f"; {len(failed)} signatures were tried" if len(failed) > 1 else ""
         text = f"{closest.fields['reason']}{more}"
-        raise errors.Untrusted(url=str(self.of), fault=closest.fields["fault"], reason=text) from closest
+        raise errors.Untrusted(url=str(self._of), fault=closest.fields["fault"], reason=text) from closest
 
     def _check_reference(self, found: signature.Signature, candidate: Candidate) -> None:
         """Raise ``errors.Untrusted`` for the signature of another image.
@@ -62,7 +69,7 @@ class Judge:
         """
         if not found.reference and candidate.simple is None:
             return
-        of = self.of
+        of = self._of
         at = f"@{of.digest}" if of.digest else f":{of.tag}"
         reason = f"{found.signer} signed {found.reference or 'no reference'}, not {of.name}{at}"
         try:
@@ -71,20 +78,6 @@ class Judge:
             is_same = False
         if not is_same:
             raise errors.Untrusted(url=candidate.name, fault=signature.OTHER_REFERENCE, reason=reason)
-
-
-def judge(of: reference.Reference | reference.ArchiveReference, path: str) -> Judge:
-    """Return the judge of an image's signatures, with the keys in a file or in a mounted ConfigMap.
-
-    Raises ``errors.RequestError`` for malformed keys, ``errors.Untrusted`` for an archive.
-    """
-    if isinstance(of, reference.ArchiveReference):
-        reason = "an OCI archive has no signatures that could be verified; import from the registry"
-        raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
-    found = tuple(key for name, data in keyfiles.read(path) for key in keys.read(data, name))
-    if not found:
-        raise errors.RequestError(f"{path}: no file with a public key in it")
-    return Judge(of, path, found)
 
 
 def same_image(wanted: reference.Reference, signed: reference.Reference) -> bool:
