@@ -6,13 +6,12 @@ checksum of the whole OVA, all of it is read once, and the disk is written meanw
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum, detect
+from cdi_worker.formats import checksum, detect, views
 from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.tar import walk
 from cdi_worker.sources import base
@@ -104,7 +103,6 @@ class OvaSource(base.Source):
         self._passing: Pass | None = None
         self._file: PassingDisk | None = None
         self._obstacle: errors.Error | None = None
-        self.package: package.Package | None = None
         #: The disk in an OVA that is read by ranges.
         self._part: part.Part | None = None
         self._size = 0
@@ -118,15 +116,11 @@ class OvaSource(base.Source):
             found, disk, member, head = file.package, file.disk, file.member, file.head
             manifest = "not read yet"
         else:
-            # All headers, the descriptor and the manifest are read and checked before the disk is read.
-            self.package = found = package.Package(part.seekable(self._whole, read))
-            for _ in found.within(self._whole.facts.size or 0):
-                pass
+            found = _read_headers(self._whole, read)
             disk = self._choose(found)
             member = found.needed(disk)
             stated = str(found.checksum_of(member) or "")
             manifest = stated or "none"
-            _warn(self.name, found)
             self._part = part.Part(self._whole, member.offset, member.size, read)
             head = self._part.open(opening).head
             _check_compression(disk, head)
@@ -208,7 +202,10 @@ class OvaSource(base.Source):
             named = list(disks)
         if len(named) != 1:
             what = f"holds {len(disks)} disks" if not choice else f"has no disk {choice!r}"
-            listed = ", ".join(_listed(disk) for disk in disks)
+            sizes = ("" if disk.capacity is None else f", {disk.capacity} bytes" for disk in disks)
+            listed = ", ".join(
+                f"{disk.index} {disk.file} ({disk.id}{size})" for disk, size in zip(disks, sizes, strict=True)
+            )
             advice = "choose one with --disk (in a pod: CDI_WORKER_DISK)"
             reason = f"{self._whole.facts.name}: {what}: {listed}; {advice}"
             self._obstacle = descriptor.refused("one disk", reason)
@@ -222,14 +219,22 @@ def disks(whole: base.Image, cancel: base.Cancel) -> tuple[descriptor.OvfDisk, .
 
     Raises an error if one cannot be imported, or is not there.
     """
-    with contextlib.closing(OvaSource(whole, "", None, cancel)) as opened:
-        opened.open(base.Opening(whole.engine))
-        if (found := opened.package) is None:
-            return ()
+    if (read := whole.at_random(cancel)) is None:
+        return ()
+    found = _read_headers(whole, read)
     check(whole, *found.disks)
     for disk in found.disks:
         found.checksum_of(found.needed(disk))
     return found.disks
+
+
+def _read_headers(whole: base.Image, read: views.Read) -> package.Package:
+    """Read and check all headers, the descriptor and the manifest, before a disk is read."""
+    found = package.Package(part.seekable(whole, read))
+    for _ in found.within(whole.facts.size or 0):
+        pass
+    _warn(whole.facts.name, found)
+    return found
 
 
 def check(whole: base.Image, *disks: descriptor.OvfDisk) -> None:
@@ -237,11 +242,6 @@ def check(whole: base.Image, *disks: descriptor.OvfDisk) -> None:
     for disk in disks:
         if disk.obstacle:
             raise errors.Unsupported(reason=f"{whole.facts.name}: disk {disk.file!r} {disk.obstacle}")
-
-
-def _listed(disk: descriptor.OvfDisk) -> str:
-    capacity = "" if disk.capacity is None else f", {disk.capacity} bytes"
-    return f"{disk.index} {disk.file} ({disk.id}{capacity})"
 
 
 def _warn(name: str, found: package.Package) -> None:

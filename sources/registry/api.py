@@ -151,8 +151,6 @@ class Registry:
             return Blob(self._resource("blobs", descriptor.digest, stop)).image(base.Opening(self._engine))
 
         blob = retry.patiently(attempt, self.access.patience, stop)
-        if blob.facts.size not in {None, descriptor.size}:
-            raise documents.other_size(blob.facts.name, descriptor, blob.facts.size)
         return blobs.Verified(descriptor, self.name, blob, stop)
 
     def _manifest(self, target: str, kind: str = "manifests") -> bytes:

@@ -159,12 +159,6 @@ def check(data: bytes, expected: str, name: str) -> None:
         raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
 
 
-def other_size(url: str, descriptor: Descriptor, size: int | None) -> errors.DigestMismatch:
-    """Return the error for a blob of ``size`` bytes, which is not that of its descriptor."""
-    expected, calculated = f"{descriptor.size} bytes", f"{size} bytes"
-    return errors.DigestMismatch(url=url, expected=expected, calculated=calculated)
-
-
 def normal_architecture(wanted: str) -> str:
     """Return the OCI name of an architecture. Empty: this machine's."""
     name = (wanted or platform.machine()).lower()

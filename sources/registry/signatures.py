@@ -17,7 +17,7 @@ from cdi_worker.sources.registry import blobs, documents
 from cdi_worker.sources.trust import Candidate
 
 if TYPE_CHECKING:
-    from cdi_worker.sources.registry.layer import Store
+    from cdi_worker.sources.registry.api import Registry
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ TYPES: Final = frozenset(
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
 
 
-def find(store: Store, digest: str) -> Iterator[Candidate]:
+def find(store: Registry, digest: str) -> Iterator[Candidate]:
     """Yield the signatures of the manifest with this digest, at most ``MOST``."""
     for count, found in enumerate(_all(store, digest)):
         if count == MOST:
@@ -44,7 +44,7 @@ def find(store: Store, digest: str) -> Iterator[Candidate]:
         yield found
 
 
-def _all(store: Store, digest: str) -> Iterator[Candidate]:
+def _all(store: Registry, digest: str) -> Iterator[Candidate]:
     tag = digest.replace(":", "-")
     if (data := store.look_up("manifests", f"{tag}.sig")) is not None:
         yield from _layers(store, data)
@@ -66,7 +66,7 @@ def _all(store: Store, digest: str) -> Iterator[Candidate]:
                 yield from _layers(store, data)
 
 
-def _layers(store: Store, data: bytes) -> Iterator[Candidate]:
+def _layers(store: Registry, data: bytes) -> Iterator[Candidate]:
     """Yield the signatures in a manifest, one for each layer."""
     manifest = _parse(store, data)
     for layer in manifest.layers if isinstance(manifest, documents.Manifest) else ():
@@ -76,7 +76,7 @@ def _layers(store: Store, data: bytes) -> Iterator[Candidate]:
             yield _read(store, layer, bundle.LARGEST)
 
 
-def _read(store: Store, layer: documents.Descriptor, limit: int) -> Candidate:
+def _read(store: Registry, layer: documents.Descriptor, limit: int) -> Candidate:
     name = f"{store.name}: {layer.digest}"
     if layer.size > limit:
         fault = simple.malformed(name, f"it has {layer.size} bytes, more than {limit}")
@@ -91,7 +91,7 @@ def _read(store: Store, layer: documents.Descriptor, limit: int) -> Candidate:
     return Candidate(name, bundle=data)
 
 
-def _parse(store: Store, data: bytes) -> documents.Index | documents.Manifest | None:
+def _parse(store: Registry, data: bytes) -> documents.Index | documents.Manifest | None:
     """Return a document; None, which has no signatures, for one that cannot be read."""
     try:
         return documents.parse(data, f"{store.name}: signatures")
@@ -100,6 +100,6 @@ def _parse(store: Store, data: bytes) -> documents.Index | documents.Manifest | 
         return None
 
 
-def _unreadable(store: Store, of: documents.Descriptor, err: errors.Error) -> Candidate:
+def _unreadable(store: Registry, of: documents.Descriptor, err: errors.Error) -> Candidate:
     name = f"{store.name}: {of.digest}"
     return Candidate(name, fault=errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))

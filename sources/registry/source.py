@@ -62,6 +62,7 @@ class RegistrySource(base.Source):
             store = self._store = self._open_store()
             image = choose(store, architecture)
             if judge is not None:
+                assert isinstance(store, api.Registry)  # noqa: S101  (nobody judges an archive)
                 candidates = (each for digest in image.digests for each in stored.find(store, digest))
                 signatures = (judge.find(candidates, image.digests),)
             config = read_config(store, image.manifest.config, architecture)
