@@ -56,8 +56,16 @@ class Kept:
     def add(self, extent: base.Extent) -> None:
         """Add an extent that begins where the last one ended, or later."""
         self._add(extent.offset, extent.offset + extent.length, extent.zero)
-        if len(self) > self._most:
-            self._coarsen()
+        if len(self) <= self._most:
+            return
+        while len(self) > self._most // 2:
+            spread = (self._ends[-1] - self._starts[0]) // self._most
+            self._short = max(_FINEST, 2 * self._short, spread)
+            listed = zip(self._starts, self._ends, self._zeros, strict=True)
+            self._clear()
+            for start, end, zero in listed:
+                self._add(start, end, bool(zero))
+        log.warning("more than %d extents: gaps under %d bytes are read", self._most, self._short)
 
     def _clear(self) -> None:
         self._starts, self._ends, self._zeros = array.array("Q"), array.array("Q"), bytearray()
@@ -75,16 +83,6 @@ class Kept:
         self._starts.append(start)
         self._ends.append(end)
         self._zeros.append(zero)
-
-    def _coarsen(self) -> None:
-        while len(self) > self._most // 2:
-            spread = (self._ends[-1] - self._starts[0]) // self._most
-            self._short = max(_FINEST, 2 * self._short, spread)
-            listed = zip(self._starts, self._ends, self._zeros, strict=True)
-            self._clear()
-            for start, end, zero in listed:
-                self._add(start, end, bool(zero))
-        log.warning("more than %d extents: gaps under %d bytes are read", self._most, self._short)
 
 
 def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:

@@ -43,10 +43,7 @@ class S3(staged.Files):
     @property
     def address(self) -> str:
         """The endpoint. With another server than AWS, an ``s3://`` URL is changed to that server's."""
-        server = self.endpoint_url.rstrip("/")
-        if not server or not self.endpoint.startswith("s3://"):
-            return self.endpoint
-        return f"{server}/{urllib.parse.quote(self.endpoint.removeprefix('s3://'))}"
+        return _served_by(self.endpoint_url, self.endpoint, "s3://")
 
     def faults(self) -> Iterator[str]:
         yield from staged.Files.faults(self)
@@ -81,8 +78,12 @@ class Gcs(staged.Files):
     @property
     def address(self) -> str:
         """The endpoint. With an emulator, a ``gs://`` URL is changed to the emulator's."""
-        emulator = self.emulator.rstrip("/")
-        if not emulator or not self.endpoint.startswith("gs://"):
-            return self.endpoint
-        scheme = "" if "://" in emulator else "http://"
-        return f"{scheme}{emulator}/{urllib.parse.quote(self.endpoint.removeprefix('gs://'))}"
+        is_url = not self.emulator or "://" in self.emulator
+        return _served_by(self.emulator if is_url else f"http://{self.emulator}", self.endpoint, "gs://")
+
+
+def _served_by(server: str, endpoint: str, scheme: str) -> str:
+    """Return a URL of the store's own ``scheme`` as one of ``server``, if that is given."""
+    if not server or not endpoint.startswith(scheme):
+        return endpoint
+    return f"{server.rstrip('/')}/{urllib.parse.quote(endpoint.removeprefix(scheme))}"
