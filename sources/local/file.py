@@ -76,14 +76,11 @@ class LocalSource(base.Source):
                 self._identity = _identity(info)
                 self._head = os.pread(self._fd, HEAD_SIZE, 0)
         except OSError as err:
-            self.close()
             raise errors.Unreachable(url=self.name, reason=errors.words(err)) from err
         if stat.S_ISDIR(info.st_mode):
-            self.close()
             raise errors.Unreachable(url=self.name, reason="is a directory")
         if self._head and not self._size:
             # A file of procfs.
-            self.close()
             reason = "has content, but its size is 0; read it with another program, and import its output"
             raise errors.Unreachable(url=self.name, reason=reason)
         if not self._seekable:

@@ -48,41 +48,38 @@ class RegistrySource(base.Source):
         self._engine = image.Engine()
 
     def open(self, opening: base.Opening) -> base.Facts:
+        # An attempt before this one may have failed halfway.
+        self.close()
         obstacle: errors.Error | None = None
         signatures: tuple[signature.Signature, ...] = ()
         name, architecture = self.name, self._location.architecture
-        try:
-            judge = None
-            if opening.signed_by:
-                from cdi_worker.sources.registry import signatures as stored
-                from cdi_worker.sources.trust import images
+        judge = None
+        if opening.signed_by:
+            from cdi_worker.sources.registry import signatures as stored
+            from cdi_worker.sources.trust import images
 
-                judge = images.Judge(self._reference, opening.signed_by)
-            self._engine = opening.engine
-            store = self._store = self._open_store()
-            image = choose(store, architecture)
-            if judge is not None:
-                assert isinstance(store, api.Registry)  # noqa: S101  (nobody judges an archive)
-                candidates = (each for digest in image.digests for each in stored.find(store, digest))
-                signatures = (judge.find(candidates, image.digests),)
-            config = read_config(store, image.manifest.config, architecture)
-            listed_as = documents.contradiction(image.entry, config) if image.entry else ""
-            if listed_as and signatures:
-                # Only the image may be signed, and the index be written by others.
-                raise errors.Untrusted(url=name, fault=signature.OTHER_DATA, reason=listed_as)
-            if listed_as:
-                # Unsigned images often have a wrong configuration, and there is nothing to verify.
-                log.warning("wrong platform url=%r: %s", name, listed_as)
-            try:
-                annotations = self._location.annotations
-                disk = layer.find(store, image.manifest, self._reference.choice, annotations)
-            except documents.Ambiguous as err:
-                # The first one can be examined.
-                disk, obstacle = layer.Disk(store, err.first), err
-            self._disk = disk
-        except BaseException:
-            self.close()
-            raise
+            judge = images.Judge(self._reference, opening.signed_by)
+        self._engine = opening.engine
+        store = self._store = self._open_store()
+        image = choose(store, architecture)
+        if judge is not None:
+            assert isinstance(store, api.Registry)  # noqa: S101  (nobody judges an archive)
+            candidates = (each for digest in image.digests for each in stored.find(store, digest))
+            signatures = (judge.find(candidates, image.digests),)
+        config = read_config(store, image.manifest.config, architecture)
+        listed_as = documents.contradiction(image.entry, config) if image.entry else ""
+        if listed_as and signatures:
+            # Only the image may be signed, and the index be written by others.
+            raise errors.Untrusted(url=name, fault=signature.OTHER_DATA, reason=listed_as)
+        if listed_as:
+            # Unsigned images often have a wrong configuration, and there is nothing to verify.
+            log.warning("wrong platform url=%r: %s", name, listed_as)
+        try:
+            disk = layer.find(store, image.manifest, self._reference.choice, self._location.annotations)
+        except documents.Ambiguous as err:
+            # The first one can be examined.
+            disk, obstacle = layer.Disk(store, err.first), err
+        self._disk = disk
         verified = {"manifest": image.digests[0], "layer": disk.blob.digest}
         found = labels.from_environment(_object(config.get("config")).get("Env"))
         self._provenance = base.Provenance(labels=found, verified=verified)
