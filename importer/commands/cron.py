@@ -16,7 +16,7 @@ import urllib3
 
 from cdi_worker import errors, masking, sources
 from cdi_worker.formats import smalljson
-from cdi_worker.images.engine import cancelling, retry
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, report, request
 from cdi_worker.importer.commands import parameters
 from cdi_worker.importer.roles import importer
@@ -70,11 +70,7 @@ def poll(obj: parameters.Context, /, url: str, certificates: str, sums: str | No
     # The Secrets and proxies of an importer in this environment.
     where = importer.read(given, contract.Paths()).location
     try:
-        found = retry.patiently(
-            lambda: watched.digest(source, where, sums or "", obj.cancel),
-            request.CONNECT_PATIENCE,
-            obj.cancel,
-        )
+        found = watched.digest(source, where, sums or "", request.CONNECT_PATIENCE, obj.cancel)
     except errors.Error as err:
         names = OF_REGISTRY if source.name == "registry" else NAMES
         text = err.message(names)

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from cdi_worker import masking, sources
-from cdi_worker.images.engine import retry
 from cdi_worker.importer import contract
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import command, options, output, parameters
@@ -37,9 +36,7 @@ def digest(obj: parameters.Context, /, source: str, **given: Any) -> int:
     kind = sources.find(given["kind"]) if given["kind"] else sources.of(source)
     location = options.make_location(kind, source, given, contract.environment())
     sums = given["checksum_file"] or ""
-    found = retry.patiently(
-        lambda: watched.digest(kind, location, sums, obj.cancel), request_module.CONNECT_PATIENCE, obj.cancel
-    )
+    found = watched.digest(kind, location, sums, request_module.CONNECT_PATIENCE, obj.cancel)
     if obj.as_json:
         output.as_json({"source": location.endpoint, "digest": found})
     else:
