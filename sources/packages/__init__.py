@@ -1,1 +1,1 @@
-"""Disks in packages: OVA and OCI archives. No kind of source of its own: a package may be at any source."""
+"""Disks in packages: OVA and OCI archives. They are not kinds of sources: any may serve one."""

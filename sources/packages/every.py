@@ -59,7 +59,7 @@ def _check_count(whole: base.Image, disks: tuple[descriptor.OvfDisk, ...]) -> No
 
 
 def image_name(disk: descriptor.OvfDisk) -> str:
-    """Return the name of the file for a disk: that in the OVA, without what says how it is packed."""
+    """Return the name of the file for a disk: its name in the OVA, without that of a compression."""
     name = pathlib.PurePosixPath(disk.file)
     if name.suffix.removeprefix(".").lower() in detect.COMPRESSIONS:
         name = name.with_suffix("")

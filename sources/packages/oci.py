@@ -6,6 +6,7 @@ before the disk, as KubeVirt writes them (enhancement 256), else twice.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from typing import Final
@@ -18,13 +19,16 @@ from cdi_worker.sources import base
 from cdi_worker.sources import reference as oci_reference
 from cdi_worker.sources.local import file
 from cdi_worker.sources.packages import part, passing
-from cdi_worker.sources.registry import archive, documents, layer, locations
+from cdi_worker.sources.registry import blobs, documents, layer, locations
 from cdi_worker.sources.registry import source as registry
 
 #: Files of an archive that is read by ranges: each header costs a request.
 _MOST: Final = 4096
 #: Bytes of all documents of a stream. Each may have ``documents.LARGEST_MANIFEST``.
 _DOCUMENTS: Final = 64 << 20
+_INDEX: Final = "index.json"
+#: Longer than ``blobs/sha512/`` and 128 digits.
+_LONGEST_NAME: Final = 255
 _FIRST = re.compile(r"oci-layout|index\.json|blobs/sha(?:256|512)/[0-9a-f]+")
 
 
@@ -56,9 +60,9 @@ class PackedSource(registry.RegistrySource):
         self._expected = expected
 
     def finish(self) -> base.Provenance:
-        whole, found = self._whole.finish(), super().finish()
+        whole, disk = self._whole.finish(), super().finish()
         return base.Provenance(
-            labels=found.labels, info=whole.info, verified={**found.verified, **whole.verified}
+            labels=disk.labels, info=whole.info, verified={**disk.verified, **whole.verified}
         )
 
     def verify(self) -> None:
@@ -94,7 +98,72 @@ class FileSource(PackedSource):
         return super()._open_store()
 
 
-class _Ranged(archive.OciLayout):
+class _Layout:
+    """The blobs of an OCI image layout, by digest."""
+
+    def __init__(
+        self,
+        reference: oci_reference.ArchiveReference,
+        cancel: base.Cancel,
+        engine: image.Engine,
+        whole: base.Image,
+    ) -> None:
+        self.name = str(reference)
+        self._tag = reference.tag
+        self._cancel = cancel
+        self._engine = engine
+        self._whole = whole
+
+    def close(self) -> None:
+        """Close the archive."""
+
+    def _part(self, name: str) -> base.Image:
+        """Open a file of the archive. Raises ``errors.Unreachable`` if there is none."""
+        raise NotImplementedError
+
+    def root(self) -> bytes:
+        """Return the manifest or index of the reference.
+
+        With a tag: the entry of index.json with that reference name. Without: the only entry, or index.json
+        itself if its entries are the platforms of one image.
+        """
+        with contextlib.closing(self._part(_INDEX).rest(self._cancel, 0)) as reader:
+            data = blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
+        index = documents.parse(data, self.name)
+        if not isinstance(index, documents.Index):
+            raise self._unreachable(f"{_INDEX} is not an image index")
+        entries = index.manifests
+        if tag := self._tag:
+            entries = tuple(item for item in entries if _is_named(item, tag))
+        if len(entries) == 1:
+            return self.manifest(entries[0])
+        if not tag and entries and all(item.architecture for item in entries):
+            return data
+        tags = ", ".join(item.annotations.get(documents.REF_NAME, item.digest) for item in index.manifests)
+        raise self._unreachable(f"{len(entries)} images match; choose one by its tag: {tags or 'none'}")
+
+    def manifest(self, descriptor: documents.Descriptor) -> bytes:
+        """Return the manifest of an index entry, verified."""
+        with contextlib.closing(self.blob(descriptor)) as reader:
+            return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
+
+    def digest(self) -> str:
+        """Return the digest of the manifest or index."""
+        return documents.digest(self.root())
+
+    def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
+        """Return a reader of the blob, which verifies size and digest at the end."""
+        part = self._part("blobs/" + descriptor.digest.replace(":", "/"))
+        return blobs.Verified(descriptor, self.name, part, self._cancel.child())
+
+    def _missing(self, name: str) -> errors.Unreachable:
+        return self._unreachable(f"has no {name}; check that it is a complete OCI archive")
+
+    def _unreachable(self, reason: str) -> errors.Unreachable:
+        return errors.Unreachable(url=self.name, reason=reason)
+
+
+class _Ranged(_Layout):
     """An archive that is read by ranges: first all headers, then files in place."""
 
     def __init__(
@@ -105,8 +174,7 @@ class _Ranged(archive.OciLayout):
         whole: base.Image,
         read: views.Read,
     ) -> None:
-        super().__init__(reference, cancel, engine)
-        self._whole = whole
+        super().__init__(reference, cancel, engine, whole)
         self._read_at = read
         #: Offset and size of each file.
         self._members: dict[str, tuple[int, int]] = {}
@@ -115,7 +183,7 @@ class _Ranged(archive.OciLayout):
             for entry in entries.within(whole.facts.size or 0):
                 if len(self._members) > _MOST:
                     raise self._unreachable("truncated, or not an OCI archive")
-                if name := archive.file_name(entry):
+                if name := _file_name(entry):
                     self._members[name] = entry.offset, entry.size
         except errors.ImageError as err:
             if isinstance(err, errors.Truncated) and entries.at >= headers.BLOCK:
@@ -129,7 +197,7 @@ class _Ranged(archive.OciLayout):
         return found.image(base.Opening(self._engine))
 
 
-class _Passing(archive.OciLayout):
+class _Passing(_Layout):
     """An archive that passes once. Its documents are kept; one blob at a time can be read."""
 
     def __init__(
@@ -140,8 +208,7 @@ class _Passing(archive.OciLayout):
         whole: base.Image,
         expected: checksum.Checksum | None,
     ) -> None:
-        super().__init__(reference, cancel, engine)
-        self._whole = whole
+        super().__init__(reference, cancel, engine, whole)
         self._expected = expected
         self._documents: dict[str, bytes] = {}
         self._passed: set[str] = set()
@@ -170,7 +237,7 @@ class _Passing(archive.OciLayout):
             entry = self._pass.archive.next()
             if entry is None or name in self._passed:
                 raise self._late(name) if name in self._passed else self._missing(name)
-            if not (found := archive.file_name(entry)):
+            if not (found := _file_name(entry)):
                 continue
             if entry.size <= documents.LARGEST_MANIFEST:
                 if entry.size + sum(map(len, self._documents.values())) > _DOCUMENTS:
@@ -184,8 +251,8 @@ class _Passing(archive.OciLayout):
             if found == name:
                 file = passing.PassingFile(self._pass.archive, entry.size, self.name)
                 return file.image(base.Opening(self._engine))
-            if archive.INDEX not in self._documents and self._whole.facts.once:
-                raise self._late(archive.INDEX)
+            if _INDEX not in self._documents and self._whole.facts.once:
+                raise self._late(_INDEX)
         data = self._documents[name]
         file = passing.PassingFile(readers.BytesReader(data), len(data), self.name)
         return file.image(base.Opening(self._engine))
@@ -195,3 +262,15 @@ class _Passing(archive.OciLayout):
             f"{self.name}: has {name} in another order than it is needed, and the source has no byte ranges"
         )
         return errors.Unsupported(reason=f"{reason}; download the archive first")
+
+
+def _file_name(entry: walk.Member) -> str:
+    """Return the name of a file of a layout; empty for anything else."""
+    is_file = entry.type == headers.FILE and len(entry.name) <= _LONGEST_NAME
+    return entry.name.removeprefix("./") if is_file else ""
+
+
+def _is_named(item: documents.Descriptor, tag: str) -> bool:
+    """Return whether an entry has the tag, alone or at the end of a full reference (as buildah writes it)."""
+    name = item.annotations.get(documents.REF_NAME, "")
+    return name == tag or name.endswith(f":{tag}")

@@ -193,7 +193,7 @@ class OvaSource(base.Source):
         return self._file
 
     def _choose(self, found: package.Package) -> descriptor.OvfDisk:
-        """Return the wanted disk; if that is none or not known, the first one, which can be examined."""
+        """Return the requested disk; without one, or if it is unknown, the first, which can be examined."""
         disks, choice = found.disks, self._choice
         # Two disks may have the same file.
         named = [disk for disk in disks if choice in descriptor.names(disk.file)][:1]

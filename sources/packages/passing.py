@@ -65,12 +65,10 @@ class PassingFile(base.Source):
         self.name = name
         self.size = size
         self.is_used = False
-        self._is_read = False
         self.digests = {each: hashlib.new(each, usedforsecurity=False) for each in hashed}
-        self._rest = readers.WatchedReader(archive, self._hash)
-        head = memoryview(bytearray(min(size, detect.HEAD)))
-        self.head = bytes(head[: readers.fill(self._rest, head)])
-        self._replay = readers.BytesReader(self.head)
+        self._content = readers.Peek(readers.WatchedReader(archive, self._hash), min(size, detect.HEAD))
+        self.head = self._content.head
+        self.readinto = self._content.readinto
 
     def open(self, opening: base.Opening) -> base.Facts:
         return base.Facts(name=self.name, size=self.size, head=self.head, once=True)
@@ -79,21 +77,14 @@ class PassingFile(base.Source):
         if self.is_used or offset > len(self.head):
             raise errors.NoRanges(url=self.name, reason="it passes once")
         self.is_used = True
-        self._replay = readers.BytesReader(self.head[offset:])
+        readers.fill(self, memoryview(bytearray(offset)))
         return self
-
-    def readinto(self, into: memoryview, /) -> int:
-        """Read what ``stream`` returns."""
-        if count := self._replay.readinto(into) or self._rest.readinto(into):
-            return count
-        self._is_read = self._is_read or len(into) > 0
-        return 0
 
     def rest(self) -> None:
         """Read to the end of the file, while it passes."""
         scrap = memoryview(bytearray(_SCRAP))
-        while not self._is_read:
-            self.readinto(scrap)
+        while self.readinto(scrap):
+            pass
 
     def _hash(self, data: memoryview) -> None:
         for each in self.digests.values():

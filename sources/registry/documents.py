@@ -130,8 +130,10 @@ def parse(data: bytes, name: str) -> Index | Manifest:
         raise errors.Unsupported(reason=f"{name}: neither an image index nor an image manifest")
     if not isinstance(document[key], list):
         raise errors.Unsupported(reason=f"{name}: malformed {key}")
-    found = tuple(_descriptor(item, name) for item in document[key])
-    return Index(found) if key == "manifests" else Manifest(_descriptor(document.get("config"), name), found)
+    descriptors = tuple(_descriptor(item, name) for item in document[key])
+    if key == "manifests":
+        return Index(descriptors)
+    return Manifest(_descriptor(document.get("config"), name), descriptors)
 
 
 def load(data: bytes, name: str) -> dict[str, Any]:
@@ -237,24 +239,24 @@ def artifact(
     Without them: the layer with a KubeVirt disk type, else the only layer that is a single file. Raises
     ``errors.Refused`` unless exactly one layer matches.
     """
-    found = [item for item in manifest.layers if (annotations or {}).items() <= item.annotations.items()]
+    layers = [item for item in manifest.layers if (annotations or {}).items() <= item.annotations.items()]
     if choice:
-        found = [
-            each for each in found if choice in {each.digest, each.title, each.disk_name, each.media_type}
+        layers = [
+            each for each in layers if choice in {each.digest, each.title, each.disk_name, each.media_type}
         ]
     elif not annotations:
-        found = disks(manifest) or [item for item in manifest.layers if not item.is_layer]
-        if not found:
+        layers = disks(manifest) or [item for item in manifest.layers if not item.is_layer]
+        if not layers:
             return None
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(item.label for item in found or disks(manifest) or manifest.layers)
+    if len(layers) == 1:
+        return layers[0]
+    names = ", ".join(item.label for item in layers or disks(manifest) or manifest.layers)
     shown = (f"{key}={value}" for key, value in (annotations or {}).items())
     wanted = " ".join(filter(None, (repr(choice) if choice else "", *shown)))
-    what = "several files" if found else f"no file {wanted}"
+    what = "several files" if layers else f"no file {wanted}"
     how = "choose one with #title, #digest, #media-type or --layer-annotation"
     fields = {"format": "artifact", "rule": "one disk", "reason": f"{name}: {what} among: {names}; {how}"}
-    raise Ambiguous(first=found[0], **fields) if found else errors.Refused(**fields)
+    raise Ambiguous(first=layers[0], **fields) if layers else errors.Refused(**fields)
 
 
 def disks(manifest: Manifest) -> list[Descriptor]:

@@ -7,22 +7,36 @@ import dataclasses
 import functools
 import posixpath
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources import base
-from cdi_worker.sources.registry import documents
-
-if TYPE_CHECKING:
-    from cdi_worker.sources.registry import api, archive
-
-    #: A store of manifests and blobs: a registry or an archive.
-    Store: TypeAlias = api.Registry | archive.OciLayout
+from cdi_worker.sources.registry import blobs, documents
 
 HEAD_SIZE = 256 * 1024
+
+
+class Store(Protocol):
+    """Manifests and blobs: a registry, or an archive."""
+
+    name: str
+
+    def root(self) -> bytes:
+        """Return the manifest or index of the reference."""
+
+    def manifest(self, descriptor: documents.Descriptor, /) -> bytes:
+        """Return the manifest of an index entry, verified."""
+
+    def blob(self, descriptor: documents.Descriptor, /) -> blobs.Verified:
+        """Return a reader of the blob, which verifies size and digest at the end."""
+
+    def digest(self) -> str:
+        """Return the digest of the manifest or index."""
+
+    def close(self) -> None: ...
 
 
 class Disk:
@@ -45,7 +59,6 @@ class Disk:
         if hidden is not None:
             name = f"{store.name}: layer {blob.digest}"
             self._content = self._layer = Layer(plain(reader, reader.head), hidden, name)
-        self._finished = False
         try:
             if self._layer is not None:
                 self.is_found = self._layer.find()
@@ -65,15 +78,12 @@ class Disk:
 
     def finish(self) -> None:
         """Read the blob to its end, where its digest is verified. Safe to call twice."""
-        if self._finished:
-            return
         if self._layer is not None:
             self._layer.finish()
-        else:
-            rest = memoryview(bytearray(HEAD_SIZE))
-            while self._content.readinto(rest):
-                pass
-        self._finished = True
+            return
+        rest = memoryview(bytearray(HEAD_SIZE))
+        while self._content.readinto(rest):
+            pass
 
     def hides(self) -> Hidden:
         """Return the names hidden from the layers below."""

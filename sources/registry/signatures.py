@@ -79,16 +79,14 @@ def _layers(store: Registry, data: bytes) -> Iterator[Candidate]:
 def _read(store: Registry, layer: documents.Descriptor, limit: int) -> Candidate:
     name = f"{store.name}: {layer.digest}"
     if layer.size > limit:
-        fault = simple.malformed(name, f"it has {layer.size} bytes, more than {limit}")
-        return Candidate(name, fault=fault)
+        return Candidate(name, simple.malformed(name, f"it has {layer.size} bytes, more than {limit}"))
     try:
         with contextlib.closing(store.blob(layer)) as reader:
             data = blobs.read_all(reader, limit, name)
     except (errors.DigestMismatch, errors.Unreachable, errors.Unsupported) as err:
         return _unreadable(store, layer, err)
-    if layer.media_type == simple.MEDIA_TYPE:
-        return Candidate(name, simple=simple.Signed(data, layer.annotations))
-    return Candidate(name, bundle=data)
+    is_simple = layer.media_type == simple.MEDIA_TYPE
+    return Candidate(name, simple.Signed(data, layer.annotations) if is_simple else data)
 
 
 def _parse(store: Registry, data: bytes) -> documents.Index | documents.Manifest | None:
@@ -102,4 +100,4 @@ def _parse(store: Registry, data: bytes) -> documents.Index | documents.Manifest
 
 def _unreadable(store: Registry, of: documents.Descriptor, err: errors.Error) -> Candidate:
     name = f"{store.name}: {of.digest}"
-    return Candidate(name, fault=errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))
+    return Candidate(name, errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))

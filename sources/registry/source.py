@@ -81,9 +81,9 @@ class RegistrySource(base.Source):
             disk, obstacle = layer.Disk(store, err.first), err
         self._disk = disk
         verified = {"manifest": image.digests[0], "layer": disk.blob.digest}
-        found = labels.from_environment(_object(config.get("config")).get("Env"))
-        self._provenance = base.Provenance(labels=found, verified=verified)
-        self._description = _description(image, config, disk, found, signatures)
+        disk_labels = labels.from_environment(_object(config.get("config")).get("Env"))
+        self._provenance = base.Provenance(labels=disk_labels, verified=verified)
+        self._description = _description(image, config, disk, disk_labels, signatures)
         log.info("source url=%r digest=%r disk=%r size=%d", name, image.digests[0], disk.path, disk.size)
         return base.Facts(
             name=name,
@@ -151,7 +151,7 @@ def _description(
     image: Image,
     config: Mapping[str, Any],
     disk: layer.Disk,
-    found: Mapping[str, str],
+    disk_labels: Mapping[str, str],
     signatures: tuple[signature.Signature, ...],
 ) -> dict[str, object]:
     """Return digest, platforms, layers, disk and labels of the image."""
@@ -176,7 +176,7 @@ def _description(
         "layers": layers,
         "disk": disk.path or disk.blob.media_type,
         "diskLayer": disk.blob.digest,
-        "labels": found,
+        "labels": disk_labels,
         **({"signatures": [dataclasses.asdict(each) for each in signatures]} if signatures else {}),
         **({"disks": disks} if disks else {}),
     }

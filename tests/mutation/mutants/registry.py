@@ -90,13 +90,6 @@ MUTANTS = (
         "tests/sources/registry/test_source.py::test_nested_index_is_followed",
     ),
     mutant(
-        "sources/registry/source.py",
-        "imports another platform than the signed one",
-        "        if found and is_signed:\n",
-        "        if False:\n",
-        "tests/sources/trust/test_images.py::test_index_does_not_choose_the_platform_of_a_signed_image[listed0-own0]",
-    ),
-    mutant(
         "sources/trust/images.py",
         "accepts a signature for another name",
         "        if not is_same:\n",

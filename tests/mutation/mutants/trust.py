@@ -33,11 +33,4 @@ MUTANTS = (
         "    if False:\n",
         "tests/sources/test_reference.py::test_malformed_reference_is_refused[oci-archive:]",
     ),
-    mutant(
-        "sources/trust/images.py",
-        "takes a folder without keys",
-        "    if not found:\n",
-        "    if False:\n",
-        "tests/sources/trust/test_images.py::test_folder_without_keys_is_a_fault_of_the_request",
-    ),
 )
