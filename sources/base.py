@@ -43,17 +43,18 @@ _proxy = functools.partial(fields.field, ambient=True, roles=(fields.IMPORTER, P
 
 def _login(option: str, variable: str, meaning: str, **more: Any) -> Any:
     """Return a field with a secret of the login."""
-    about = _option(option=option, env=variable, help=meaning, ambient=True, secret=True, **more)
-    return fields.field("", about)
+    return fields.field(
+        option=option, env=variable, help=meaning, ambient=True, secret=True, section=ACCESS, **more
+    )
 
 
 def _limit(option: str, meaning: str, form: str, default: float, **more: Any) -> Any:
     """Return a field with a number that limits the transfer."""
-    given: dict[str, Any] = {"verbs": (*fields.READ, fields.POD), **more}
-    about = fields.Field(
-        option=option, help=meaning, form=form, parse=type(default), section=TRANSFER, **given
+    more = {"verbs": (*fields.READ, fields.POD), **more}
+    parse = type(default)
+    return fields.field(
+        default, option=option, help=meaning, form=form, parse=parse, section=TRANSFER, **more
     )
-    return fields.field(default, about)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -66,18 +66,18 @@ def context(protocol: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
     return prepare(ssl.SSLContext(protocol))
 
 
-def prepare(made: Context) -> Context:
+def prepare(tls: Context) -> Context:
     """Set what every context of this program has; return it."""
-    made.verify_flags = (made.verify_flags | ssl.VERIFY_X509_PARTIAL_CHAIN) & ~ssl.VERIFY_X509_STRICT
-    if made.protocol == ssl.PROTOCOL_TLS_CLIENT:
-        made.sslsocket_class = sockets.Secure
-    return made
+    tls.verify_flags = (tls.verify_flags | ssl.VERIFY_X509_PARTIAL_CHAIN) & ~ssl.VERIFY_X509_STRICT
+    if tls.protocol == ssl.PROTOCOL_TLS_CLIENT:
+        tls.sslsocket_class = sockets.Secure
+    return tls
 
 
-def trust(made: ssl.SSLContext, *files: str) -> None:
+def trust(tls: ssl.SSLContext, *files: str) -> None:
     """Add the certificates of PEM files. Raises ``errors.RequestError``; see ``usable``."""
     for text in read(files):
-        load(made, text)
+        load(tls, text)
 
 
 def read(files: Iterable[str]) -> Iterator[bytes]:
@@ -86,16 +86,14 @@ def read(files: Iterable[str]) -> Iterator[bytes]:
     A file without any is only warned about if another one has some: a folder may hold such a file.
     """
     faults: list[str] = []
-    found = 0
+    has_some = False
     for path in files:
         try:
-            text = usable(content(path), path)
+            yield usable(content(path), path)
+            has_some = True
         except errors.RequestError as err:
             faults += err.faults
-        else:
-            found += 1
-            yield text
-    if faults and not found:
+    if faults and not has_some:
         raise errors.RequestError(*faults)
     for each in faults:
         log.warning("ignored: %s", each)
@@ -106,11 +104,11 @@ def content(path: str | Path) -> bytes:
     return smallfile.read(path, LARGEST)
 
 
-def load(made: ssl.SSLContext, text: bytes) -> None:
+def load(tls: ssl.SSLContext, text: bytes) -> None:
     """Add the certificates of a PEM text through a file in memory: OpenSSL reads fewer labels in strings."""
     with open(os.memfd_create("certificates"), "wb", buffering=0) as file:
         file.write(text)
-        made.load_verify_locations(cafile=f"/proc/self/fd/{file.fileno()}")
+        tls.load_verify_locations(cafile=f"/proc/self/fd/{file.fileno()}")
 
 
 def holds_any(data: bytes) -> bool:

@@ -11,7 +11,7 @@ from cdi_worker.sources import base
 
 
 class Files(base.Source):
-    """Several files, the oldest first. Each is read for itself, by ranges."""
+    """Several files, the oldest first. Each is read separately, by ranges."""
 
     def __init__(self, sources: Sequence[base.Source]) -> None:
         self.name = sources[0].name

@@ -21,7 +21,7 @@ NEAR = 1 << 30
 #: Extents that are kept in memory, 17 bytes each: a disk of 256 GiB of which every other 64 KiB have changed,
 #: the granularity of QEMU's bitmaps, has so many areas.
 MOST: Final = 1 << 21
-#: What lies between extents is read, if there are too many, from so many bytes on.
+#: With too many extents, gaps shorter than this are read first, in bytes.
 _FINEST: Final = 64 << 10
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from cdi_worker.sources import base, fields
 PASSWORD: Final = "password"  # noqa: S105  (the name of a method)
 TOKEN: Final = "token"  # noqa: S105  (the name of a method)
 APPLICATION: Final = "applicationcredential"
-#: The methods by the names of OpenStack's clients and of Forklift; empty: told by what is given.
+#: The methods by the names of OpenStack's clients and of Forklift; empty: inferred from the credentials.
 METHODS: Final = {
     "": "",
     "password": PASSWORD,

@@ -51,11 +51,11 @@ def parse(data: bytes, name: str) -> Metadata:
     Raises ``Unreachable`` if it is not about an image that can be read, and ``Unsupported``.
     """
     try:
-        found = smalljson.parse(data)
-        status, size = found["status"], found["size"]
+        image = smalljson.parse(data)
+        status, size = image["status"], image["size"]
         # os_hash_algo is the operator's choice; images older than Glance 17 have only ``checksum``, an MD5.
-        algorithm, value, md5 = (found.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
-        form, container = found.get("disk_format"), found.get("container_format")
+        algorithm, value, md5 = (image.get(key) for key in ("os_hash_algo", "os_hash_value", "checksum"))
+        form, container = image.get("disk_format"), image.get("container_format")
         is_known = form in FORMATS and container in {"bare", None}
         if status == "active" and (not isinstance(size, int) or size < 0):
             raise ValueError("size")
@@ -87,14 +87,14 @@ class GlanceSource(http.HttpSource):
         super().__init__(self._image)
 
     def open(self, opening: base.Opening) -> base.Facts:
-        found = self._image.describe()
+        metadata = self._image.describe()
         return self._facts(
-            *self._first_answer(opening, found.size),
-            format=found.format,
-            checksum=found.checksum,
+            *self._first_answer(opening, metadata.size),
+            format=metadata.format,
+            checksum=metadata.checksum,
             # The bytes of an image never change; without a checksum, its id tells them from those of others.
-            digest=found.checksum.partition(",")[0] or f"image:{self._image.image_id}",
-            identity=f"image {self._image.image_id} {found.checksum} size {found.size}",
+            digest=metadata.checksum.partition(",")[0] or f"image:{self._image.image_id}",
+            identity=f"image {self._image.image_id} {metadata.checksum} size {metadata.size}",
         )
 
 
@@ -123,12 +123,12 @@ class _Image(pinned.Resource):
         quoted = urllib.parse.quote(self.image_id, safe="")
         self.url = f"{self._keystone.image_service()}/v2/images/{quoted}"
         self.unpin()
-        found = parse(self.body(self.get(None), LARGEST_METADATA), self.name)
+        metadata = parse(self.body(self.get(None), LARGEST_METADATA), self.name)
         self.url += "/file"
         self.unpin()
-        what = (self.image_id, found.format, found.size, found.checksum)
+        what = (self.image_id, metadata.format, metadata.size, metadata.checksum)
         log.info("image id=%r format=%r size=%d checksum=%r", *what)
-        return found
+        return metadata
 
     def authorization(self) -> requests.auth.AuthBase:
         return pinned.Header("X-Auth-Token", self._token)

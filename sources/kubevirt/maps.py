@@ -105,8 +105,8 @@ class Map:
         if len(page) > LARGEST_PAGE:
             raise self._wrong(f"a page has more than {LARGEST_PAGE} bytes")
         try:
-            found = smalljson.parse(page)
-            listed, following = found["extents"] or [], found["next_offset"]
+            document = smalljson.parse(page)
+            listed, following = document["extents"] or [], document["next_offset"]
             for extent in listed:
                 self._append(extent)
         except (ValueError, KeyError, TypeError, AttributeError) as err:

@@ -74,7 +74,7 @@ class Resource(pinned.Resource):
         return pinned.Header(locations.TOKEN, self._token.value)
 
     def renew(self, refused: requests.Response) -> bool:
-        # None was sent to the target of a redirect.
+        # The target of a redirect got no token.
         token = refused.request.headers.get(locations.TOKEN)
         return bool(token) and self._token.renew(str(token))
 

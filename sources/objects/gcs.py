@@ -56,19 +56,19 @@ class GcsSource(http.HttpSource):
         super().__init__(self._object)
 
     def open(self, opening: base.Opening) -> base.Facts:
-        self._stored = found = self._object.describe()
+        self._stored = metadata = self._object.describe()
         # An attempt before this one may have read bytes of another generation.
         self._coverage = Coverage()
-        version, head = self._first_answer(opening, found.size)
+        version, head = self._first_answer(opening, metadata.size)
         if self.ranges is not None:
             # The head is not read again.
             self._coverage.add(0, memoryview(head))
         return self._facts(
             version,
             head,
-            identity=f"generation {found.generation} crc32c {found.crc32c} size {found.size}",
+            identity=f"generation {metadata.generation} crc32c {metadata.crc32c} size {metadata.size}",
             weak=False,
-            digest=f"generation:{found.generation}",
+            digest=f"generation:{metadata.generation}",
         )
 
     def stream(self, offset: int = 0) -> base.Reader:
@@ -144,15 +144,15 @@ class _Object(pinned.Resource):
             if text and len(crc) != 4:
                 raise ValueError("a CRC-32C has four bytes")
             number = int.from_bytes(crc) if text else None
-            found = Metadata(int(stated["generation"]), int(stated["size"]), text, number)
+            metadata = Metadata(int(stated["generation"]), int(stated["size"]), text, number)
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             reason = "the response is not object metadata"
             advice = "check that the URL is a Google Cloud Storage server"
             raise errors.Unreachable(url=self.name, reason=f"{reason}; {advice}") from err
-        self._generation = found.generation
-        self.url = f"{server}/download/{self._path}?alt=media&generation={found.generation}"
+        self._generation = metadata.generation
+        self.url = f"{server}/download/{self._path}?alt=media&generation={metadata.generation}"
         self.unpin()
-        return found
+        return metadata
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})

@@ -1,4 +1,4 @@
-"""Trust: whose data a disk must be, which is verified before it is opened.
+"""Trust: who must have signed a disk, which is verified before the disk is opened.
 
 A request has a ``Demand``; ``Demanded`` is what it and its checksum file say of the bytes. ``images``
 verifies the signatures of a container image by public keys (``keyfiles``). ``checksums`` looks up a disk in a
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Demand(NamedTuple):
-    """What a disk must have.
+    """The signature and the checksum file that a request demands.
 
     ``signed_by``: a file of public keys, or a folder of such files; a signature by one of them is enough.
     ``checksum_file``: URL or path of a file with the disk's checksum (SHA256SUMS, CHECKSUM), which the
@@ -60,15 +60,13 @@ class Demanded(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A signature that is not verified yet: of either form, or why it could not be read.
+    """A signature that is not verified yet: a payload, a bundle, or why it could not be read.
 
     ``name`` is for messages.
     """
 
     name: str
-    simple: simple.Signed | None = None
-    bundle: bytes | None = None
-    fault: errors.Untrusted | None = None
+    content: simple.Signed | bytes | errors.Untrusted
 
 
 def check(demanded: Demanded, kind: str, location: base.Location, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Checksum files: verify whose they are, and look up a disk, before a byte of it is read."""
+"""Checksum files: verify their signatures, and look up a disk, before a byte of it is read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
         # Only what was signed counts. Its last line end is not (RFC 9580, 7.1), but every text file has one.
         text = clear.text + b"\n"
     try:
-        found = checksum_file.find(text, disk.file_name)
+        stated = checksum_file.find(text, disk.file_name)
     except errors.SourceError as err:
         if known is None:
             raise errors.SourceError(reason=f"{name}: {err}") from err
@@ -73,15 +73,15 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
                 f"the signed checksum is without a name, and may be of another file than {disk.file_name!r}"
             )
             raise errors.Untrusted(url=name, fault=signature.OTHER_REFERENCE, reason=reason)
-        if (algorithm := checksum.parse(found).algorithm) in BROKEN:
+        if (algorithm := checksum.parse(stated).algorithm) in BROKEN:
             reason = f"only an {algorithm} checksum of {disk.file_name!r}, which can be forged"
             raise errors.Untrusted(url=name, fault=signature.UNVERIFIABLE, reason=reason)
-    log.info("checksum file url=%r checksum=%r signed by=%r", name, found, signer)
-    details: dict[str, object] = {"checksumFile": name, "checksum": found}
-    signatures = (signature.Signature(signer=signer, digest=found, reference=name),) if signer else ()
+    log.info("checksum file url=%r checksum=%r signed by=%r", name, stated, signer)
+    details: dict[str, object] = {"checksumFile": name, "checksum": stated}
+    signatures = (signature.Signature(signer=signer, digest=stated, reference=name),) if signer else ()
     if signatures:
         details["signatures"] = [dataclasses.asdict(each) for each in signatures]
-    return Demanded(found, details=details, signatures=signatures)
+    return Demanded(stated, details=details, signatures=signatures)
 
 
 def _signer(known: bytes, data: bytes, place: document.Place, reading: Reading) -> str:

@@ -42,7 +42,7 @@ class Place:
     def read(self, limit: int, cancel: base.Cancel) -> bytes:
         """Return the file. Raises ``errors.SourceError``, also for one of more than ``limit`` bytes."""
         access = self.location.access
-        # Of the same patience as the disk: a server that sends a byte now and then does not hold the import.
+        # The limits of the disk's transfer: a server that sends a byte now and then cannot hold the import.
         engine = image.Engine(fetch.FetchOptions(no_progress=access.patience, slowest=access.slowest))
         with base.open_image(self.kind.open(self.location, cancel), base.Opening(engine)) as opened:
             data, size = b"", opened.facts.size
@@ -78,6 +78,6 @@ def place(url: str, disk: kind.Kind, location: base.Location) -> Place:
 
 
 def _server(url: str) -> tuple[str, str, int | None]:
-    """Return what servers are told apart by; the buckets of S3 and of Google are on one."""
+    """Return scheme, host and port of a server; all buckets of S3 are on one, and those of Google."""
     found = wire.origin(url)
     return (found[0], "", None) if found[0] in {"s3", "gs"} else found

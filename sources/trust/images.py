@@ -1,4 +1,4 @@
-"""Whether an image has the demanded signature, before any byte of its disk is fetched."""
+"""Verify the demanded signature of an image, before any byte of its disk is fetched."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Judge:
         verify = functools.partial(keys.signer, self._keys)
         for each in candidates:
             try:
-                if each.fault is not None:
-                    raise each.fault
-                if each.simple is not None:
-                    found = simple.verified(each.simple, verify, each.name)
+                if isinstance(each.content, errors.Untrusted):
+                    raise each.content
+                if isinstance(each.content, bytes):
+                    found = bundle.verified(each.content, verify, each.name)
                 else:
-                    found = bundle.verified(each.bundle or b"", verify, each.name)
+                    found = simple.verified(each.content, verify, each.name)
                 found.check(digests, each.name)
                 self._check_reference(found, each)
             except errors.Untrusted as err:
@@ -67,7 +67,7 @@ class Judge:
 
         A bundle of cosign names no reference; a payload of the older form has a member for it.
         """
-        if not found.reference and candidate.simple is None:
+        if not found.reference and isinstance(candidate.content, bytes):
             return
         of = self._of
         at = f"@{of.digest}" if of.digest else f":{of.tag}"
