@@ -21,14 +21,9 @@ def read(path: str | Path, largest: int = LARGEST, patience: float = PATIENCE) -
 
     The writer of a pipe must come and end within ``patience`` seconds. Raises ``RequestError``.
     """
-
-    def opener(name: str, flags: int) -> int:
-        # Opening a pipe would wait for its writer, and could not be cancelled.
-        return os.open(name, flags | os.O_NONBLOCK)
-
     data, waiting, latest = bytearray(), select.poll(), time.monotonic() + patience
     try:
-        with open(path, "rb", buffering=0, opener=opener) as stream:
+        with open(path, "rb", buffering=0, opener=open_without_wait) as stream:
             waiting.register(stream, select.POLLIN)
             while len(data) <= largest:
                 # A pipe without a writer is not at its end, and not ready (pipe(7)). A file always is.
@@ -41,3 +36,8 @@ def read(path: str | Path, largest: int = LARGEST, patience: float = PATIENCE) -
     except OSError as err:
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
     raise errors.RequestError(f"{path}: is larger than {largest >> 20} MiB; is this the right file?")
+
+
+def open_without_wait(path: str, flags: int) -> int:
+    """Open a file for ``open``. Opening a pipe would wait for its writer, and could not be cancelled."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
