@@ -162,6 +162,7 @@ _CAUSES: tuple[tuple[set[str], str, str, bool], ...] = (
     ({"ReadTimeoutError", "ConnectTimeoutError", "TimeoutError", "Slow"}, "timed out", "timed out", False),
     ({"Endless"}, _TOO_MANY.pattern, _ENDLESS, True),
     (set(), "IncompleteRead|Connection broken", "the connection ended before the end of the body", False),
+    ({"RemoteDisconnected"}, "", "the server closed the connection without an answer", False),
     # EPIPE: the peer had already closed its end when it reset the connection.
     ({"ConnectionResetError", "BrokenPipeError"}, "reset|aborted", "connection reset", False),
 )
@@ -183,9 +184,9 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, errors.Remedy | Non
             break
     if not final and (wrong := violation(err)):
         reason = f"the server violates HTTP: {wrong}"
-    if "ProxyError" in kinds:
-        # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
-        refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
+    # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
+    refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
+    if refused or "ProxyError" in kinds:
         reason = f"the proxy answers {refused[1]}" if refused else f"the proxy: {reason}"
         return f"{reason}; check the proxy and its URL", True, None
     return reason, final, None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import email.message
 import http.client
 import logging
-import os
 import socket
 import ssl
 import threading
@@ -36,12 +36,12 @@ class Answer:
     """The server's response; ``text`` is at most 64 KiB."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: email.message.Message
     text: str
 
     def header(self, name: str) -> str:
         """Return a header by its name in any letter case; empty without it."""
-        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
+        return str(self.headers.get(name, ""))
 
     @property
     def is_good(self) -> bool:
@@ -83,7 +83,7 @@ class Client:
     """Makes requests to one server, each on a new connection.
 
     ``headers`` are sent with every request. ``proxy``: the URL of an http proxy; empty: none. ``stall``:
-    seconds for an answer that needs no work. Setting ``cancel`` ends a running request. Raises
+    seconds without a byte of an answer that needs no work. Setting ``cancel`` ends a running request. Raises
     ``errors.Transient`` for failures that may be retried, ``errors.Unreachable``, ``Cancelled``, and
     ``Moved`` for a redirect if ``follows`` is set.
     """
@@ -102,19 +102,28 @@ class Client:
         follows: bool = False,
         stall: float = SEND,
     ) -> None:
-        parts, port = parse_url(url)
+        parts = parse_url(url)
         self._origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self.url = self._origin + parts.path
         self.path = parts.path
-        self._host, self._port = parts.hostname or "", port
+        self._address = parts.hostname or "", parts.port
         self._tls = tls if parts.scheme == "https" else None
         self._cancel = cancel
         self._headers = dict(headers or {})
         self._follows = follows
         self._stall = stall
-        self._proxy = urllib.parse.urlsplit(proxy)
-        if self._proxy.scheme == "https":
-            raise errors.RequestError("uploads through a proxy that is reached over https are not supported")
+        self._proxy: tuple[str, int] | None = None
+        self._proxy_headers: Headers = {}
+        if proxy:
+            # Imported when used: a clone has no proxy.
+            from cdi_worker.sources.web import proxies
+
+            through = urllib.parse.urlsplit(proxy)
+            if through.scheme == "https":
+                reason = "uploads through a proxy that is reached over https are not supported"
+                raise errors.RequestError(reason)
+            self._proxy = through.hostname or "", through.port or 80
+            self._proxy_headers = proxies.headers(proxy)
         masking.register(self, *masking.address(url), *masking.headers(self._headers.items()))
 
     def ask(
@@ -133,7 +142,7 @@ class Client:
         headers = {**self._headers, **(headers or {})}
         # Joined, not resolved: in a URL reference, what follows two slashes is a host.
         target = url = self._origin + path
-        if self._proxy.hostname and self._tls is None:
+        if self._proxy and self._tls is None:
             headers |= self._proxy_headers
         else:
             target = path
@@ -148,9 +157,9 @@ class Client:
             connection.endheaders()
             if body is not None and self._send(connection, body):
                 work = "has everything; waiting until the disk is on storage there"
-            # TCP keep-alive detects a dead server.
-            connection.sock.settimeout(None)
-            with self._remind(work) if work else self._limit_silence(connection.sock):
+            # During work TCP keep-alive detects a dead server. Otherwise see ``responses``.
+            connection.sock.settimeout(None if work else self._stall)
+            with self._remind(work) if work else contextlib.nullcontext():
                 response = connection.getresponse()
                 text = response.read(_ANSWER).decode("utf-8", "replace")
         if response.status == 400 and self._tls is None:
@@ -160,14 +169,7 @@ class Client:
                 raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
         if self._follows and response.status in _REDIRECTS and (to := response.headers.get("Location")):
             raise Moved(urllib.parse.urljoin(url, to))
-        return Answer(response.status, dict(response.headers), text)
-
-    @property
-    def _proxy_headers(self) -> Headers:
-        from cdi_worker.sources.web import proxies
-
-        value = proxies.authorization(self._proxy.geturl())
-        return {"Proxy-Authorization": value} if value else {}
+        return Answer(response.status, response.headers, text)
 
     @contextlib.contextmanager
     def _remind(self, work: str) -> Iterator[None]:
@@ -186,116 +188,70 @@ class Client:
             over.set()
             reminding.join()
 
-    @contextlib.contextmanager
-    def _limit_silence(self, sock: socket.socket) -> Iterator[None]:
-        """End the block after the time for an answer, however slowly one arrives."""
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            sockets.shut(sock)
-
-        timer = threading.Timer(self._stall, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except (OSError, http.client.HTTPException) as err:
-            if late.is_set():
-                raise TimeoutError(f"no answer within {self._stall:g} s") from err
-            raise
-        finally:
-            timer.cancel()
-            # The socket must not be closed, and its descriptor used again, while the timer shuts it.
-            timer.join()
-        if late.is_set():
-            raise TimeoutError(f"no answer within {self._stall:g} s")
-
     def _send(self, connection: http.client.HTTPConnection, body: Body) -> bool:
-        """Send a body; return whether the server has taken all of it."""
+        """Send a body; return whether the server has taken all of it.
+
+        Each call of ``send`` makes a TLS record and wakes the receiver: a chunk's end is sent with the next
+        header.
+        """
+        previous_end = b""
         try:
-            if body.length is None:
-                self._send_chunks(connection, body)
-                return True
             for piece in body.pieces:
                 self._cancel.check()
-                connection.send(piece)
+                frame = b"" if body.length is not None else b"%s%x\r\n" % (previous_end, len(piece))
+                if frame and len(piece) >= _SHORT:
+                    connection.send(frame)
+                    frame = b""
+                connection.send(frame + piece if frame else piece)
                 body.sent(len(piece))
+                previous_end = b"\r\n"
+            if body.length is None:
+                connection.send(previous_end + b"0\r\n\r\n")
         except (ConnectionError, ssl.SSLError) as err:
             # A server that refuses the body closes early, after an answer with the reason.
             log.debug("send error=%s", err)
             return False
         return True
 
-    def _send_chunks(self, connection: http.client.HTTPConnection, body: Body) -> None:
-        # Each call makes a TLS record and wakes the receiver, so a chunk's end is sent with the next header.
-        previous_end = b""
-        for piece in body.pieces:
-            self._cancel.check()
-            frame = b"%s%x\r\n" % (previous_end, len(piece))
-            if len(piece) < _SHORT:
-                connection.send(frame + piece)
-            else:
-                connection.send(frame)
-                connection.send(piece)
-            body.sent(len(piece))
-            previous_end = b"\r\n"
-        connection.send(previous_end + b"0\r\n\r\n")
-
     @contextlib.contextmanager
     def _connect(self) -> Iterator[http.client.HTTPConnection]:
+        """Yield a new connection, which ``cancel`` ends. Translates the errors of the block, too."""
+        host, port = self._proxy or self._address
+        connection = http.client.HTTPConnection(host, port, timeout=CONNECT)
+        if self._tls is not None:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT, context=self._tls)
+            if self._proxy:
+                connection.set_tunnel(*self._address, headers=self._proxy_headers)
+        connection.response_class = responses.Response
         try:
-            with contextlib.closing(self._open_connection()) as connection:
-                sock = connection.sock
+            # A connect that was abandoned still uses the socket, so its own thread closes it.
+            cancelling.run_apart(connection.connect, self._cancel, late=connection.close)
+            sock = connection.sock
+            with contextlib.closing(connection), self._cancel.on_set(lambda: sockets.shut(sock)):
                 sock.settimeout(SEND)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-                with self._cancel.on_set(lambda: sockets.shut(sock)):
-                    yield connection
+                yield connection
         except (OSError, http.client.HTTPException) as err:
+            # A TLS handshake that failed leaves the socket open.
+            connection.close()
             if self._cancel.is_set():
                 raise errors.Cancelled from err
-            if isinstance(err, ssl.SSLError):
-                from cdi_worker.sources import wire
+            # Imported when used: it takes as long as the rest of a clone's start.
+            from cdi_worker.sources import wire
 
-                if cause := wire.handshake(self.url, err):
-                    raise errors.Unreachable(url=self.url, **cause._asdict()) from err
-            if str(err).startswith("Tunnel connection failed: 4"):
-                reason = f"the proxy refuses: {str(err).partition(': ')[2]}; check the proxy's credentials"
-                raise errors.Unreachable(url=self.url, reason=reason) from err
-            raise errors.Transient(url=self.url, reason=_reason(err)) from err
-
-    def _open_connection(self) -> http.client.HTTPConnection:
-        host, port = self._host, self._port
-        if self._proxy.hostname:
-            host, port = self._proxy.hostname, self._proxy.port or 80
-        if self._tls is None:
-            made = http.client.HTTPConnection(host, port, timeout=CONNECT)
-        else:
-            made = http.client.HTTPSConnection(host, port, timeout=CONNECT, context=self._tls)
-            if self._proxy.hostname:
-                made.set_tunnel(self._host, self._port, dict(self._proxy_headers))
-        made.response_class = responses.Response
-
-        def connect() -> None:
-            try:
-                made.connect()
-            except BaseException:
-                # A TLS handshake that failed leaves the socket open.
-                made.close()
-                raise
-
-        # A connect that was abandoned still uses the socket, so its own thread closes it.
-        cancelling.run_apart(connect, self._cancel, late=made.close)
-        return made
+            # Anything else may pass, also a refused connection: the server may still be starting.
+            is_refused = str(err).startswith("Tunnel connection failed: 4")
+            is_final = is_refused or wire.handshake(self.url, err) is not None
+            raise wire.failure(self.url, err, first=is_final) from err
 
 
-def parse_url(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
-    """Return the parts of an http(s) URL and its port. Errors omit the URL: it may contain secrets."""
+def parse_url(url: str) -> urllib.parse.SplitResult:
+    """Return the parts of an http(s) URL. Errors omit the URL: it may contain secrets."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme in {"http", "https"} and parts.hostname:
-            return parts, parts.port
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return parts
     raise errors.RequestError("malformed upload URL; expected http(s)://host[:port]/path")
 
 
@@ -305,11 +261,3 @@ def context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
     certificates.load(made, certificates.usable(authority.encode(errors="surrogateescape"), "SERVER_CA_CERT"))
     upload_tls.load_texts(made, certificate, key, "CLIENT_CERT, CLIENT_KEY")
     return made
-
-
-def _reason(err: Exception) -> str:
-    if isinstance(err, http.client.RemoteDisconnected):
-        return "the server closed the connection without an answer"
-    if isinstance(err, OSError) and err.errno and not isinstance(err, ssl.SSLError):
-        return os.strerror(err.errno).lower() if err.errno > 0 else str(err)
-    return str(err) or type(err).__name__

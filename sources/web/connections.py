@@ -115,8 +115,7 @@ class Adapter(requests.adapters.HTTPAdapter):
 
     def proxy_headers(self, proxy: str) -> dict[str, str]:
         """Return the credentials for a proxy. requests cannot send all passwords, nor an empty one."""
-        value = proxies.authorization(proxy)
-        return {"Proxy-Authorization": value} if value else {}
+        return proxies.headers(proxy)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
         if url.lower().startswith("https:"):

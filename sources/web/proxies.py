@@ -48,14 +48,15 @@ def find(access: Access, url: str) -> str:
     return proxy
 
 
-def authorization(proxy: str) -> str:
-    """Return the value of Proxy-Authorization for the credentials in a proxy's URL; empty without them."""
+def headers(proxy: str) -> dict[str, str]:
+    """Return Proxy-Authorization for the credentials in a proxy's URL; empty without them."""
     parts = urllib.parse.urlsplit(proxy)
     if parts.username is None:
-        return ""
+        return {}
     # RFC 7617, 2.1: UTF-8. The password may be empty.
     login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-    return "Basic " + base64.b64encode(login.encode("utf-8", "surrogateescape")).decode()
+    encoded = base64.b64encode(login.encode("utf-8", "surrogateescape")).decode()
+    return {"Proxy-Authorization": f"Basic {encoded}"}
 
 
 def _is_direct(no_proxy: str, host: str, port: str) -> bool:

@@ -151,7 +151,7 @@ def test_upload_goes_through_the_proxy(
         done = worker.run(*argv, env={"HTTPS_PROXY": through.url})
     if password:
         assert refused.status == 3
-        assert "the proxy refuses: 407" in refused.error_message
+        assert "the proxy answers 407" in refused.error_message
     assert "wrong" not in refused.errors
     assert done.status == 0 or refused.status == 0, done.errors
     assert {each.target for each in through.requests} == {f"{tls.FAR}:{server.port}"}

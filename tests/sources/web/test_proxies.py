@@ -164,4 +164,4 @@ def test_entry_of_no_proxy(no_proxy: str, url: str, is_proxied: bool) -> None:
     ],
 )
 def test_credentials_of_a_proxy_are_sent_as_utf8(proxy: str, header: str) -> None:
-    assert proxies.authorization(proxy) == header
+    assert proxies.headers(proxy).get("Proxy-Authorization", "") == header
