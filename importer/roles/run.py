@@ -26,9 +26,9 @@ def role_of(name: str) -> Role:
 
         return importer.run
     if name == "uploadserver":
-        from cdi_worker.importer.upload import role
-
-        return role.run
+        with errors.optional("the upload server", package="h11 or multipart", extra="upload"):
+            from cdi_worker.importer.upload import server
+        return server.run
     from cdi_worker.importer.send import volume
 
     return volume.run

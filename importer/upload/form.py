@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import multipart
 
@@ -14,18 +14,14 @@ PIECE = 256 << 10
 
 
 class FormFile:
-    """Reader of the part named ``file`` in the body of a form upload.
+    """Reader of the part named ``file`` in the body of a form upload. ``kind``: the Content-Type of the body.
 
-    Raises ``errors.RequestError`` if the form is malformed, truncated, or has no such part.
+    Reading raises ``errors.RequestError`` if the form is malformed, truncated, or has no such part.
     """
 
-    def __init__(self, headers: Mapping[str, str], content: upload.Content) -> None:
-        kind, options = multipart.parse_options_header(headers.get("content-type", ""))
-        if kind != "multipart/form-data" or not options.get("boundary"):
-            raise errors.RequestError("a form upload needs Content-Type: multipart/form-data with a boundary")
-        self._boundary = options["boundary"]
+    def __init__(self, kind: str, content: upload.Content) -> None:
         self._content = content
-        self._pieces = self._file()
+        self._pieces = self._file(kind)
         self._rest = memoryview(b"")
 
     def readinto(self, into: memoryview, /) -> int:
@@ -39,12 +35,15 @@ class FormFile:
     def interrupt(self) -> None:
         self._content.interrupt()
 
-    def _file(self) -> Iterator[bytes | bytearray]:
+    def _file(self, content_type: str) -> Iterator[bytes | bytearray]:
         """Yield the file's bytes; read everything else to the end of the body and discard it."""
+        kind, options = multipart.parse_options_header(content_type)
+        if kind != "multipart/form-data" or not options.get("boundary"):
+            raise errors.RequestError("a form upload needs Content-Type: multipart/form-data with a boundary")
         found = inside = False
         buffer = memoryview(bytearray(PIECE))
         try:
-            with multipart.PushMultipartParser(self._boundary) as parser:
+            with multipart.PushMultipartParser(options["boundary"]) as parser:
                 while count := self._content.readinto(buffer):
                     for event in parser.parse(bytes(buffer[:count])) if not parser.closed else ():
                         if isinstance(event, multipart.MultipartSegment):

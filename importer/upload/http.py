@@ -79,12 +79,9 @@ class Request:
             self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
         self.client_name = connection.client_name
         self.length: int | None = None
-        self.content: Chunked | Sized
-        if "transfer-encoding" in self.headers:
-            self.content = Chunked(connection, limits)
-        else:
+        if "transfer-encoding" not in self.headers:
             self.length = int(self.headers.get("content-length", "0"))
-            self.content = Sized(connection, self.length, limits)
+        self.content = Body(connection, self.length, limits)
 
 
 def authorize(request: Request, client_name: str, *methods: str) -> None:
@@ -167,48 +164,28 @@ class Exchange:
         return self._h11.our_state is h11.DONE
 
 
-class _Body:
-    """The body of a request. ``_left``: bytes still to be read of it, or of its current chunk."""
+class Body:
+    """The body of a request: of ``length`` bytes, or chunked if it is None (RFC 9112, 7.1).
 
-    def __init__(self, connection: Connection, left: int, limits: Limits) -> None:
+    Chunk extensions and trailers are ignored.
+    """
+
+    def __init__(self, connection: Connection, length: int | None, limits: Limits) -> None:
         self._connection = connection
-        self._left = left
-        self._patience = limits.patience
-        self._meter = retry.SpeedMeter(limits.patience, limits.slowest)
-
-    def interrupt(self) -> None:
-        self._connection.interrupt()
-
-
-class Sized(_Body):
-    """A body of a known length."""
-
-    @property
-    def at_end(self) -> bool:
-        return not self._left
-
-    def readinto(self, into: memoryview, /) -> int:
-        if not self._left:
-            return 0
-        part = into[: self._left]
-        count = self._meter.read(lambda: self._connection.readinto(part, self._patience))
-        if not count:
-            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")
-        self._left -= count
-        return count
-
-
-class Chunked(_Body):
-    """A chunked body (RFC 9112, 7.1). Chunk extensions and trailers are ignored."""
-
-    def __init__(self, connection: Connection, limits: Limits) -> None:
-        super().__init__(connection, 0, limits)
+        self._is_chunked = length is None
+        #: Bytes still to be read of it, or of its current chunk.
+        self._left = length or 0
         #: Whether the CRLF after a chunk's data is still to be read.
         self._after_data = False
         #: Trailer lines read so far; None before the last chunk.
         self._trailers: int | None = None
         self._failure: OSError | None = None
-        self.at_end = False
+        self.at_end = length == 0
+        self._patience = limits.patience
+        self._meter = retry.SpeedMeter(limits.patience, limits.slowest)
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
 
     def readinto(self, into: memoryview, /) -> int:
         if self._failure is not None:
@@ -220,41 +197,38 @@ class Chunked(_Body):
         latest = time.monotonic() + BRIEF
         while filled < len(into) and not self.at_end and not (filled and time.monotonic() > latest):
             try:
-                count = self._step(into[filled:], QUIET if filled else self._patience)
-            except TimeoutError:
-                if filled:
-                    break
-                raise
+                filled += self._step(into[filled:], QUIET if filled else self._patience)
             except OSError as err:
                 if not filled:
                     raise
-                # Return the bytes received before the failure; the next call raises it.
-                self._failure = err
+                # Return the bytes received before the failure; the next call raises it. Silence is none yet.
+                self._failure = None if isinstance(err, TimeoutError) else err
                 break
-            filled += count
         return filled
 
     def _step(self, into: memoryview, limit: float) -> int:
-        """Read some of a chunk's data, or one chunk header or trailer line; return the bytes of data."""
+        """Read some data, or one chunk header or trailer line; return the bytes of data."""
+        if self._left:
+            count = self._connection.readinto(into[: self._left], limit)
+            if not count:
+                end = f"{self._left} bytes before the end{' of a chunk' if self._is_chunked else ''}"
+                raise ConnectionError(f"the client closed the connection {end}")
+            self._left -= count
+            self.at_end = not (self._left or self._is_chunked)
+            return count
         if self._trailers is not None:
             if self._trailers == TRAILERS:
                 raise ConnectionError(f"more than {TRAILERS} trailers")
             self.at_end = not self._connection.line(LINE, limit)
             self._trailers += 1
             return 0
-        if not self._left:
-            if self._after_data and self._connection.line(LINE, limit):
-                raise ConnectionError("malformed chunk: longer than its header says")
-            self._after_data = False
-            found = _CHUNK.fullmatch(self._connection.line(LINE, limit))
-            if found is None:
-                raise ConnectionError("malformed chunk header")
-            self._left = int(found[1], 16)
-            self._after_data = bool(self._left)
-            self._trailers = None if self._left else 0
-            return 0
-        count = self._connection.readinto(into[: self._left], limit)
-        if not count:
-            raise ConnectionError("the client closed the connection within a chunk")
-        self._left -= count
-        return count
+        if self._after_data and self._connection.line(LINE, limit):
+            raise ConnectionError("malformed chunk: longer than its header says")
+        self._after_data = False
+        found = _CHUNK.fullmatch(self._connection.line(LINE, limit))
+        if found is None:
+            raise ConnectionError("malformed chunk header")
+        self._left = int(found[1], 16)
+        self._after_data = bool(self._left)
+        self._trailers = None if self._left else 0
+        return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import socket
 import ssl
@@ -38,7 +37,6 @@ class Listener:
         self._changed = threading.Condition()
         #: Whether a request is being processed, by connection, the oldest first.
         self._connections: dict[Connection, bool] = {}
-        self._threads = 0
         self._ending = False
 
     @contextlib.contextmanager
@@ -47,8 +45,13 @@ class Listener:
 
         Afterwards ``end`` must end the work that requests wait for; then the last answers are sent.
         """
+        address = host
+        # As in Go, and so in CDI's server, both mean every address of the pod: clusters may be IPv6 only.
+        if both := host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
+            address = "::"
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            listener = _listen(host, port)
+            listener = socket.create_server((address, port), family=family, backlog=MOST, dualstack_ipv6=both)
         except OSError as err:
             raise errors.RequestError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
         accepting = threading.Thread(target=self._accept, args=(listener,), name="accept", daemon=True)
@@ -64,15 +67,14 @@ class Listener:
             listener.close()
             end()
             with self._changed:
-                for connection, busy in self._connections.items():
-                    if not busy:
-                        connection.interrupt()
+                for connection in self._idle():
+                    connection.interrupt()
                 self._changed.wait_for(lambda: not self._connections, SHUTDOWN)
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._ending:
             try:
-                self._start(*listener.accept())
+                self._start(listener.accept()[0])
             except (OSError, RuntimeError) as err:
                 # No descriptor or no thread is left.
                 if not self._ending:
@@ -81,38 +83,43 @@ class Listener:
                     with self._changed:
                         self._changed.wait_for(lambda: self._ending, cancelling.TURN)
 
-    def _start(self, plain: socket.socket, _: object) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(plain.close)
-            with self._changed:
-                if self._threads >= MOST:
-                    idle = (
-                        each for each, busy in self._connections.items() if not busy and not each.interrupted
-                    )
-                    for oldest in itertools.islice(idle, 1):
-                        oldest.interrupt()
-                self._changed.wait_for(lambda: self._threads < MOST + LEAVING or self._ending)
-            threading.Thread(target=self._serve, args=(plain,), name="connection", daemon=True).start()
-            with self._changed:
-                self._threads += 1
-            stack.pop_all()
+    def _idle(self) -> list[Connection]:
+        """Return the connections without a request, the oldest first. The lock is held."""
+        return [each for each, busy in self._connections.items() if not busy and not each.interrupted]
 
-    def _serve(self, plain: socket.socket) -> None:
+    def _start(self, plain: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._thread_ended)
             stack.callback(plain.close)
-            # A client that disconnects, breaks TLS or is too slow needs no log message of ours.
-            stack.enter_context(contextlib.suppress(OSError))
+            with self._changed:
+                if len(self._connections) >= MOST:
+                    for oldest in self._idle()[:1]:
+                        oldest.interrupt()
+                self._changed.wait_for(lambda: len(self._connections) < MOST + LEAVING or self._ending)
             connection = Connection(plain, self._context)
+            stack.callback(connection.close)
             with self._changed:
                 self._connections[connection] = False
                 if self._ending:
                     connection.interrupt()
             stack.callback(self._forget, connection)
-            stack.callback(connection.close)
-            connection.handshake(HANDSHAKE)
-            while self._exchange(connection) and not self._ending:
-                pass
+            serving = threading.Thread(target=self._serve, args=(connection,), name="connection", daemon=True)
+            serving.start()
+            stack.pop_all()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            # A client that disconnects, breaks TLS or is too slow needs no log message of ours.
+            with contextlib.suppress(OSError), contextlib.closing(connection):
+                connection.handshake(HANDSHAKE)
+                while self._exchange(connection) and not self._ending:
+                    pass
+        finally:
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        with self._changed:
+            del self._connections[connection]
+            self._changed.notify_all()
 
     def _exchange(self, connection: Connection) -> bool:
         """Answer one request; return whether the connection stays open."""
@@ -135,24 +142,6 @@ class Listener:
         self._mark(connection, busy=False)
         return stays_open
 
-    def _thread_ended(self) -> None:
-        with self._changed:
-            self._threads -= 1
-            self._changed.notify_all()
-
     def _mark(self, connection: Connection, *, busy: bool) -> None:
         with self._changed:
             self._connections[connection] = busy
-
-    def _forget(self, connection: Connection) -> None:
-        with self._changed:
-            del self._connections[connection]
-            self._changed.notify_all()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    # As in Go, and so in CDI's server, both mean every address of the pod: clusters may be IPv6 only.
-    if both := host in {"0.0.0.0", "::"} and socket.has_dualstack_ipv6():
-        host = "::"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=MOST, dualstack_ipv6=both)

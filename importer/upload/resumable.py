@@ -105,6 +105,11 @@ class Resumable:
             answer = self._answer(request, exchange, name)
         except Refusal as refusal:
             answer = refusal.answer
+        except errors.Error as err:
+            answer = http.failed(err)
+            if isinstance(err, errors.Cancelled):
+                # Another server may continue the upload.
+                answer = dataclasses.replace(answer, status=503, headers=headers.LEAVING)
         return dataclasses.replace(answer, headers={**HEADERS, **answer.headers})
 
     def _answer(self, request: Request, exchange: Exchange, name: str) -> Answer:
@@ -133,44 +138,49 @@ class Resumable:
         raise Refusal(404)
 
     def _create(self, request: Request) -> Answer:
-        try:
-            length = _length(request)
-            running = self._begin(request.headers, length)
-            session = Session(running, length, request.headers.get("upload-metadata", ""))
-            with session.take_over():
-                self._session = session
-                running.work.add_done_callback(lambda _: session.stop_waiting())
-                if length == 0:
-                    # An empty upload is already complete: no PATCH follows that could report the result.
-                    running.body.end()
+        length = _length(request)
+        running = self._begin(request.headers, length)
+        session = Session(running, length, request.headers.get("upload-metadata", ""))
+        with session.take_over():
+            self._session = session
+            running.work.add_done_callback(lambda _: session.stop_waiting())
+            if length == 0:
+                # An empty upload is already complete: no PATCH follows that could report the result.
+                running.body.end()
+                running.wait()
+            more = {"Location": _location(request, session)}
+            if running.order.content is not None:
+                # A clone: the target is read back first, which takes its time.
+                start, end = running.kept.result()
+                if running.work.done():
                     running.wait()
-                more = {"Location": _location(request, session)}
-                if running.order.content is not None:
-                    # A clone: the target is read back first, which takes its time.
-                    start, end = running.kept.result()
-                    if running.work.done():
-                        running.wait()
-                    more |= {headers.KEPT: f"{start}-{end}"} if start < end else {}
-                if session.is_open:
-                    session.wait(self._patience)
-        except errors.Error as err:
-            return _failed(err)
+                more |= {headers.KEPT: f"{start}-{end}"} if start < end else {}
+            if session.is_open:
+                session.wait(self._patience)
         return Answer(201, headers={**session.headers(), **more})
 
     def _patch(self, request: Request, exchange: Exchange, session: Session) -> Answer:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # The offsets are those of the file, not of a compressed one.
+        encoding = coding.normal(request.headers.get("content-encoding", ""))
+        if kind != CONTENT or encoding != coding.IDENTITY:
+            raise Refusal(415)
         with session.take_over():
-            if refused := _refused(request, session):
-                return refused
-            if session.length is None:
-                session.length = _declared_length(request)
+            if request.headers.get("upload-offset") != str(session.offset):
+                raise Refusal(409, session.headers())
+            length = session.length
+            if length is None and "upload-length" in request.headers:
+                # tus 1.0, creation-defer-length
+                length = _length(request)
+            if length is not None and session.offset + (request.length or 0) > length:
+                raise Refusal(413, session.headers())
+            session.length = length
             session.stop_waiting()
             exchange.send_continue()
             failure = session.running.receive(request.content)
-            if session.length is not None and session.offset > session.length:
+            if length is not None and session.offset > length:
                 session.running.fail(errors.RequestError("received more bytes than Upload-Length declares"))
-            elif session.offset == session.length or (
-                failure is None and session.length is None and request.length is None
-            ):
+            elif session.offset == length or (failure is None and length is None and request.length is None):
                 # An upload without a length ends with a request without one: after one with a length,
                 # more may follow, and the last one declares the length of the upload.
                 # A connection that breaks after the last byte does not matter: HEAD returns the full offset.
@@ -180,10 +190,7 @@ class Resumable:
             if session.is_open:
                 session.wait(self._patience)
                 return Answer(204 if failure is None else 400, headers=session.headers())
-        try:
-            session.running.wait()
-        except errors.Error as err:
-            return _failed(err)
+        session.running.wait()
         return Answer(204, headers=session.headers())
 
     def drop_abandoned(self) -> None:
@@ -194,43 +201,13 @@ class Resumable:
             futures.wait({session.running.work})
 
 
-def _failed(failure: errors.Error) -> Answer:
-    """Return the answer to a request whose upload has failed: 503 if another server may continue it."""
-    answer = http.failed(failure)
-    if isinstance(failure, errors.Cancelled):
-        return dataclasses.replace(answer, status=503, headers=headers.LEAVING)
-    return answer
-
-
 def _location(request: Request, session: Session) -> str:
     """Return the path of the upload, for a request to it or to the collection."""
     return f"{request.path.rstrip('/').removesuffix(f'/{session.name}')}/{session.name}"
 
 
-def _refused(request: Request, session: Session) -> Answer | None:
-    """Return the refusal of a PATCH with a wrong type, offset or length; None if it is acceptable."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # The offsets are those of the file, not of a compressed one.
-    encoding = coding.normal(request.headers.get("content-encoding", ""))
-    if kind != CONTENT or encoding != coding.IDENTITY:
-        return Answer(415)
-    if request.headers.get("upload-offset") != str(session.offset):
-        return Answer(409, headers=session.headers())
-    try:
-        length = _declared_length(request) if session.length is None else session.length
-    except errors.RequestError as err:
-        return http.failed(err)
-    if length is not None and session.offset + (request.length or 0) > length:
-        return Answer(413, headers=session.headers())
-    return None
-
-
-def _declared_length(request: Request) -> int | None:
-    """Return the length that a PATCH declares (tus 1.0, creation-defer-length). Raises ``RequestError``."""
-    return _length(request) if "upload-length" in request.headers else None
-
-
 def _length(request: Request) -> int | None:
+    """Return the length that a request declares, None if it is to follow. Raises ``RequestError``."""
     text = request.headers.get("upload-length", "")
     if (length := headers.number(text)) is not None:
         return length

@@ -11,7 +11,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.importer import contract, report
-from cdi_worker.importer.upload import role, settings
+from cdi_worker.importer.upload import server as upload_server
+from cdi_worker.importer.upload import settings
 from tests.support import devices, disks, oracle, processes, uploads
 
 MIB = 1 << 20
@@ -136,7 +137,7 @@ class Lingering(uploads.Server):
     """Keep listening after the first success, as a server does for a moment."""
 
     def _serve(self) -> report.Report:
-        self._face = role.make(self.settings, self.cancel)
+        self._face = upload_server.Server(self.settings, self.cancel)
         with self._face.listen():
             self.cancel.wait()
         return report.uploaded(clone=False, preallocated=False)

@@ -346,8 +346,9 @@ def _upload(data: bytes) -> None:
         exchange = upload.Exchange(_Peer(data), upload.Limits(1.0, 1.0))
         while request := exchange.receive():
             content: Any = request.content
-            if request.headers.get("content-type", "").startswith("multipart/"):
-                content = form.FormFile(request.headers, content)
+            kind = request.headers.get("content-type", "")
+            if kind.startswith("multipart/"):
+                content = form.FormFile(kind, content)
             scrap = memoryview(bytearray(4096))
             while content.readinto(scrap):
                 pass

@@ -20,8 +20,9 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, report
-from cdi_worker.importer.upload import role, settings
 from cdi_worker.importer.upload import running as upload_running
+from cdi_worker.importer.upload import server as upload_server
+from cdi_worker.importer.upload import settings
 from tests.support import processes, threaded, tls
 
 CLIENT = "client.upload-server.cdi.kubevirt.io"
@@ -109,8 +110,8 @@ class Server:
         return self
 
     def _serve(self) -> report.Report:
-        self._face = role.make(self.settings, self.cancel)
-        return role.serve(self._face)
+        self._face = upload_server.Server(self.settings, self.cancel)
+        return self._face.serve()
 
     def wait_until_busy(self) -> None:
         """Wait for an upload to begin, without sending a request, which would be activity."""

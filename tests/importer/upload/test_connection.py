@@ -219,14 +219,14 @@ def test_interrupt_ends_a_wait_for_many_bytes(pair: Pair) -> None:
 HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def body(pair: Pair, head: bytes, patience: float) -> http.Chunked:
+def body(pair: Pair, head: bytes, patience: float) -> http.Body:
     pair.client.sendall(head)
     request = http.Exchange(pair.server, http.Limits(5, patience)).receive()
     assert request is not None
     return request.content
 
 
-def read_body(content: http.Chunked, size: int = 100) -> bytes:
+def read_body(content: http.Body, size: int = 100) -> bytes:
     into = memoryview(bytearray(size))
     return bytes(into[: content.readinto(into)])
 

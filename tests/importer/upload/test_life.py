@@ -19,7 +19,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.importer import contract, report
-from cdi_worker.importer.upload import role, settings
+from cdi_worker.importer.upload import server as upload_server
+from cdi_worker.importer.upload import settings
 from tests.support import devices, disks, oracle, processes, uploads
 
 MIB = uploads.MIB
@@ -117,7 +118,7 @@ class Ending(uploads.Server):
     """A server about to end: running uploads were stopped, connections are still open."""
 
     def _serve(self) -> report.Report:
-        self._face = role.make(self.settings, self.cancel)
+        self._face = upload_server.Server(self.settings, self.cancel)
         # Before it listens: no request comes first.
         self._face._end()
         with self._face.listen():

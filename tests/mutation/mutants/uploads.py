@@ -42,19 +42,6 @@ MUTANTS = (
         "tests/importer/upload/test_breaks.py::test_offset_is_exact_after_a_cut[end of TLS-True]",
     ),
     mutant(
-        "importer/upload/http.py",
-        "takes a cut body for a whole one",
-        (
-            "        if not count:\n"
-            '            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")\n'
-        ),
-        (
-            "        if False:\n"
-            '            raise ConnectionError(f"the client closed the connection {self._left} bytes before the end")\n'
-        ),
-        "tests/importer/upload/test_breaks.py::test_offset_is_exact_after_a_cut[end of TLS-False]",
-    ),
-    mutant(
         "importer/upload/server.py",
         "begins an upload while another one runs",
         "            if self.running is not None and not self.running.work.done():\n",
@@ -137,19 +124,5 @@ MUTANTS = (
         '    if request.headers.get("upload-offset") != str(session.offset):\n',
         "    if False:\n",
         "tests/importer/upload/test_resumable.py::test_upload_in_parts_is_complete",
-    ),
-    mutant(
-        "importer/upload/server.py",
-        "accepts a second upload after a disk is complete",
-        ("            if self.has_succeeded:\n                raise Refusal(409)\n"),
-        "",
-        "tests/contract/test_upload.py::test_finished_server_refuses_every_path",
-    ),
-    mutant(
-        "importer/upload/server.py",
-        "accepts a request path that does not begin with a slash",
-        ("        if root:\n            raise Refusal(404)\n"),
-        "",
-        "tests/importer/upload/test_http.py::test_connection_stays_in_sync_after_every_response",
     ),
 )
