@@ -40,7 +40,9 @@ class Body:
         self._broken: Exception | None = None
         self._ended = False
         self._failure: errors.Error | None = None
+        #: The requests that wait to take over; ``_turn`` is held by the one that has.
         self._successors = 0
+        self._turn = threading.Lock()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         #: With the same lock, for the end of a read only: a read that wakes up the server thread is slower.
@@ -72,15 +74,15 @@ class Body:
 
     @contextlib.contextmanager
     def take_over(self) -> Iterator[None]:
-        """Abort the current request, whose client has reconnected; accept no other in the block."""
+        """Be the only request in the block: abort the current one, whose client has reconnected."""
         with self._changed:
             self._successors += 1
-        try:
-            self.withdraw()
-            yield
-        finally:
+        # The other request may not have lent its content yet: then it no longer can.
+        self.withdraw()
+        with self._turn:
             with self._changed:
                 self._successors -= 1
+            yield
 
     def withdraw(self) -> None:
         """Stop reading the lent content. Bytes in flight are read for ``GRACE`` seconds."""
@@ -106,10 +108,6 @@ class Body:
             if self._lent is not None:
                 self._lent.interrupt()
             self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Abort the read in progress and all later reads."""
-        self.fail(errors.Cancelled())
 
     def readinto(self, into: memoryview, /) -> int:
         """Wait for bytes; see ``sources.base.Reader``."""
@@ -161,7 +159,7 @@ class UploadSource(base.Source):
         self._encoding = encoding
         self._reader: base.Reader = body
         # Permanently: another attempt cannot request the unread bytes again.
-        self._ending = cancel.on_set(body.stop)
+        self._ending = cancel.on_set(lambda: body.fail(errors.Cancelled()))
         self._opened = False
 
     def open(self, opening: base.Opening) -> base.Facts:

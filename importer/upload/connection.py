@@ -87,29 +87,26 @@ class Connection:
         if filled:
             into[:filled] = self._ahead[:filled]
             self._ahead = self._ahead[filled:]
-        latest = time.monotonic() + BRIEF
-        while filled < len(into) and not (filled and time.monotonic() > latest):
-            try:
-                count = self._receive(into[filled:], QUIET if filled else limit)
-            except OSError:
-                if filled:  # the next call raises it again
+        now = time.monotonic()
+        latest, since = now + BRIEF, now
+        try:
+            while filled < len(into) and not (filled and time.monotonic() > latest):
+                try:
+                    # With a buffer it returns a number of bytes; typeshed says bytes.
+                    count = cast(int, self._tls.read(len(into) - filled, into[filled:]))
+                except ssl.SSLWantReadError:
+                    self._more(len(into) - filled, _left(since, QUIET if filled else limit))
+                    continue
+                if not count:
                     break
+                filled += count
+                since = time.monotonic()
+        except ssl.SSLEOFError:
+            pass
+        except OSError:
+            if not filled:  # otherwise the next call raises it again
                 raise
-            if not count:
-                break
-            filled += count
         return filled
-
-    def _receive(self, into: memoryview, limit: float) -> int:
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                # With a buffer it returns a number of bytes; typeshed says bytes.
-                return cast(int, self._tls.read(len(into), into))
-            except ssl.SSLWantReadError:
-                self._more(len(into), _left(deadline, limit))
-            except ssl.SSLEOFError:
-                return 0
 
     def some(self, limit: float) -> bytes:
         """Return the next bytes, of any number; empty if the client closed the connection."""
@@ -183,7 +180,7 @@ class Connection:
 
     def _until(self, step: Callable[[], T], limit: float, *, interruptible: bool = True) -> T:
         """Repeat ``step`` of TLS, receiving and sending what it needs, until it succeeds."""
-        deadline = time.monotonic() + limit
+        since = time.monotonic()
         while True:
             # Checked also without a wait: a client that never pauses must not delay an interruption.
             if interruptible and self.interrupted:
@@ -192,7 +189,7 @@ class Connection:
                 done = step()
             except ssl.SSLWantReadError:
                 self._flush(SEND)
-                self._more(0, _left(deadline, limit), interruptible=interruptible)
+                self._more(0, _left(since, limit), interruptible=interruptible)
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
                     self._flush(SEND)  # the TLS alert with the reason
@@ -243,12 +240,12 @@ class Connection:
         return bool(found)
 
 
-def _left(deadline: float, limit: float) -> float:
-    """Return the seconds that are left of ``limit``. Raises ``TimeoutError``.
+def _left(since: float, limit: float) -> float:
+    """Return the seconds that are left of ``limit``, which began at ``since``. Raises ``TimeoutError``.
 
     What arrives may be no data, such as updates of keys, and so much of it that no wait is ever long.
     """
-    left = deadline - time.monotonic()
+    left = since + limit - time.monotonic()
     if left <= 0:
         raise TimeoutError(f"no data for {limit:.3g} s")
     return left

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 
 from cdi_worker import errors
@@ -33,7 +32,6 @@ class Session:
         self.running = running
         self.length = length
         self.metadata = metadata
-        self._exclusive = threading.Lock()
         self._patience: threading.Timer | None = None
 
     @property
@@ -53,17 +51,6 @@ class Session:
         fields = {"Upload-Offset": str(self.offset)}
         fields |= {"Upload-Defer-Length": "1"} if self.length is None else {"Upload-Length": str(self.length)}
         return fields | ({"Upload-Metadata": self.metadata} if self.metadata else {})
-
-    @contextlib.contextmanager
-    def take_over(self) -> Iterator[None]:
-        """Take over the session: abort the previous PATCH, whose client has reconnected."""
-        # The other request may not have lent its body to the import yet: then it no longer can.
-        with self.running.body.take_over():
-            self._exclusive.acquire()
-        try:
-            yield
-        finally:
-            self._exclusive.release()
 
     def wait(self, seconds: float) -> None:
         """Abort the upload after ``seconds`` without a request."""
@@ -125,7 +112,7 @@ class Resumable:
             raise Refusal(404)
         if request.method == "PATCH":
             return self._patch(request, exchange, session)
-        with session.take_over():
+        with session.running.body.take_over():
             if request.method == "HEAD":
                 return Answer(headers={**session.headers(), "Content-Location": _location(request, session)})
             if request.method == "DELETE":
@@ -141,7 +128,7 @@ class Resumable:
         length = _length(request)
         running = self._begin(request.headers, length)
         session = Session(running, length, request.headers.get("upload-metadata", ""))
-        with session.take_over():
+        with session.running.body.take_over():
             self._session = session
             running.work.add_done_callback(lambda _: session.stop_waiting())
             if length == 0:
@@ -165,7 +152,7 @@ class Resumable:
         encoding = coding.normal(request.headers.get("content-encoding", ""))
         if kind != CONTENT or encoding != coding.IDENTITY:
             raise Refusal(415)
-        with session.take_over():
+        with session.running.body.take_over():
             if request.headers.get("upload-offset") != str(session.offset):
                 raise Refusal(409, session.headers())
             length = session.length

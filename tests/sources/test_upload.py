@@ -145,7 +145,7 @@ def test_failure_reaches_reader_and_lender(lends: bool) -> None:
     lent = lending(body, Content(b"abc", stays=True)) if lends else None
     failure = errors.TransferFailed(url="x", offset=3, reason="first")
     body.fail(failure)
-    body.stop()
+    body.fail(errors.Cancelled())
     assert reading.ended.exception(processes.PATIENCE) is failure
     assert body.is_complete
     body.end()
@@ -159,7 +159,7 @@ def test_stop_ends_reader_and_lender() -> None:
     body = upload.Body()
     reading = Reading(body)
     lent = lending(body, Content(b"", stays=True))
-    body.stop()
+    body.fail(errors.Cancelled())
     assert isinstance(reading.ended.exception(processes.PATIENCE), errors.Cancelled)
     body.end()
     assert lent.result(processes.PATIENCE) is None

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-import types
 from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 from cdi_worker.importer import contract
-from cdi_worker.importer.upload import resumable
 from cdi_worker.sources import upload
 from tests.support import oracle, processes, uploads
 
@@ -242,26 +239,25 @@ class Unread:
 
 def test_request_that_lends_late_gives_way_at_once() -> None:
     """The next request has found nothing to withdraw, and waits only for the session."""
-    running: Any = types.SimpleNamespace(body=upload.Body())
-    session = resumable.Session(running, None, "")
+    body = upload.Body()
     has_looked = threading.Event()
-    withdraw = running.body.withdraw
+    withdraw = body.withdraw
 
     def looked() -> None:
         withdraw()
         has_looked.set()
 
-    running.body.withdraw = looked
+    body.withdraw = looked  # type: ignore[method-assign]
 
     def take_over() -> int:
-        with session.take_over():
-            return session.offset
+        with body.take_over():
+            return body.received
 
     with futures.ThreadPoolExecutor(1) as pool:
-        with session.take_over():
+        with body.take_over():
             has_looked.clear()
             next_one = pool.submit(take_over)
             assert has_looked.wait(processes.PATIENCE)
-            failure = running.body.lend(Unread())
+            failure = body.lend(Unread())
         assert next_one.result(processes.PATIENCE) == 0
     assert str(failure) == "another request continues the upload"
