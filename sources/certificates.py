@@ -106,9 +106,33 @@ def content(path: str | Path) -> bytes:
 
 def load(tls: ssl.SSLContext, text: bytes) -> None:
     """Add the certificates of a PEM text through a file in memory: OpenSSL reads fewer labels in strings."""
-    with open(os.memfd_create("certificates"), "wb", buffering=0) as file:
+    with _file(text) as path:
+        tls.load_verify_locations(cafile=path)
+
+
+def load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes, name: str) -> None:
+    """Set the certificate of this end and its key, PEM texts, of which the first may have both.
+
+    Raises ``errors.RequestError``; ``name``: where the texts are from.
+    """
+    masking.register(tls, (key or certificate).decode(errors="replace"))
+    try:
+        # OpenSSL reads a key only from a file.
+        with _file(certificate) as one, _file(key or certificate) as other:
+            tls.load_cert_chain(one, other)
+    except ssl.SSLError as err:
+        # OpenSSL's messages are for its own authors.
+        mismatch = "the key is not that of the certificate; give the pair that was issued together"
+        reason = mismatch if err.reason == "KEY_VALUES_MISMATCH" else "no certificate and key in PEM form"
+        raise errors.RequestError(f"{name}: {reason}") from err
+
+
+@contextlib.contextmanager
+def _file(text: bytes) -> Iterator[str]:
+    """Yield the path of a file in memory: a pod may have no folder that can be written."""
+    with open(os.memfd_create("pem"), "wb", buffering=0) as file:
         file.write(text)
-        tls.load_verify_locations(cafile=f"/proc/self/fd/{file.fileno()}")
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def holds_any(data: bytes) -> bool:

@@ -10,14 +10,14 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
 
 if TYPE_CHECKING:
-    from prometheus_client import core
+    from prometheus_client import core, registry
 
     _Family = core.CounterMetricFamily | core.GaugeMetricFamily
 
@@ -57,8 +57,8 @@ class Metrics(progress.Meter):
             # The class of a library's exception is more specific: ReadTimeout, ConnectionResetError.
             self._failures[type(failure.__cause__ or failure).__name__] += 1
 
-    def families(self) -> Iterator[core.Metric]:
-        """Yield the current values (docs/pods/metrics.md)."""
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield the current values (docs/pods/metrics.md), at each scrape."""
         from prometheus_client import core
 
         numbers = self.numbers()
@@ -140,7 +140,7 @@ def _serve(meter: Metrics, port: int, over: cancelling.Cancel) -> None:
                 return
             with errors.optional("/metrics", package="prometheus-client", extra="metrics"):
                 from cdi_worker.importer.metrics import server
-            server.serve(meter.families, listener, wake.fd)
+            server.serve(cast("registry.Collector", meter), listener, wake.fd)
     except errors.MissingExtra as err:
         log.warning("metrics not served: %s", err)
     except OSError as err:

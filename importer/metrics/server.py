@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import http.server
 import logging
-import os
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import prometheus_client
@@ -19,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from prometheus_client import core, registry
+from prometheus_client import registry
 
 from cdi_worker.sources import certificates
 
@@ -35,16 +33,14 @@ GRACE = 1.0
 #: Longer than any import. Clients cannot verify a self-signed certificate anyway.
 VALIDITY = dt.timedelta(days=365)
 
-Families = Callable[[], Iterable[core.Metric]]
 
-
-def serve(families: Families, listener: socket.socket, over: int) -> None:
-    """Serve what ``families`` returns until ``over``, a descriptor, is readable; then end.
+def serve(collector: registry.Collector, listener: socket.socket, over: int) -> None:
+    """Serve what ``collector`` yields until ``over``, a descriptor, is readable; then end.
 
     Clients that are connected then are still answered. Takes over ``listener``.
     """
     port = listener.getsockname()[1]
-    with _Server(families, listener) as server:
+    with _Server(collector, listener) as server:
         log.info("metrics port=%d path=%r", port, PATH)
         # socketserver's own ``serve_forever`` polls, and its end waits for a turn.
         waiting = select.poll()
@@ -55,20 +51,10 @@ def serve(families: Families, listener: socket.socket, over: int) -> None:
         server.finish()
 
 
-class _Collector(registry.Collector):
-    """Collects the values at each scrape."""
-
-    def __init__(self, families: Families) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[core.Metric]:
-        return self._families()
-
-
 class _Server(http.server.ThreadingHTTPServer):
-    def __init__(self, families: Families, listener: socket.socket) -> None:
+    def __init__(self, collector: registry.Collector, listener: socket.socket) -> None:
         page = registry.CollectorRegistry()
-        page.register(_Collector(families))
+        page.register(collector)
         super().__init__(("", 0), _Handler.factory(page), bind_and_activate=False)
         self.socket.close()
         self._is_idle = False
@@ -138,12 +124,8 @@ def _context() -> ssl.SSLContext:
         not_valid_before=now - dt.timedelta(hours=1),
         not_valid_after=now + VALIDITY,
     ).sign(key, hashes.SHA256())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ) + certificate.public_bytes(serialization.Encoding.PEM)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     context = certificates.context(ssl.PROTOCOL_TLS_SERVER)
-    # OpenSSL reads keys only from files, and a pod may have no writable folder.
-    with open(os.memfd_create("metrics.pem"), "wb", buffering=0) as file:
-        file.write(pem)
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    certificates.load_pair(context, certificate.public_bytes(pem), private, "metrics")
     return context

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer.upload import tls as upload_tls
 from cdi_worker.sources import certificates, responses, sockets
 
 log = logging.getLogger(__name__)
@@ -259,5 +258,6 @@ def context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
     """Return a client's TLS context from PEM texts. Raises ``errors.RequestError`` for malformed ones."""
     made = certificates.context()
     certificates.load(made, certificates.usable(authority.encode(errors="surrogateescape"), "SERVER_CA_CERT"))
-    upload_tls.load_texts(made, certificate, key, "CLIENT_CERT, CLIENT_KEY")
+    pair = certificate.encode(errors="surrogateescape"), key.encode(errors="surrogateescape")
+    certificates.load_pair(made, *pair, "CLIENT_CERT, CLIENT_KEY")
     return made

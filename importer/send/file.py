@@ -20,8 +20,7 @@ from cdi_worker.importer import progress
 from cdi_worker.importer.send import client as upload_client
 from cdi_worker.importer.send import sender as upload_sender
 from cdi_worker.importer.upload import headers as upload_headers
-from cdi_worker.importer.upload import tls as upload_tls
-from cdi_worker.sources import base, smallfile, wire
+from cdi_worker.sources import base, certificates, smallfile, wire
 from cdi_worker.sources.web import proxies
 
 log = logging.getLogger(__name__)
@@ -228,14 +227,10 @@ def address(url: str) -> str:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    def text(path: str | None) -> str:
-        try:
-            return smallfile.read(path).decode("ascii") if path else ""
-        except UnicodeDecodeError as err:
-            raise errors.RequestError(f"{path}: cannot read the certificate or key") from err
-
     made = wire.tls_context(settings.access)
     if settings.certificate:
+        certificate = smallfile.read(settings.certificate)
+        key = smallfile.read(settings.key) if settings.key else b""
         name = ", ".join(filter(None, (settings.certificate, settings.key)))
-        upload_tls.load_texts(made, text(settings.certificate), text(settings.key), name)
+        certificates.load_pair(made, certificate, key, name)
     return made

@@ -1,18 +1,16 @@
-"""TLS of both ends of an upload: certificates, and versions and ciphers in Kubernetes' spelling."""
+"""TLS of the upload server: certificates, and versions and ciphers in Kubernetes' spelling."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import os
 import pathlib
 import re
 import ssl
 from collections.abc import Iterator
 
-from cdi_worker import errors, masking
-from cdi_worker.sources import certificates
+from cdi_worker import errors
+from cdi_worker.sources import certificates, smallfile
 
 log = logging.getLogger(__name__)
 
@@ -45,38 +43,14 @@ class Server:
         made.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
         _restrict(made, self.minimum, self.ciphers)
         for path in (self.certificate, self.key, self.client_authority):
-            if pathlib.Path(path).is_fifo():  # OpenSSL would wait for its writer
+            if pathlib.Path(path).is_fifo():  # its writer would be waited for
                 raise errors.RequestError(f"{path}: is a pipe; name a file")
-        with _translate(f"{self.certificate}, {self.key}"):
-            made.load_cert_chain(self.certificate, self.key)
+        pair = smallfile.read(self.certificate), smallfile.read(self.key)
+        certificates.load_pair(made, *pair, f"{self.certificate}, {self.key}")
         certificates.trust(made, self.client_authority)
         # The kubelet's probes have no certificate; uploads are refused without one (http.authorize).
         made.verify_mode = ssl.CERT_OPTIONAL
         return made
-
-
-def load_texts(context: ssl.SSLContext, certificate: str, key: str, name: str) -> None:
-    """Load a key pair from PEM texts into ``context``, through a file in memory: OpenSSL reads only files.
-
-    Raises ``errors.RequestError``; ``name``: where the texts are from.
-    """
-    masking.register(context, key)
-    with _translate(name), open(os.memfd_create("key-pair"), "wb", buffering=0) as file:
-        file.write(f"{certificate}\n{key}\n".encode())
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-
-
-@contextlib.contextmanager
-def _translate(name: str) -> Iterator[None]:
-    """Translate the errors of a certificate and its key: OpenSSL's are for its own authors."""
-    try:
-        yield
-    except ssl.SSLError as err:
-        mismatch = "the key is not that of the certificate; give the pair that was issued together"
-        reason = mismatch if err.reason == "KEY_VALUES_MISMATCH" else "no certificate and key in PEM form"
-        raise errors.RequestError(f"{name}: {reason}") from err
-    except OSError as err:
-        raise errors.RequestError(f"{name}: {errors.words(err)}") from err
 
 
 def common_name(certificate: object) -> str:

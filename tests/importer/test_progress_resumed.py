@@ -47,7 +47,7 @@ class Shown(metrics.Metrics):
             self._record()
 
     def _record(self) -> None:
-        found = [sample.value for family in self.families() for sample in family.samples
+        found = [sample.value for family in self.collect() for sample in family.samples
                  if family.name == PERCENT]  # fmt: skip
         if self.name in progress.SHARES:
             self.first = self.first or self.numbers()

@@ -72,7 +72,10 @@ BUDGETS = {
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
-        105, 195, f"click {DECOMPRESSORS}", f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests"
+        116,
+        230,
+        f"click {DECOMPRESSORS} h11 multipart",
+        f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests",
     ),
 }
 ENVIRONMENTS = {
