@@ -46,11 +46,6 @@ class Answer:
     def is_good(self) -> bool:
         return 200 <= self.status < 300
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the server ends, and another one may follow it; see ``upload.headers.LEAVING``."""
-        return self.status == 503 and bool(self.header("Retry-After"))
-
     def reason(self) -> str:
         """Return the status and the text as one line of a message; a web page is left out."""
         is_page = self.text.lstrip()[:1] == "<" or "html" in self.header("Content-Type")
@@ -168,7 +163,11 @@ class Client:
                 raise errors.Unreachable(url=self.url, reason=f"400 Bad Request{advice}")
         if self._follows and response.status in _REDIRECTS and (to := response.headers.get("Location")):
             raise Moved(urllib.parse.urljoin(url, to))
-        return Answer(response.status, response.headers, text)
+        answer = Answer(response.status, response.headers, text)
+        if answer.status == 503 and answer.header("Retry-After"):
+            # The server ends, and another one may follow it; see ``upload.headers.LEAVING``.
+            raise errors.Transient(url=self.url, reason=answer.reason())
+        return answer
 
     @contextlib.contextmanager
     def _remind(self, work: str) -> Iterator[None]:

@@ -72,9 +72,13 @@ class Sender:
         if self.fingerprint:
             more["Upload-Metadata"] = self._metadata
         headers = {**HEADERS, **more, **self.headers}
+        work = "reads back what it has of the clone" if upload_headers.CONTENT in headers else ""
         # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
         answer = retry.patiently(
-            lambda: self._create(headers), self.patience, self.cancel, self.reporter.retry
+            lambda: self.client.ask("POST", self.path, headers, work=work),
+            self.patience,
+            self.cancel,
+            self.reporter.retry,
         )
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
@@ -82,13 +86,6 @@ class Sender:
         self._go(answer.header("Location"))
         self.kept = answer.header(upload_headers.KEPT)
         return True
-
-    def _create(self, headers: upload_client.Headers) -> upload_client.Answer:
-        work = "reads back what it has of the clone" if upload_headers.CONTENT in headers else ""
-        answer = self.client.ask("POST", self.path, headers, work=work)
-        if answer.is_leaving:
-            raise errors.Transient(url=self.client.url, reason=answer.reason())
-        return answer
 
     def left_over(self, length: int | None) -> int | None:
         """Return how many bytes of this upload the server has from an earlier run, None if it has none.
@@ -154,9 +151,8 @@ class Sender:
         except errors.Transient as err:
             log.info("upload interrupted reason=%s", err)
             return err
-        is_part = answer.status == 400 and answer.header("Upload-Offset")
-        if answer.status in {404, 409} or is_part or answer.is_leaving:
-            # The server received only a part, or ends, or has restarted and lost the upload.
+        if answer.status in {404, 409} or (answer.status == 400 and answer.header("Upload-Offset")):
+            # The server received only a part, or has restarted and lost the upload.
             return errors.Transient(url=self.client.url, reason=answer.reason())
         check(self.client, answer)
         return None

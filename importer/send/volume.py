@@ -110,8 +110,7 @@ def send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Can
         with plain(settings, reporter) as pieces:
             body = upload_client.Body(snappy.frames(pieces), reporter.read)
             answer = client.ask("POST", client.path, {headers.CONTENT_TYPE: settings.kind}, body)
-        if not answer.is_good:
-            raise errors.UploadFailed(url=client.url, reason=answer.reason())
+        upload_sender.check(client, answer)
     reporter.done()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import select
 import socket
@@ -11,9 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
-
-from cdi_worker.importer.upload import tls
+from typing import Any, TypeVar, cast
 
 #: Seconds without data after which a read returns the bytes received so far.
 QUIET = 0.005
@@ -72,7 +71,9 @@ class Connection:
     @property
     def client_name(self) -> str:
         """The common name of the client's verified certificate; empty without one."""
-        return tls.common_name(self._tls.getpeercert())
+        subject: Any = (self._tls.getpeercert() or {}).get("subject", ())
+        pairs = itertools.chain.from_iterable(subject)
+        return next((value for name, value in pairs if name == "commonName"), "")
 
     # -- receiving
 

@@ -53,14 +53,6 @@ class Server:
         return made
 
 
-def common_name(certificate: object) -> str:
-    """Return the subject's common name in a result of ``SSLObject.getpeercert``; empty without one."""
-    if not isinstance(certificate, dict):
-        return ""
-    pairs = (pair for names in certificate.get("subject", ()) for pair in names)
-    return next((value for name, value in pairs if name == "commonName"), "")
-
-
 def openssl_name(name: str) -> str:
     """Return OpenSSL's name of a TLS 1.2 cipher suite given by its IANA (and Go) name or OpenSSL's."""
     found = _GO.fullmatch(name)
