@@ -114,21 +114,11 @@ class Resource:
             auth = self.authorization()
         try:
             with session.translate_errors(self.name, first=not self._answered):
-                response = self._session.request(
-                    method,
-                    url,
-                    headers=headers,
-                    auth=auth,
-                    stream=True,
-                    allow_redirects=False,
-                    proxies=session.proxy(self.access, url),
-                    timeout=session.timeout(self.access),
-                )
+                response = session.ask(self._session, self.access, method, url, headers=headers, auth=auth)
         except errors.Transient:
             self.unpin()
             raise
         response.raw.decode_content = False
-        session.hold(self, response)
         with self._lock:
             self._answers[response] = self._cancel.on_set(functools.partial(_shut, response))
         if self._closed:

@@ -29,7 +29,12 @@ def find(access: Access, url: str) -> str:
     """
     scheme, host, port = wire.origin(url)
     chosen = {"http": access.http_proxy, "https": access.https_proxy}.get(scheme, "")
-    if not chosen or _is_direct(access.no_proxy, _ascii(host), str(port)):
+    host = _ascii(host)
+    address = _address(host)
+    if not chosen or host == "localhost" or (address is not None and address.is_loopback):
+        return ""
+    entries = filter(None, (entry.strip().lower() for entry in access.no_proxy.split(",")))
+    if any(entry == "*" or _matches(entry, host, address, str(port)) for entry in entries):
         return ""
     # Without a scheme it is spoken to over http.
     proxy = chosen if "://" in chosen else f"http://{chosen}"
@@ -57,15 +62,6 @@ def headers(proxy: str) -> dict[str, str]:
     login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
     encoded = base64.b64encode(login.encode("utf-8", "surrogateescape")).decode()
     return {"Proxy-Authorization": f"Basic {encoded}"}
-
-
-def _is_direct(no_proxy: str, host: str, port: str) -> bool:
-    """Return whether ``no_proxy`` excludes a server from proxying, or the server is this machine."""
-    address = _address(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
-        return True
-    entries = [entry.strip().lower() for entry in no_proxy.split(",")]
-    return any(entry == "*" or _matches(entry, host, address, port) for entry in entries if entry)
 
 
 def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:

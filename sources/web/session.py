@@ -91,12 +91,6 @@ def retry_after(value: str | None) -> float | None:
         return None
 
 
-def hold(owner: object, response: requests.Response) -> None:
-    """Mask what was sent with the request of ``response`` and what the server has set for later ones."""
-    sent = [(name, value) for name, value in response.request.headers.items() if isinstance(value, str)]
-    masking.register(owner, *masking.credentials(sent), *(cookie.value or "" for cookie in response.cookies))
-
-
 def status_error(url: str, response: requests.Response, text: str = "") -> errors.Error:
     """Return the error for the status of a failed response. ``text``: its body, if it was read already."""
     status, reason = response.status_code, masking.quoted(response.reason or "")
@@ -137,12 +131,15 @@ def ask(
 ) -> requests.Response:
     """Send a request with our proxies and time-outs; return the response, whose body is not read yet.
 
-    Without redirects: they would send credentials to another server.
+    Without redirects: they would send credentials to another server. The secrets of the request, and those
+    that the server sets for later ones, are masked.
     """
     given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
     masking.register(connection, *masking.form(given.get("data")))
     answer = connection.request(method, url, proxies=proxy(access, url), **given)
-    hold(connection, answer)
+    sent = [(name, value) for name, value in answer.request.headers.items() if isinstance(value, str)]
+    cookies = (cookie.value or "" for cookie in answer.cookies)
+    masking.register(connection, *masking.credentials(sent), *cookies)
     return answer
 
 
