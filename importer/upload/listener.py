@@ -128,7 +128,7 @@ class Listener:
             request = exchange.receive()
             if request is None:
                 return False
-            self._mark(connection, busy=True)
+            self._connections[connection] = True
             try:
                 answer = self._handle(request, exchange)
             except http.Refusal:
@@ -139,9 +139,5 @@ class Listener:
         except http.Refusal as refusal:
             answer = refusal.answer
         stays_open = exchange.answer(answer)
-        self._mark(connection, busy=False)
+        self._connections[connection] = False
         return stays_open
-
-    def _mark(self, connection: Connection, *, busy: bool) -> None:
-        with self._changed:
-            self._connections[connection] = busy

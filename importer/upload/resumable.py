@@ -43,10 +43,6 @@ class Session:
         """Whether more bytes are expected."""
         return not self.running.body.is_complete and not self.running.work.done()
 
-    @property
-    def has_failed(self) -> bool:
-        return self.running.work.done() and self.running.work.exception() is not None
-
     def headers(self) -> dict[str, str]:
         fields = {"Upload-Offset": str(self.offset)}
         fields |= {"Upload-Defer-Length": "1"} if self.length is None else {"Upload-Length": str(self.length)}
@@ -108,7 +104,7 @@ class Resumable:
         if request.method == "POST" and not name:
             return self._create(request)
         session = self._session
-        if session is None or session.has_failed or name not in {"", session.name}:
+        if session is None or session.running.has_failed or name not in {"", session.name}:
             raise Refusal(404)
         if request.method == "PATCH":
             return self._patch(request, exchange, session)

@@ -97,6 +97,10 @@ class Running:
         self.work = self._executor.submit(self._import, size)
         self.work.add_done_callback(self._ended)
 
+    @property
+    def has_failed(self) -> bool:
+        return self.work.done() and self.work.exception() is not None
+
     def _import(self, size: int | None) -> Result:
         with (
             progress.Lines(sys.stderr) as reporter,

@@ -85,16 +85,11 @@ class Server:
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
         """Answer requests in the block; at its end, those of the uploads already admitted."""
-        settings = self._settings
-        limits = http.Limits(settings.idle, self._patience, settings.request.fetch.slowest)
+        settings, request = self._settings, self._settings.request
+        limits = http.Limits(settings.idle, self._patience, request.fetch.slowest)
         listener = upload_listener.Listener(settings.tls.context(), self._answer, limits)
-        with listener.listen(settings.host, settings.port, self._end):
-            log.info(
-                "listening address=%r port=%d target=%r",
-                settings.host,
-                settings.port,
-                settings.request.target,
-            )
+        with listener.listen(settings.host, settings.port, self._end) as port:
+            log.info("listening address=%r port=%d target=%r", settings.host, port, request.target)
             yield
 
     def _end(self) -> None:
@@ -108,7 +103,7 @@ class Server:
     @property
     def is_idle(self) -> bool:
         """Whether no upload is running and none has succeeded."""
-        return self.running is None or (self.running.work.done() and not self._has_succeeded)
+        return self.running is None or self.running.has_failed
 
     @property
     def _has_succeeded(self) -> bool:

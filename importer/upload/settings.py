@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import pathlib
@@ -86,13 +87,18 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         faults.append(f"LISTEN_PORT={port!r} is not a port number (0 to 65535)")
         port = "0"
+    deadline, text = None, reading.text("DEADLINE")
+    with contextlib.suppress(ValueError):
+        deadline = dt.datetime.fromisoformat(text)
+    if text and (deadline is None or deadline.tzinfo is None):
+        faults.append(f"DEADLINE={text!r} is not an RFC 3339 time such as 2026-11-20T10:00:00Z")
     location = base.Location("upload", base.Access(**paths.access))
     settings = Settings(
         host=reading.text("LISTEN_ADDRESS"),
         port=int(port),
         tls=tls,
         client_name=reading.text("CLIENT_NAME"),
-        deadline=_deadline(reading.text("DEADLINE"), faults),
+        deadline=deadline,
         request=request_module.make("upload", location, target, import_settings),
     )
     if faults:
@@ -101,16 +107,3 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
     reason = f"an upload has none, and one is demanded; {base.UNVERIFIABLE}"
     paths.refuse_demand("upload server", reason)
     return settings
-
-
-def _deadline(text: str, faults: list[str]) -> dt.datetime | None:
-    if not text:
-        return None
-    try:
-        deadline = dt.datetime.fromisoformat(text)
-    except ValueError:
-        deadline = None
-    if deadline is None or deadline.tzinfo is None:
-        faults.append(f"DEADLINE={text!r} is not an RFC 3339 time such as 2026-11-20T10:00:00Z")
-        return None
-    return deadline

@@ -7,7 +7,6 @@ import logging
 import pathlib
 import re
 import ssl
-from collections.abc import Iterator
 
 from cdi_worker import errors
 from cdi_worker.sources import certificates, smallfile
@@ -22,6 +21,7 @@ VERSIONS = {
     "VersionTLS12": ssl.TLSVersion.TLSv1_2,
     "VersionTLS13": ssl.TLSVersion.TLSv1_3,
 }
+_NEWEST = re.compile(r"TLS_(AES|CHACHA20)_[A-Z0-9_]+")
 _GO = re.compile(r"TLS_([A-Z_]+)_WITH_([A-Z0-9_]+)")
 
 
@@ -41,7 +41,16 @@ class Server:
         made.options |= ssl.OP_NO_RENEGOTIATION
         # A client that ends only TCP gets an answer, too. Lengths and chunks show where a body ends.
         made.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
-        _restrict(made, self.minimum, self.ciphers)
+        if self.minimum not in VERSIONS:
+            hint = errors.supported(self.minimum, filter(None, VERSIONS))
+            raise errors.RequestError(f"TLS_MIN_VERSION={self.minimum!r}: unknown; {hint}")
+        made.minimum_version = VERSIONS[self.minimum]
+        names = _usable(self.ciphers)
+        if VERSIONS[self.minimum] < ssl.TLSVersion.TLSv1_2:
+            # TLS 1.0 and 1.1 sign with SHA-1, which OpenSSL 3 allows only at security level 0.
+            names = [*(names or ["DEFAULT"]), "@SECLEVEL=0"]
+        if names:
+            made.set_ciphers(":".join(names))
         for path in (self.certificate, self.key, self.client_authority):
             if pathlib.Path(path).is_fifo():  # its writer would be waited for
                 raise errors.RequestError(f"{path}: is a pipe; name a file")
@@ -67,33 +76,23 @@ def openssl_name(name: str) -> str:
     return (exchange + cipher).replace("_", "-")
 
 
-def _restrict(context: ssl.SSLContext, minimum: str, ciphers: str) -> None:
-    if minimum not in VERSIONS:
-        hint = errors.supported(minimum, filter(None, VERSIONS))
-        raise errors.RequestError(f"TLS_MIN_VERSION={minimum!r}: unknown; {hint}")
-    context.minimum_version = VERSIONS[minimum]
-    names = list(_usable(ciphers))
-    if not names and ciphers.strip() and not _only_newest(ciphers):
-        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: no cipher that OpenSSL supports")
-    if VERSIONS[minimum] < ssl.TLSVersion.TLSv1_2:
-        # TLS 1.0 and 1.1 sign with SHA-1, which OpenSSL 3 allows only at security level 0.
-        names = [*(names or ["DEFAULT"]), "@SECLEVEL=0"]
-    if names:
-        context.set_ciphers(":".join(names))
+def _usable(ciphers: str) -> list[str]:
+    """Return the ciphers that this OpenSSL supports, without those of TLS 1.3, which are always enabled.
 
-
-def _usable(ciphers: str) -> Iterator[str]:
-    """Yield the ciphers that this OpenSSL supports; TLS 1.3 suites are skipped: they are always enabled."""
+    Raises ``errors.RequestError`` if all others are unknown.
+    """
+    names, unknown = [], []
     for name in filter(None, map(str.strip, ciphers.split(","))):
-        if _only_newest(name):
+        if _NEWEST.fullmatch(name):
             continue
         try:
             certificates.context(ssl.PROTOCOL_TLS_SERVER).set_ciphers(openssl_name(name))
         except ssl.SSLError:
-            log.warning("unknown cipher ignored name=%r", name)
+            unknown.append(name)
         else:
-            yield openssl_name(name)
-
-
-def _only_newest(ciphers: str) -> bool:
-    return all(re.fullmatch(r"\s*TLS_(AES|CHACHA20)_[A-Z0-9_]+\s*", name) for name in ciphers.split(","))
+            names.append(openssl_name(name))
+    if unknown and not names:
+        raise errors.RequestError(f"TLS_CIPHERS={ciphers!r}: no cipher that OpenSSL supports")
+    for name in unknown:
+        log.warning("unknown cipher ignored name=%r", name)
+    return names
