@@ -248,7 +248,9 @@ def parse_url(url: str) -> urllib.parse.SplitResult:
     """Return the parts of an http(s) URL. Errors omit the URL: it may contain secrets."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+        # As it is looked up: an empty label is a ``UnicodeError``.
+        host = (parts.hostname or "").encode("idna")
+        if parts.scheme in {"http", "https"} and host and parts.port != 0:
             return parts
     raise errors.RequestError("malformed upload URL; expected http(s)://host[:port]/path")
 

@@ -63,6 +63,14 @@ def test_answer_that_needs_no_work_comes_in_time(tmp_path: Path, trickle: bytes)
     assert time.monotonic() - began < processes.PATIENCE
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'x' * 64}.example", "h:0", "h:99999", "[::1"])
+def test_malformed_address_is_refused_at_once(tmp_path: Path, host: str) -> None:
+    (tmp_path / "image").write_bytes(bytes(512))
+    settings = file.Settings(str(tmp_path / "image"), f"https://{host}/", access=base.Access(insecure=True))
+    with pytest.raises(errors.RequestError, match="malformed upload URL"):
+        file.send(settings, progress.NullProgress(), cancelling.Cancel())
+
+
 class Reminding(client.Client):
     reminder = 0.2
 
