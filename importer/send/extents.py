@@ -92,15 +92,17 @@ class Pays:
 
 
 class Stream(sender.Stream):
-    """The extents of a disk, if there is one, between the bytes ``head`` and what ``_others`` yields.
+    """A disk as a stream: its extents, between the bytes ``head`` and what ``_others`` yields.
 
-    ``encoder``: its state after ``head``. ``length`` is None: holes and compression make it unpredictable.
+    ``encoder``: its state after ``head``. No length: holes and compression make it unpredictable.
     """
 
-    length = None
-
     def __init__(
-        self, disk: volume.Volume | None, head: bytes, encoder: clone.Encoder, reporter: progress.Progress
+        self,
+        disk: volume.Volume | None,
+        reporter: progress.Progress,
+        head: bytes = clone.MAGIC,
+        encoder: clone.Encoder | None = None,
     ) -> None:
         self._disk = disk
         self._head = head
@@ -109,8 +111,8 @@ class Stream(sender.Stream):
         #: Bytes of the disk between two marks; see ``STEP``.
         self.step = STEP
         self._pays = Pays()
-        self._marks = collections.deque([Mark(len(head), 0, encoder)], KEPT)
-        self._first = self._marks[0]
+        self._first = Mark(len(head), 0, encoder or clone.Encoder(TRIED))
+        self._marks = collections.deque([self._first], KEPT)
         #: The part of the disk that the receiver has: start and end.
         self._kept = 0, 0
 
@@ -214,13 +216,6 @@ class Stream(sender.Stream):
             self._reported = end
 
 
-class Device(Stream):
-    """A block device as a stream."""
-
-    def __init__(self, device: volume.Volume, reporter: progress.Progress) -> None:
-        super().__init__(device, clone.MAGIC, clone.Encoder(TRIED), reporter)
-
-
 class Directory(Stream):
     """A file system as a stream: the extents of ``disk``, then a tar archive of all other files.
 
@@ -237,11 +232,11 @@ class Directory(Stream):
         if disk is not None:
             mode, mtime = stat.S_IMODE(disk.stat.st_mode), max(0, int(disk.stat.st_mtime))
             about, encoder = clone.FolderDisk(disk.size, mode, mtime, not sparse), clone.Encoder(TRIED)
-        super().__init__(disk, clone.MAGIC + encoder.disk(about), encoder, reporter)
+        super().__init__(disk, reporter, clone.MAGIC + encoder.disk(about), encoder)
 
     def _others(self, encoder: clone.Encoder) -> Chunks:
-        taken, done = (frozenset[str](), 0) if self._disk is None else (frozenset({DISK}), self._disk.size)
-        names = gnu_tar.names(self._path, taken)
+        done = 0 if self._disk is None else self._disk.size
+        names = gnu_tar.names(self._path, frozenset() if self._disk is None else frozenset({DISK}))
         if not names:
             return
         buffer = memoryview(bytearray(volume.CHUNK))

@@ -31,7 +31,7 @@ UNKNOWN = frozenset({400, 404, 405, 501})
 class Stream(abc.ABC):
     """Bytes that can be produced again from any offset. ``length`` in bytes, None if unknown."""
 
-    length: int | None
+    length: int | None = None
 
     @abc.abstractmethod
     def chunks(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:

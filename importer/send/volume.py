@@ -142,7 +142,7 @@ def send_extents(
             raise errors.UploadFailed(url=client.url, reason=reason)
         stream: extents.Stream
         if device is not None:
-            total, stream = device.size, extents.Device(device, reporter)
+            total, stream = device.size, extents.Stream(device, reporter)
         else:
             disk = stack.enter_context(extents.open_disk(settings.path))
             total = occupied(settings.path, frozenset() if disk is None else frozenset({extents.DISK}))
@@ -154,8 +154,6 @@ def send_extents(
 
 class Sent(upload_sender.Stream):
     """The end of a clone that the target has received completely."""
-
-    length = None
 
     def chunks(self, _offset: int) -> Generator[memoryview, None, None]:
         """Yield nothing."""

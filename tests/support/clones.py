@@ -88,7 +88,7 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
             settings = volume.Settings("", volume.MODES[mode], directory)
             parts = snappy.frames(stack.enter_context(volume.plain(settings, shown)))
         elif mode == "block":
-            parts = extents.Device(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
+            parts = extents.Stream(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
         else:
             disk = stack.enter_context(extents.open_disk(directory))
             parts = extents.Directory(directory, disk, shown, sparse=True).chunks(0)

@@ -44,9 +44,9 @@ server = uploads.server
 )
 def test_nothing_is_left_out_for_a_malformed_answer(original: Path, kept: str) -> None:
     with volume.Volume(str(original)) as disk:
-        stream = clone_stream.Device(disk, progress.NullProgress())
+        stream = clone_stream.Stream(disk, progress.NullProgress())
         stream.restart(kept)
-        whole = clone_stream.Device(disk, progress.NullProgress())
+        whole = clone_stream.Stream(disk, progress.NullProgress())
         assert b"".join(map(bytes, stream.chunks(0))) == b"".join(map(bytes, whole.chunks(0)))
 
 
@@ -235,7 +235,7 @@ def test_compression_continues_while_it_saves_time(
 def test_stream_with_changing_compression_is_valid(original: Path, sending: float) -> None:
     """Whether or not parts are compressed, the receiver reads one complete stream."""
     with volume.Volume(str(original)) as device:
-        stream = clone_stream.Device(device, progress.NullProgress())
+        stream = clone_stream.Stream(device, progress.NullProgress())
         stream.step = 2 * MIB
         first = b"".join(bytes(part) for part in stream.chunks(0))
         for cut in (0, 15, 16, 17, *range(1, len(first), 250_007), len(first)):

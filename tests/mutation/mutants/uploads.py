@@ -77,13 +77,6 @@ MUTANTS = (
         "tests/importer/upload/test_resumable.py::test_replaced_upload_is_unknown",
     ),
     mutant(
-        "importer/upload/tls.py",
-        "takes an unknown version of TLS for the oldest",
-        "    if minimum not in VERSIONS:\n",
-        "    if False:\n",
-        "tests/importer/upload/test_tls.py::test_invalid_tls_setting_is_reported",
-    ),
-    mutant(
         "importer/send/file.py",
         "sends the end of a file before its checksum is verified",
         ("        if not left:\n            digest.verify()\n"),
@@ -110,13 +103,6 @@ MUTANTS = (
         "            if len(self._ahead) > longest + 1:\n",
         "            if False:\n",
         "tests/importer/upload/test_connection.py::test_too_long_line_is_refused",
-    ),
-    mutant(
-        "importer/upload/settings.py",
-        "takes a deadline without a time zone",
-        "    if deadline is None or deadline.tzinfo is None:\n",
-        "    if deadline is None:\n",
-        "tests/contract/test_upload.py::test_deadline_without_a_time_zone_is_refused",
     ),
     mutant(
         "importer/upload/resumable.py",
