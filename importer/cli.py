@@ -143,7 +143,7 @@ def set_up_logging(verbosity: int) -> None:
         "thread %s has failed", found.thread.name if found.thread else "", exc_info=found.exc_value
     )
     sys.unraisablehook = lambda found: log.error("ignored in %r", found.object, exc_info=found.exc_value)
-    for noisy in ("urllib3", "botocore", "google", "requests", "backends", "client", "keystoneauth"):
+    for noisy in ("urllib3", "botocore", "boto3", "google", "requests", "backends", "client", "keystoneauth"):
         # urllib3 warns about malformed headers with the URL and its signature.
         logging.getLogger(noisy).setLevel(
             logging.ERROR if noisy == "urllib3" else max(level, logging.WARNING)

@@ -17,7 +17,7 @@ from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets
 from cdi_worker.sources.web import pinned, session
 
-with errors.optional("the s3 source", package="botocore", extra="s3"):
+with errors.optional("the s3 source", package="boto3", extra="s3"):
     from botocore import auth, awsrequest, credentials, exceptions
 
 #: Secrets in the XML of a token service, and in the JSON of metadata services.
@@ -45,22 +45,22 @@ class Keys(buckets.Keys):
     def default_region(self) -> str | None:
         """Return the region set in the environment or the profile."""
         with _translate_errors():
-            region: str | None = self._session().get_config_variable("region")
+            region: str | None = self._session().region_name
         return region
 
     def _session(self) -> Any:
-        """Return a session of botocore. Its import takes 50 ms; explicit keys do not need it.
+        """Return a boto3 session. Its import takes 50 ms; explicit keys do not need it.
 
         Its requests to token services go through our connections: the same proxies, CAs and limits.
         """
-        from botocore import session as sessions
-
-        made = sessions.get_session()
-        made.register("before-send", self._send)
-        made.register("provide-client-params.sts", self._hold_parameters)
+        with errors.optional("the s3 source", package="boto3", extra="s3"):
+            import boto3
+        made = boto3.Session()
+        made.events.register("before-send", self._send)
+        made.events.register("provide-client-params.sts", self._hold_parameters)
         # The token for the service of the container's credentials, which botocore sends by itself.
         with contextlib.suppress(Exception):
-            providers = made.get_component("credential_provider")
+            providers = made._session.get_component("credential_provider")  # noqa: SLF001
             headers = providers.get_provider("container-role")._build_headers()  # noqa: SLF001
             masking.register(self, *masking.headers((headers or {}).items()))
         return made

@@ -126,7 +126,7 @@ def serve(
         resource = json.dumps({"generation": "7", "size": str(len(data)), "crc32c": crc})
         metadata = misbehave.Page(resource.encode(), ranges=False, content_type="application/json")
         busy = misbehave.Page(b"{}", status=503)
-        path = "/storage/v1/b/b/o/o"
+        path = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
         served_object.server.serve(path, (busy, 1), metadata)
     served_object.server.serve(served_object.path, *turns, last)
 

@@ -157,7 +157,7 @@ def test_sigterm_stops_process_1(container: pods.Pod, slow: str) -> None:
 
 
 def test_s3_object_is_imported(container: pods.Pod, disks: disks_module.Disks, tmp_path: Path) -> None:
-    """The library of S3 works without the service descriptions that the image leaves out."""
+    """boto3 works without the service descriptions that the image leaves out."""
     with objectservers.seaweed(tmp_path) as store:
         store.put("disk.qcow2", disks.image("qcow2").read_bytes())
         done = container.run(
@@ -218,14 +218,13 @@ def test_image_has_labels_user_and_bounded_size(image: str) -> None:
 #: Modules of a single source or role are imported on use: a missing one would go unnoticed.
 EVERYTHING = """
 import importlib, pkgutil
-import anycrc, botocore.session, google.auth, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
+import anycrc, boto3, google.auth, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
 import cdi_worker
 for module in pkgutil.walk_packages(cdi_worker.__path__, "cdi_worker."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 for service in ("s3", "sts", "sso", "sso-oidc"):
-    session = botocore.session.get_session()
-    session.create_client(service, region_name="x", aws_access_key_id="x", aws_secret_access_key="x")
+    boto3.client(service, region_name="x", aws_access_key_id="x", aws_secret_access_key="x")
 """
 
 

@@ -67,7 +67,7 @@ def test_every_command_is_found_without_the_libraries_of_extras() -> None:
     """Help, completion and the check of misspelt variables load all commands."""
     code = """
 import sys
-for name in ("yaml", "jsonschema", "botocore", "google", "keystoneauth1", "pyVmomi", "ovirtsdk4",
+for name in ("yaml", "jsonschema", "boto3", "google", "keystoneauth1", "pyVmomi", "ovirtsdk4",
              "ovirt_imageio", "nbd", "prometheus_client", "h11", "multipart", "cramjam"):
     sys.modules[name] = None
 from cdi_worker.importer.commands import group

@@ -372,7 +372,7 @@ def test_log_has_no_secrets(
 
 HOST = """
 import logging, sys, warnings
-import botocore.session, google.auth, keystoneauth1.session, requests, urllib3
+import boto3, google.auth, keystoneauth1.session, requests, urllib3
 
 def state():
     return {name: log.level for name, log in logging.root.manager.loggerDict.items() if hasattr(log, "level")}

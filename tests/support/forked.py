@@ -54,9 +54,9 @@ UNPREPARED = (
     "cdi_worker.sources.objects.gcs",
     "cdi_worker.sources.ovirt.backend",
 )
-#: Libraries that the worker imports when it needs them. botocore reads where the home is, for its models.
+#: Libraries that the worker imports when it needs them. boto3 reads where the home is, for models of its own.
 LIBRARIES = (
-    "botocore.session",
+    "boto3",
     "jsonschema",  # takes a second, with the libraries that the tests need beside it
     "keystoneauth1.session",
     "nbd",

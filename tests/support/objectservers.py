@@ -36,14 +36,14 @@ class Store:
         return f"{server}/{bucket}/{key}"
 
     def client(self) -> Any:
-        """Return a client with all permissions."""
-        from botocore import session
+        """Return a boto3 client with all permissions."""
+        import boto3
         from botocore.config import Config
 
         quiet = Config(
             response_checksum_validation="when_required", request_checksum_calculation="when_required"
         )
-        return session.get_session().create_client(
+        return boto3.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{self.port}",
             aws_access_key_id=ACCESS_KEY,

@@ -184,7 +184,7 @@ with base.open_image(s3.S3Source(location, cancelling.Cancel())) as image:
     assert "the-token" not in done.stderr
 
 
-def test_missing_botocore_is_named() -> None:
-    done = processes.script(f"import sys; sys.modules['botocore'] = None\n{READ}", "s3://b/k")
-    assert "s3 source needs the Python package botocore: " in done.stderr
+def test_missing_boto3_is_named() -> None:
+    done = processes.script(f"import sys; sys.modules['boto3'] = None\n{READ}", "s3://b/k")
+    assert "s3 source needs the Python package boto3: " in done.stderr
     assert "[s3]'" in done.stderr
