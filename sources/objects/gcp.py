@@ -20,9 +20,18 @@ from cdi_worker.sources import base, handshakes, smallfile, wire
 from cdi_worker.sources.objects import buckets, locations
 from cdi_worker.sources.web import pinned, session
 
-with errors.optional("the gcs source", package="google-auth", extra="gcs"), warnings.catch_warnings():
-    # Its modules warn about Python versions that they will drop.
-    warnings.simplefilter("ignore", FutureWarning)
+
+@contextlib.contextmanager
+def import_libraries() -> Iterator[None]:
+    """Import Google's libraries in the block, without their warnings. Raises ``MissingExtra``."""
+    package = "google-cloud-storage"
+    with errors.optional("the gcs source", package=package, extra="gcs"), warnings.catch_warnings():
+        # They warn about Python versions that they will drop.
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+with import_libraries():
     from google import auth
     from google.auth import aws, exceptions, identity_pool
     from google.oauth2 import credentials, service_account

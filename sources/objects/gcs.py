@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import logging
+import types
 import urllib.parse
+from typing import Any
 
 import requests
 import requests.auth
@@ -17,6 +19,10 @@ from cdi_worker.sources import base, wire
 from cdi_worker.sources.objects import buckets, gcp, locations
 from cdi_worker.sources.objects.coverage import Coverage
 from cdi_worker.sources.web import http, pinned, session
+
+with gcp.import_libraries():
+    from google.auth import credentials
+    from google.cloud import storage
 
 log = logging.getLogger(__name__)
 
@@ -117,42 +123,48 @@ class _Object(pinned.Resource):
         self._generation: int | None = None
         self._encoding = "identity"
         bucket, name = (urllib.parse.quote(item, safe="") for item in self._address[1:])
-        self._path = f"storage/v1/b/{bucket}/o/{name}"
-        super().__init__(f"{self._address.server}/{self._path}", location.access, cancel=cancel)
+        self._media = f"{self._address.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+        super().__init__(self._media, location.access, cancel=cancel)
         self.name = wire.safe_url(location.address)
 
     def describe(self) -> Metadata:
-        """Return the object's metadata ("Objects: get"), and direct later requests to its generation."""
-        server = self._address.server
-        self.url = f"{server}/{self._path}"
-        self.unpin()
-        while True:
-            try:
-                data = self.body(self.get(None), LARGEST_METADATA)
-                break
-            except errors.Unreachable as err:
-                refused = err.fields.get("status") in {401, 403}
-                # A server that is not Google's must not receive this machine's ambient tokens.
-                if not refused or not gcp.is_google(server) or not self._keys.find_ambient():
-                    raise
+        """Return the object's metadata, and pin later requests to its generation."""
+        client = storage.Client(
+            project="-",
+            credentials=credentials.AnonymousCredentials(),
+            client_options={"api_endpoint": self._address.server},
+            _http=_Transport(self),
+        )
+        blob = client.bucket(self._address.bucket).blob(self._address.key)
         try:
-            stated = smalljson.parse(data)
+            self._load(blob)
             # Objects with a content encoding are decompressed by the server unless the client accepts it.
-            self._encoding = coding.normal(str(stated.get("contentEncoding") or ""))
-            text = str(stated.get("crc32c") or "")
-            crc = base64.b64decode(text, validate=True)
-            if text and len(crc) != 4:
+            self._encoding = coding.normal(str(blob.content_encoding or ""))
+            stored = str(blob.crc32c or "")
+            crc = base64.b64decode(stored, validate=True)
+            if stored and len(crc) != 4:
                 raise ValueError("a CRC-32C has four bytes")
-            number = int.from_bytes(crc) if text else None
-            metadata = Metadata(int(stated["generation"]), int(stated["size"]), text, number)
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            number = int.from_bytes(crc) if stored else None
+            metadata = Metadata(int(blob.generation), int(blob.size), stored, number)
+        except (ValueError, TypeError, AttributeError) as err:
             reason = "the response is not object metadata"
             advice = "check that the URL is a Google Cloud Storage server"
             raise errors.Unreachable(url=self.name, reason=f"{reason}; {advice}") from err
         self._generation = metadata.generation
-        self.url = f"{server}/download/{self._path}?alt=media&generation={metadata.generation}"
+        self.url = f"{self._media}&generation={metadata.generation}"
         self.unpin()
         return metadata
+
+    def _load(self, blob: Any) -> None:
+        while True:
+            try:
+                blob.reload(retry=None)
+                return
+            except errors.Unreachable as err:
+                refused = err.fields.get("status") in {401, 403}
+                # A server that is not Google's must not receive this machine's ambient tokens.
+                if not refused or not gcp.is_google(self._media) or not self._keys.find_ambient():
+                    raise
 
     def send(self, method: str, url: str, headers: dict[str, str]) -> requests.Response:
         response = super().send(method, url, {**headers, "Accept-Encoding": self._encoding})
@@ -198,6 +210,17 @@ class _Object(pinned.Resource):
         else:
             reason = f"{plain.fields['reason']}: {message}"
         return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
+
+
+class _Transport:
+    """A transport for Google's client that uses our connections, CAs and credentials."""
+
+    def __init__(self, resource: _Object) -> None:
+        self._resource = resource
+
+    def request(self, *, method: str, url: str, **_: object) -> types.SimpleNamespace:
+        data = self._resource.body(self._resource.send(method, url, {}), LARGEST_METADATA)
+        return types.SimpleNamespace(content=data, status_code=200, json=lambda: smalljson.parse(data))
 
 
 def _error_details(text: str) -> tuple[str, set[str]]:

@@ -218,7 +218,7 @@ def test_image_has_labels_user_and_bounded_size(image: str) -> None:
 #: Modules of a single source or role are imported on use: a missing one would go unnoticed.
 EVERYTHING = """
 import importlib, pkgutil
-import anycrc, boto3, google.auth, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
+import anycrc, boto3, google.cloud.storage, jsonschema, nbd, ovirt_imageio, ovirtsdk4, pyVim.connect
 import cdi_worker
 for module in pkgutil.walk_packages(cdi_worker.__path__, "cdi_worker."):
     if not module.name.endswith("__main__"):

@@ -19,7 +19,7 @@ from cdi_worker.sources.objects import gcs, locations
 from tests.support import misbehave
 
 DATA = random.Random(13).randbytes(3 * 1024 * 1024 + 17)
-METADATA = "/storage/v1/b/b/o/o"
+METADATA = "/storage/v1/b/b/o/o?projection=noAcl&prettyPrint=false"
 MEDIA = "/download/storage/v1/b/b/o/o?alt=media&generation=7"
 
 

@@ -240,6 +240,6 @@ def test_ambient_credentials_are_not_sent_to_other_servers(
 
 
 def test_missing_library_is_named() -> None:
-    done = processes.script(f"import sys; sys.modules['google.auth'] = None\n{READ}", "gs://b/o")
-    assert "the gcs source needs the Python package google-auth" in done.stderr
+    done = processes.script(f"import sys; sys.modules['google.cloud.storage'] = None\n{READ}", "gs://b/o")
+    assert "the gcs source needs the Python package google-cloud-storage" in done.stderr
     assert "[gcs]'" in done.stderr
