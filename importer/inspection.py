@@ -106,7 +106,8 @@ def _inspect(
         volume = None if disk_size is None else units.volume_size(disk_size, overhead)
         details = dict(disk.source.describe())
         if found.chain and found.ranges:
-            details["chain"] = _shares(disk.files, found, request, run.reads)
+            with run.reads.scope() as scope:
+                details["chain"] = _shares(disk.files, found, request, scope)
         details |= run.demanded.details
         details |= {"targetFormat": request.format} if request.format else {}
         return Inspection(disk.facts, found, plan, obstacle, volume, details, overhead, size)
@@ -142,8 +143,6 @@ def _shares(
     disk = layers.ChainTables(found.chain, reads, is_base=not request.is_delta)
     for window in disk.windows():
         tables.load(window, fetchers)
-        for fetcher in fetchers:
-            fetcher.confirm()
     return [
         {
             "name": file.name,

@@ -13,9 +13,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from cdi_worker import errors
 from cdi_worker.formats import views
-from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
+from cdi_worker.formats.mapped.pieces import Batch, Inflate
 from cdi_worker.images import directio
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import fetch
@@ -49,8 +48,6 @@ class MappedDisk(base.Disk):
     ``files``: open each file by ranges, the oldest first. ``size``: of the disk. ``covers_all``: see
     ``base.Disk``; a chain without its oldest file holds changes only. ``direct``: the target bypasses the
     page cache, so that short writes must not wait for each other.
-
-    Tables are confirmed by a second request before anything is delivered that depends on them.
     """
 
     repeats = True
@@ -89,9 +86,6 @@ class MappedDisk(base.Disk):
                 shown = (span for piece in pieces for span in piece.shown or ((0, piece.size),))
                 self.declared += sum(end - start for start, end in shown)
                 self.declared += sum(length for _, length in window.holes())
-            for fetcher in fetchers[1:]:
-                # Confirm the tables first: which file a cluster comes from depends on those of all.
-                fetcher.each((), lambda _offset, _data: None)
             # An iterator: with a chain, the first file's turn zeroes the holes.
             zero = functools.partial(raw.zero, sink, missing, iter(window.holes()))
             for part, fetcher in zip(parts, fetchers, strict=True):
@@ -100,31 +94,22 @@ class MappedDisk(base.Disk):
                     placer.put(batch, data, inflate)
                     meter.moved(batch.length)
 
-                _each(fetcher, _missing(part.data(), missing, meter), place, confirmed=zero)
+                _each(fetcher, _missing(part.data(), missing, meter), place, meanwhile=zero)
         return self.size
 
 
 def load(window: Window, fetchers: Sequence[fetch.Fetcher]) -> None:
-    """Load and check the tables of a window. They are confirmed before the next ranges are delivered."""
-    loaded: list[tuple[Part, Piece, bytes]] = []
+    """Load and check the tables of a window."""
     parts: Sequence[Part] = window.parts
     for part, fetcher in zip(parts, fetchers, strict=True):
 
         def keep(batch: Batch, data: memoryview, part: Part = part) -> None:
             for table in batch.pieces:
                 start = table.host - batch.offset
-                loaded.append((part, table, bytes(data[start : start + table.length])))
+                part.load(table, data[start : start + table.length])
 
         _each(fetcher, part.tables(), keep, tables=True)
-    try:
-        for part, table, data in loaded:
-            part.load(table, data)
-        window.check()
-    except errors.ImageError:
-        # The server may have returned wrong ranges. ``confirm`` reports it: then the image is read in order.
-        for fetcher in fetchers:
-            fetcher.confirm()
-        raise
+    window.check()
 
 
 def _missing(batches: Iterable[Batch], missing: base.Missing, meter: base.DeliveryMeter) -> Iterator[Batch]:

@@ -8,7 +8,6 @@ longer than a buffer, which is delivered and filled again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -132,7 +131,6 @@ class Fetcher:
         self._known = known
         self._advance = advance
         self._retried = retried
-        self._confirmations = seams.Confirmations(scope)
         self._shared = retry.Shared()
         self._thread = threading.local()
 
@@ -164,14 +162,9 @@ class Fetcher:
         return bytes(data)
 
     def fill_confirmed(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset``, and check the bytes by another request.
-
-        For reads whose neighbours may never be read, so that no seam shows the bytes of another range.
-        """
-        known = self._known.known_length(offset, len(into))
+        """Fill ``into`` from ``offset`` with a part of a table, and confirm it."""
         self.fill(offset, into)
-        if part := self._part(offset + known, into[known:]):
-            self._confirm(*part)
+        self._confirm(offset, into)
 
     def fill(self, offset: int, into: memoryview, advance: Callable[[int], None] | None = None) -> None:
         """Fill ``into`` from ``offset``, retrying as long as there is progress.
@@ -207,36 +200,26 @@ class Fetcher:
             patience.progress(count, self._name, offset + done)
         self._known.restore(offset, into)
 
-    def _part(self, offset: int, data: memoryview) -> tuple[int, bytes] | None:
-        """Return offset and bytes of a part of ``data``, read at ``offset``, for another request to confirm.
+    def _confirm(self, offset: int, table: memoryview) -> None:
+        """Compare a distinctive part of a table, read from ``offset``, with another request.
 
-        The seams around a table prove nothing until its neighbours are read, which may be never.
+        Without it, one answer of another range that has zeros is a disk without data: the seams of a table
+        prove nothing, because its neighbours may never be read. Raises ``errors.WrongRanges``.
         """
+        known = self._known.known_length(offset, len(table))
+        data = bytes(table[known:])
         if self._seams is None or len(data) < 2:
-            return None
-        start, length = seams.distinctive_window(bytes(data))
+            return
+        start, length = seams.distinctive_window(data)
         if not length:
             # All bytes are equal. All but the first, so that the request is not the same again.
             start, length = 1, len(data) - 1
-        return offset + start, bytes(data[start : start + length])
-
-    def _confirm(self, offset: int, part: bytes) -> None:
-        """Read these bytes again. Raises ``errors.NoRanges`` if they differ."""
-        assert self._seams is not None  # noqa: S101  (without it there is no part)
-        again = bytearray(len(part))
-        self._seams.expect(offset, len(part))
-        # Not counted as progress: the bytes were counted when they were read first.
-        self.fill(offset, memoryview(again), lambda _: None)
-        if again != part:
-            raise self._seams.differing(offset)
-
-    def _confirm_later(self, offset: int, table: memoryview) -> None:
-        if part := self._part(offset, table):
-            self._confirmations.add(*part)
-
-    def confirm(self) -> None:
-        """Confirm the tables now. Raises ``errors.NoRanges`` if one was not right."""
-        self._confirmations.work(self._confirm)
+        at, again = offset + known + start, bytearray(length)
+        self._seams.expect(at, length)
+        # A second request for the same bytes is not progress.
+        self.fill(at, memoryview(again), lambda _: None)
+        if again != data[start : start + length]:
+            raise self._seams.differing(at)
 
     def each(
         self,
@@ -244,17 +227,19 @@ class Fetcher:
         deliver: Deliver,
         *,
         tables: bool = False,
-        confirmed: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        ``tables``: they are delivered unconfirmed. The next call first confirms each of their requests by
-        another one, and delivers nothing before; or call ``confirm``. It calls ``confirmed`` when that is
-        done, in this thread, while other threads deliver. Raises the first failure of a read or of
-        ``deliver``, after ending the others. When this returns, no thread is in ``deliver`` or will be.
+        ``tables``: each request is confirmed by another one. ``meanwhile`` is called in this thread, while
+        others fetch and deliver. Raises the first failure of a read or of ``deliver``, after ending the
+        others. When this returns, no thread is in ``deliver`` or will be.
         """
         at_once = tables or self._is_batching
-        pending = _together(ranges, functools.partial(self._longest, tables=tables))
+        # One read, and a buffer for all of it. 0: a read for each range.
+        most = self.options.chunk if self._continuing is not None or self._is_batching else 0
+        is_long = self._continuing is not None and not tables
+        pending = _together(ranges, self.request_length if is_long else lambda _: most)
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
 
@@ -263,7 +248,6 @@ class Fetcher:
                 return None if self._scope.is_set() else next(pending, None)
 
         def work() -> None:
-            self.confirm()
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
                 self.expect(group)
@@ -278,11 +262,9 @@ class Fetcher:
                         # What is read between the ranges is not progress.
                         self.fill(start, view, lambda _: None)
                         self._advance(sum(item.length for item in items))
-                    helpers.call()
                     if tables:
-                        self._confirm_later(start, view)
-                    else:
-                        self._confirmations.wait()
+                        self._confirm(start, view)
+                    helpers.call()
                     for item in items:
                         with workers.hold_close():
                             deliver(item.offset, view[item.offset - start :][: item.length])
@@ -290,17 +272,8 @@ class Fetcher:
         helpers = _Helpers(workers, work, self.pace, self.options.connections)
         with workers:
             helpers.call()
-            if not tables:
-                self._confirmations.wait()
-                confirmed()
+            meanwhile()
             workers.wait(helpers.look)
-
-    def _longest(self, start: int, *, tables: bool) -> int:
-        """Return the longest request for nearby ranges from ``start``, in bytes; 0: one for each range."""
-        if self._continuing is not None and not tables:
-            return self.request_length(start)
-        # One read, and a buffer for all of it.
-        return self.options.chunk if self._continuing is not None or self._is_batching else 0
 
     def expect(self, group: list[ByteRange]) -> None:
         """Announce ranges that this thread will read with one request, if the source can do that."""

@@ -17,12 +17,11 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
-from cdi_worker.images.engine import cancelling, pace
+from cdi_worker.images.engine import pace
 
 #: Bytes that requests have in common on each side of a seam.
 SECTOR: Final = 512
@@ -103,18 +102,17 @@ class Seams:
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
-        is_probed = self._probe(offset, offset + len(into))
+        self._probe(offset, offset + len(into))
         request: _Request | None = getattr(self._thread, "request", None)
         self._thread.request = None
         if request is None or not request.at <= offset < offset + len(into) <= request.end:
             request = self._begin(offset, offset + len(into))
         is_first, before = request.at == request.start, request.last
         count = self._take(request, offset, into)
-        is_open = is_probed or self._wait_for_probe()
         if is_first and offset == request.start:
             self._meet(offset, before, bytes(into[: min(count, SECTOR)]))
         request.advance(offset, into[:count])
-        if count < len(into) or not is_open:
+        if count < len(into):
             self._meet(request.at, request.last, b"")
         elif request.at == request.end:
             self._thread.fruitless = 0
@@ -204,48 +202,26 @@ class Seams:
         )
         return errors.WrongRanges(url=self._name, reason=reason)
 
-    def _probe(self, offset: int, end: int) -> bool:
+    def _probe(self, offset: int, end: int) -> None:
         """Before the first range, read a part of the head again, at an offset other than 0.
 
-        A long first request that continues the head begins with that part. A short one may be for a table,
-        whose confirmation is a range, too, and proves nothing before the probe. Beyond 4 GiB, ranges of a
-        server that cuts offsets to 32 bits are all wrong alike: a range across the border is checked as well.
-        Return False if another thread is probing: the request need not wait for it, but its bytes must.
+        A long first request that continues the head begins with that part. Beyond 4 GiB, ranges of a server
+        that cuts offsets to 32 bits are all wrong alike: a range across the border is checked as well.
         """
         if self._probed:
-            return True
-        if not self._probing.acquire(blocking=False):
-            return False
-        try:
-            if not self._probed:
-                self._cross_border()
-                start, length = distinctive_window(self._head)
-                if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
-                    self._thread.request = self._begin(offset, end, offset - start)
-                else:
-                    self._compare(0, self._head)
-                self._probed = True
-        finally:
-            self._probing.release()
-        return True
-
-    def _wait_for_probe(self) -> bool:
-        """Wait for the probe of another thread.
-
-        Return False if that failed: this thread has probed then, which ended its open request.
-        """
+            return
         with self._probing:
             if self._probed:
-                return True
-            self._cross_border()
-            self._compare(0, self._head)
+                return
+            if self._size > _BORDER:
+                across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
+                self._compare(_BORDER - 1, across)
+            start, length = distinctive_window(self._head)
+            if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
+                self._thread.request = self._begin(offset, end, offset - start)
+            else:
+                self._compare(0, self._head)
             self._probed = True
-        return False
-
-    def _cross_border(self) -> None:
-        if self._size > _BORDER:
-            across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
-            self._compare(_BORDER - 1, across)
 
     def _compare(self, offset: int, data: bytes) -> None:
         """Compare a distinctive part of ``data``, read at ``offset``, with another request."""
@@ -260,44 +236,6 @@ class Seams:
             self._reader.expect(at, left)
             filled += self._take(_Request(at, at + left), at, memoryview(data)[filled:])
         return bytes(data)
-
-
-class Confirmations:
-    """Parts of tables that are not confirmed yet. Thread-safe.
-
-    A table maps data to the disk: the data may be fetched before the table is confirmed, but not delivered.
-    """
-
-    def __init__(self, scope: cancelling.Cancel) -> None:
-        self._scope = scope
-        self._parts: collections.deque[tuple[int, bytes]] = collections.deque()
-        self._left = 0
-        self._changed = threading.Condition()
-
-    def add(self, offset: int, part: bytes) -> None:
-        with self._changed:
-            self._parts.append((offset, part))
-            self._left += 1
-
-    def work(self, confirm: Callable[[int, bytes], None]) -> None:
-        """Confirm the parts that no other thread has taken. After a failure, waiters wait for the scope."""
-        while True:
-            with self._changed:
-                if not self._parts:
-                    return
-                part = self._parts.popleft()
-            confirm(*part)
-            with self._changed:
-                self._left -= 1
-                self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait until all is confirmed. Raises the error of the scope if that is set."""
-        if not self._left:
-            return
-        with self._scope.notifying(self._changed), self._changed:
-            self._changed.wait_for(lambda: not self._left or self._scope.is_set())
-        self._scope.check()
 
 
 def distinctive_window(data: bytes) -> tuple[int, int]:

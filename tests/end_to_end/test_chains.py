@@ -346,6 +346,20 @@ def test_server_that_lies_about_ranges_of_a_layer_is_noticed(
     oracle.unusable(tmp_path / "disk.img")
 
 
+def test_inspection_of_a_layer_without_its_tables_names_the_cause(
+    server: misbehave.Server, chain: chains.Chain
+) -> None:
+    chain.base("1200M", "write -P 1 0 1M")
+    chain.overlay("write -P 2 1M 64k")
+    # Its second table is behind the first response.
+    chain.overlay("write -P 3 1M 64k", "write -P 4 1000M 64k")
+    addresses = serve(server, chain.files[:2])
+    page = misbehave.Page(chain.top.read_bytes())
+    gone = server.serve("/layer-2.qcow2", (page, 1), misbehave.Page(status=404))
+    with pytest.raises(errors.Unreachable, match="404"):
+        cdi_worker.inspect(dataclasses.replace(request([*addresses, gone], Path()), target=""))
+
+
 def test_killed_import_resumes_and_any_changed_layer_starts_it_over(
     server: misbehave.Server, chain: chains.Chain, target: Path
 ) -> None:

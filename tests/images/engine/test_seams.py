@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent import futures
 
 import pytest
 from hypothesis import given
@@ -203,32 +202,6 @@ def test_no_lie_about_random_data_is_delivered(number: int, shift: int, block: i
             assert fetched(Server(lie=lie), HEAD) == DATA
 
 
-def test_thread_that_probes_after_another_has_failed_begins_a_new_request() -> None:
-    """The probe is a request of the same thread, whose open one the reader has then forgotten."""
-    waits, begun = threading.Event(), threading.Event()
-
-    def lie(first: int, number: int) -> int:
-        if number:
-            begun.set()
-            return first
-        waits.set()
-        begun.wait(10)
-        return first + 8
-
-    server = Server(lie=lie)
-    reader = fetcher(server)._reader
-    into = memoryview(bytearray(4 * KiB))
-    with futures.ThreadPoolExecutor(1) as pool:
-        failing = pool.submit(reader.read_range, 100_000, memoryview(bytearray(512)))
-        assert waits.wait(10)
-        reader.expect(HEAD, 16 * KiB)
-        for offset in range(HEAD, HEAD + 16 * KiB, 4 * KiB):
-            assert reader.read_range(offset, into) == len(into)
-            assert into == DATA[offset : offset + len(into)]
-        with pytest.raises(errors.NoRanges):
-            failing.result()
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_shifted_table_is_found(number: int) -> None:
     """A table is read by two requests, because its neighbours may never be read."""
@@ -249,120 +222,43 @@ def test_table_of_zeros_is_read_again() -> None:
 TABLES = [fetch.ByteRange(50_000, 512), fetch.ByteRange(150_000, 512)]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_tables_are_confirmed_before_data_is_delivered(number: int) -> None:
-    """One of the tables, or of the requests that confirm them, is wrong."""
-    check_tables(number, lambda engine: engine.each([fetch.ByteRange(100_000, 512)], not_delivered))
-
-
 def not_delivered(_offset: int, _data: memoryview) -> None:
     pytest.fail("delivered")
 
 
-def check_tables(number: int, ending: Callable[[fetch.Fetcher], None]) -> None:
-    """Read tables, one of whose requests is not answered right, and find that with ``ending``."""
-    engine = fetcher(Server(lie=once(number, 8)))
-
-    def run() -> None:
-        engine.each(TABLES, lambda _o, _d: None, tables=True)
-        ending(engine)
-
-    with pytest.raises(errors.NoRanges, match="two requests returned different data"):
-        run()
-
-
-def test_data_waits_for_a_table_that_another_thread_confirms() -> None:
-    confirmations = seams.Confirmations(cancelling.Cancel())
-    confirmations.add(0, b"table")
-    begun, end = threading.Event(), threading.Event()
-
-    def confirm(_offset: int, _part: bytes) -> None:
-        begun.set()
-        end.wait(processes.PATIENCE)
-
-    confirming = threading.Thread(target=confirmations.work, args=(confirm,))
-    delivering = threading.Thread(target=confirmations.wait)
-    confirming.start()
-    assert begun.wait(processes.PATIENCE)
-    delivering.start()
-    delivering.join(0.1)
-    has_waited = delivering.is_alive()
-    end.set()
-    assert has_waited
-    for thread in (confirming, delivering):
-        thread.join(processes.PATIENCE)
-        assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_tables_are_confirmed_without_data_and_on_request(number: int) -> None:
-    check_tables(number, lambda engine: engine.each([], not_delivered))
-    check_tables(number, lambda engine: engine.confirm())
+def test_shifted_table_is_not_delivered(number: int) -> None:
+    """One of the tables, or of the requests that confirm them, is wrong."""
+    engine = fetcher(Server(lie=once(number, 8)))
+    delivered: list[int] = []
+    with pytest.raises(errors.NoRanges, match="two requests returned different data"):
+        engine.each(TABLES, lambda offset, _data: delivered.append(offset), tables=True)
+    assert len(delivered) < len(TABLES)
 
 
-class Held(Server):
-    """Answers a short request when another one, not for a part of the same bytes, has arrived."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._arrived = threading.Condition()
-        self._offsets: set[int] = set()
-
-    def read_range(self, offset: int, into: memoryview, /) -> int:
-        first, end = self._thread.expected
-        with self._arrived:
-            self._offsets.add(first)
-            self._arrived.notify_all()
-            held = end - first < 2 * KiB and not self._arrived.wait_for(
-                lambda: any(abs(other - first) > 4 * KiB for other in self._offsets), processes.PATIENCE
-            )
-        assert not held, "a request waits for this one"
-        return super().read_range(offset, into)
-
-    def next(self) -> None:
-        self._offsets.clear()
-
-
-def test_first_data_is_the_third_round_trip() -> None:
-    """The probe waits for no table and no table for the probe; the same of confirmations and data."""
-    server, found = Held(), {}
-    engine = fetcher(server)
-    engine.each(TABLES, lambda offset, data: found.update({offset: bytes(data)}), tables=True)
-    server.next()
-    wanted = [fetch.ByteRange(100_000 + 4 * KiB * number, 4 * KiB) for number in range(8)]
-    engine.each(wanted, lambda offset, data: found.update({offset: bytes(data)}))
-    assert found == {item.offset: DATA[item.offset :][: item.length] for item in [*TABLES, *wanted]}
-
-
-def test_confirmed_is_called_once_between_confirmation_and_end() -> None:
-    """Tables that arrive before the caller waits for them must not make it wait."""
-    server, called = Server(), []
-    engine = fetcher(server)
+def test_callers_work_is_done_while_ranges_are_fetched() -> None:
+    engine, arrived = fetcher(Server()), threading.Event()
     engine.each(
-        TABLES, lambda _o, _d: time.sleep(0.1), tables=True, confirmed=lambda: called.append("tables")
+        [fetch.ByteRange(100_000, 512)],
+        lambda _offset, _data: arrived.set(),
+        meanwhile=lambda: pytest.fail("sequential") if not arrived.wait(processes.PATIENCE) else None,
     )
-    engine.each([fetch.ByteRange(100_000, 512)], lambda _o, _d: None, confirmed=lambda: called.append("data"))
-    assert called == ["data"]
     with pytest.raises(OSError, match="full"):
-        engine.each([], not_delivered, confirmed=lambda: (_ for _ in ()).throw(OSError("full")))
+        engine.each([], not_delivered, meanwhile=lambda: (_ for _ in ()).throw(OSError("full")))
 
 
 def test_bytes_are_not_returned_before_the_probe() -> None:
     """Every range is shifted, and the answer to the probe arrives last."""
-    asked = threading.Event()
 
     class Late(Server):
         def read_range(self, offset: int, into: memoryview, /) -> int:
             if offset < HEAD:
-                assert asked.wait(processes.PATIENCE)
                 time.sleep(0.1)
-            else:
-                asked.set()
             return super().read_range(offset, into)
 
     engine = fetcher(Late(lie=lambda first, _: first + 512))
     with pytest.raises(errors.NoRanges):
-        engine.each(TABLES, not_delivered, tables=True)
+        engine.each(TABLES, not_delivered)
 
 
 class Huge(Server):
