@@ -32,13 +32,13 @@ class RandomReader(Protocol):
 
 
 @runtime_checkable
-class ContinuingReader(RandomReader, Protocol):
-    """A source that serves several consecutive reads of a thread with one request."""
+class RequestReader(RandomReader, Protocol):
+    """A source of which one request serves several consecutive reads."""
 
-    def expect(self, offset: int, length: int, /) -> None:
-        """Announce the bytes that this thread will read next, in order, with gaps of at most 256 KiB.
+    def open_range(self, start: int, end: int, /) -> Reader:
+        """Send a request for the bytes from ``start`` to ``end``; return a reader of the response.
 
-        A read outside of them is a request of its own.
+        Raises as ``read_range``; so does the reader, where the response ends too early.
         """
 
 

@@ -236,7 +236,7 @@ class Image:
             raise errors.NoRanges(url=facts.name, reason="not offered by the source")
         self.engine.used = True
         size = facts.size or 0
-        if isinstance(reader, readers.ContinuingReader):
+        if isinstance(reader, readers.RequestReader):
             # The ranges of a server are compared with each other.
             self._seams = self._seams or seams.Seams(
                 reader,

@@ -43,22 +43,21 @@ _CANDIDATES: Final = 16
 
 
 class _Request:
-    """A request for the bytes from ``start`` to ``end``, of which those before ``at`` were read.
+    """A request for the bytes from ``first`` to ``after``, which is sent when it is made.
 
-    ``got``: bytes of the range that were received. ``last``: at most a sector before ``at``.
+    ``start``, ``end``: the range without the sectors that it has in common with others. ``at``: where the
+    next read begins. ``last``: at most a sector before that. ``got``: bytes of the range that were received.
     """
 
-    def __init__(self, start: int, end: int) -> None:
-        self.start = self.at = start
+    def __init__(self, source: readers.RequestReader, first: int, after: int, start: int, end: int) -> None:
+        self.start = start
         self.end = end
-        self.got = 0
+        self.at = first
         self.last = b""
+        self.got = 0
         self.is_answered = False
-
-    def advance(self, offset: int, data: memoryview) -> None:
-        before = self.last if offset == self.at else b""
-        self.last = (before + bytes(data[-SECTOR:]))[-SECTOR:]
-        self.at = offset + len(data)
+        self.begun = time.monotonic()
+        self.reader = source.open_range(first, after)
 
 
 class Seams:
@@ -72,7 +71,7 @@ class Seams:
 
     def __init__(
         self,
-        reader: readers.ContinuingReader,
+        reader: readers.RequestReader,
         size: int,
         *,
         name: str,
@@ -96,49 +95,59 @@ class Seams:
         #: Per thread: its open request, the range that it will read, and its fruitless answers.
         self._thread = threading.local()
 
-    def expect(self, offset: int, length: int, /) -> None:
-        """Set the range of this thread's next request; see ``formats.readers.ContinuingReader``."""
+    def expect(self, offset: int, length: int) -> None:
+        """Announce the bytes that this thread will read next, in order, with gaps of at most 256 KiB.
+
+        A read outside of them is a request of its own.
+        """
         self._thread.expected = offset, offset + length
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
         self._probe(offset, offset + len(into))
-        request: _Request | None = getattr(self._thread, "request", None)
-        self._thread.request = None
-        if request is None or not request.at <= offset < offset + len(into) <= request.end:
-            request = self._begin(offset, offset + len(into))
+        request = self._open_request(offset, into) or self._begin(offset, offset + len(into))
         is_first, before = request.at == request.start, request.last
-        count = self._take(request, offset, into)
-        if is_first and offset == request.start:
+        count = self._take(request, into)
+        if is_first:
             self._meet(offset, before, bytes(into[: min(count, SECTOR)]))
-        request.advance(offset, into[:count])
-        if count < len(into):
-            self._meet(request.at, request.last, b"")
-        elif request.at == request.end:
+        if count == len(into) and request.at < request.end:
+            self._thread.request = request
+            return count
+        after = b""
+        if count == len(into):
             self._thread.fruitless = 0
             self._has_served = True
             # The sector after the request, or what arrives of it.
-            after = memoryview(bytearray(min(SECTOR, self._size - request.end)))
-            received = 0
+            sector = memoryview(bytearray(min(SECTOR, self._size - request.end)))
             with contextlib.suppress(errors.Transient):  # the range itself is complete
-                received = self._reader.read_range(request.end, after) if after else 0
-            self._meet(request.at, request.last, bytes(after[:received]))
-        else:
-            self._thread.request = request
+                after = bytes(sector[: request.reader.readinto(sector) if sector else 0])
+        request.reader.close()
+        self._meet(request.at, request.last, after)
         return count
+
+    def _open_request(self, offset: int, into: memoryview) -> _Request | None:
+        """Return this thread's open request if ``into`` can be read from it; ``offset`` is its next byte."""
+        request: _Request | None = getattr(self._thread, "request", None)
+        self._thread.request = None
+        if request is None:
+            return None
+        if request.at <= offset < offset + len(into) <= request.end:
+            with contextlib.suppress(errors.Transient):
+                while request.at < offset:
+                    self._take(request, into[: offset - request.at])
+                return request
+        request.reader.close()
+        return None
 
     def _begin(self, offset: int, end: int, earlier: int = SECTOR) -> _Request:
         """Send a request; read the bytes before ``offset``, a sector or more."""
         end = self._expected_end(offset, end)
-        first, after = max(0, offset - earlier), min(self._size, end + SECTOR)
-        self._reader.expect(first, after - first)
-        request = _Request(offset, end)
+        first = max(0, offset - earlier)
+        request = _Request(self._reader, first, min(self._size, end + SECTOR), offset, end)
         before = memoryview(bytearray(offset - first))
-        if before:
-            count = self._take(request, first, before)
-            if count < len(before):
-                raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
-        request.last = bytes(before[-SECTOR:])
+        if before and (count := self._take(request, before)) < len(before):
+            request.reader.close()
+            raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
         return request
 
     def _expected_end(self, offset: int, end: int) -> int:
@@ -146,14 +155,17 @@ class Seams:
         expected: tuple[int, int] = getattr(self._thread, "expected", (0, 0))
         return expected[1] if expected[0] <= offset and end <= expected[1] else end
 
-    def _take(self, request: _Request, offset: int, into: memoryview) -> int:
-        begun = time.monotonic()
+    def _take(self, request: _Request, into: memoryview) -> int:
+        """Read the next bytes of a request; after a failure it is closed."""
+        begun = time.monotonic() if request.is_answered else request.begun
         try:
-            count = self._reader.read_range(offset, into)
+            count = request.reader.readinto(into)
             if not count:
                 raise errors.CutShort(url=self._name, reason="empty response")
-        except errors.CutShort:
-            self._ended(request)
+        except errors.Error as err:
+            request.reader.close()
+            if isinstance(err, errors.CutShort):
+                self._ended(request)
             raise
         # The first read of a request waits for the answer.
         if request.is_answered:
@@ -161,10 +173,12 @@ class Seams:
         elif count <= _SHORT:
             self.pace.answered(time.monotonic() - begun)
         request.is_answered = True
-        if not self._known.agrees(offset, into[:count]):
-            raise self.differing(offset)
-        if offset >= request.start:
+        if not self._known.agrees(request.at, into[:count]):
+            raise self.differing(request.at)
+        if request.at >= request.start:
             request.got += count
+        request.at += count
+        request.last = (request.last + bytes(into[:count][-SECTOR:]))[-SECTOR:]
         if count < len(into):
             self._ended(request)
         return count
@@ -232,9 +246,10 @@ class Seams:
     def _read(self, offset: int, length: int) -> bytes:
         data, filled = bytearray(length), 0
         while filled < length:
-            at, left = offset + filled, length - filled
-            self._reader.expect(at, left)
-            filled += self._take(_Request(at, at + left), at, memoryview(data)[filled:])
+            at, end = offset + filled, offset + length
+            request = _Request(self._reader, at, end, at, end)
+            with contextlib.closing(request.reader):
+                filled += self._take(request, memoryview(data)[filled:])
         return bytes(data)
 
 

@@ -82,7 +82,14 @@ class GcsSource(http.HttpSource):
         if not offset:
             # From here on the stream's bytes are written, not those read before.
             self._coverage = Coverage()
-        coverage, at = self._coverage, offset
+        return self._covering(reader, offset)
+
+    def open_range(self, start: int, end: int, /) -> base.Reader:
+        return self._covering(super().open_range(start, end), start)
+
+    def _covering(self, reader: base.Reader, at: int) -> base.Reader:
+        """Add the bytes that are read, from ``at``, to the coverage of now: a stream may replace it."""
+        coverage = self._coverage
 
         def see(data: memoryview) -> None:
             nonlocal at
@@ -90,13 +97,6 @@ class GcsSource(http.HttpSource):
             at += len(data)
 
         return readers.WatchedReader(reader, see)
-
-    def read_range(self, offset: int, into: memoryview, /) -> int:
-        # A stream may start meanwhile and replace the coverage: then these bytes are not written.
-        coverage = self._coverage
-        count = super().read_range(offset, into)
-        coverage.add(offset, into[:count])
-        return count
 
     def verify(self) -> None:
         """Compare the CRC of the object with the stored one, if all of it was read."""

@@ -34,8 +34,8 @@ class Part(base.Source):
     @property
     def ranges(self) -> base.RandomReader | None:
         reader = self._whole.source.ranges
-        if isinstance(reader, readers.ContinuingReader):
-            return _Continuing(reader, self._offset)
+        if isinstance(reader, readers.RequestReader):
+            return _ShiftedRequests(reader, self._offset)
         return None if reader is None else _Shifted(reader, self._offset)
 
     def stream(self, offset: int = 0) -> base.Reader:
@@ -58,12 +58,12 @@ class _Shifted:
         return self._reader.read_range(self._offset + offset, into)
 
 
-class _Continuing(_Shifted):
-    """Also announces the next bytes of a thread (``formats.readers.ContinuingReader``)."""
+class _ShiftedRequests(_Shifted):
+    """Also opens ranges (``formats.readers.RequestReader``)."""
 
-    def __init__(self, reader: readers.ContinuingReader, offset: int) -> None:
+    def __init__(self, reader: readers.RequestReader, offset: int) -> None:
         super().__init__(reader, offset)
-        self._continuing = reader
+        self._requests = reader
 
-    def expect(self, offset: int, length: int, /) -> None:
-        self._continuing.expect(self._offset + offset, length)
+    def open_range(self, start: int, end: int, /) -> base.Reader:
+        return self._requests.open_range(self._offset + start, self._offset + end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -100,8 +99,6 @@ class HttpSource(base.Source):
         self._version: Version | None = None
         self._has_ranges = False
         self._first: readers.Peek | None = None
-        #: Of each thread: ``answer``, its open response, and ``end``, that of the range it will read.
-        self._thread = threading.local()
 
     def open(self, opening: base.Opening) -> base.Facts:
         return self._facts(*self._first_answer(opening))
@@ -134,30 +131,17 @@ class HttpSource(base.Source):
         self._check_version(response, _length(response) if not offset else None)
         return _HttpStream(self._resource, response)
 
-    def expect(self, offset: int, length: int, /) -> None:
-        """Set the range of this thread's next request; see ``formats.readers.ContinuingReader``."""
-        self._thread.end = offset + length
+    def open_range(self, start: int, end: int, /) -> base.Reader:
+        """Send a request for a range; see ``formats.readers.RequestReader``."""
+        response = self._resource.get(f"bytes={start}-{end - 1}")
+        if response.status_code != 206:
+            self._raise_status(response)
+        return _Range(self._resource, response, self._check_range(response, start))
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        """Read from this thread's open response, or send a request; see ``sources.base.RandomReader``."""
-        answer: _Range | None = getattr(self._thread, "answer", None)
-        self._thread.answer = None
-        if answer is not None and not answer.skip_to(offset, into):
-            answer.close()
-            answer = None
-        end = getattr(self._thread, "end", 0)
-        if answer is None:
-            end = end if offset < end else offset + len(into)
-            response = self._resource.get(f"bytes={offset}-{end - 1}")
-            if response.status_code != 206:
-                self._raise_status(response)
-            answer = _Range(self._resource, response, offset, self._check_range(response, offset))
-        done = answer.fill(into)
-        if answer.left and done == len(into):
-            self._thread.answer = answer
-        else:
-            answer.close()
-        return done
+        """Read a range by one request; see ``sources.base.RandomReader``."""
+        with contextlib.closing(self.open_range(offset, offset + len(into))) as answer:
+            return answer.readinto(into)
 
     def _first_answer(self, opening: base.Opening, size: int | None = None) -> tuple[Version, bytes]:
         """Send the first request; return the version and the first bytes of the object.
@@ -198,9 +182,9 @@ class HttpSource(base.Source):
             wanted = min(self.pace.enough(options.connections), requests_left)
             self._resource.connect_early(response, wanted - 1)
         head = bytearray(min(self.head_size, size))
-        with contextlib.closing(_Range(self._resource, response, 0, int(found[2]) + 1)) as answer:
+        with contextlib.closing(_Range(self._resource, response, int(found[2]) + 1)) as answer:
             begun = time.monotonic()
-            filled = answer.fill(memoryview(head))
+            filled = answer.readinto(memoryview(head))
             self.pace.received(filled, time.monotonic() - begun)
         first = bytes(head[:filled])
         known = remembered.Remembered(first)
@@ -297,18 +281,15 @@ class _HttpStream:
 
 
 class _Range(_HttpStream):
-    """The body of a range response, with ``left`` bytes from ``offset``."""
+    """The body of a range response, which has ``left`` bytes more."""
 
-    def __init__(
-        self, resource: pinned.Resource, response: requests.Response, offset: int, left: int
-    ) -> None:
+    def __init__(self, resource: pinned.Resource, response: requests.Response, left: int) -> None:
         super().__init__(resource, response)
-        self._offset = offset
-        self.left = left
+        self._left = left
 
-    def fill(self, into: memoryview) -> int:
+    def readinto(self, into: memoryview, /) -> int:
         """Read until ``into`` is full or the response ends or breaks; return the number of bytes."""
-        into = into[: self.left]
+        into = into[: self._left]
         done = 0
         broken: errors.Transient | None = None
         try:
@@ -316,38 +297,23 @@ class _Range(_HttpStream):
             with self._resource.read_from(self._response):
                 while done < len(into) and (count := connections.read(self._response.raw, into[done:])):
                     done += count
-        except errors.Cancelled:
-            self.close()
-            raise
         except errors.Transient as err:
             # The bytes read are valid; the engine continues after them.
             broken = err
         if not done:
-            self.close()
             if isinstance(broken, errors.Malformed):
                 raise broken
             reason = broken.fields["reason"] if broken else "empty response"
             raise errors.CutShort(url=self._resource.name, reason=reason) from broken
-        self._offset += done
-        self.left -= done
-        if not self.left and self._response.raw.length_remaining is None:
+        self._left -= done
+        if not self._left and self._response.raw.length_remaining is None:
             # Read the end of a body without a length: else its connection cannot be used again. The range is
             # complete, even if the connection breaks here.
             with contextlib.suppress(errors.Transient):
-                if self.readinto(memoryview(bytearray(1))):
-                    self.close()
+                if super().readinto(memoryview(bytearray(1))):
                     reason = "a response longer than its range"
                     raise errors.WrongRanges(url=self._resource.name, reason=reason)
         return done
-
-    def skip_to(self, offset: int, into: memoryview) -> bool:
-        """Skip to ``offset``, with ``into`` as a buffer. Return False if the response does not reach it."""
-        while self._offset < offset < self._offset + self.left:
-            try:
-                self.fill(into[: offset - self._offset])
-            except errors.Transient:
-                return False
-        return self._offset == offset and self.left > 0
 
 
 def _length(response: requests.Response) -> int | None:

@@ -25,13 +25,11 @@ class Shifted(base.Source):
     def open(self, opening: base.Opening) -> base.Facts:
         return base.Facts(name="memory", size=len(DATA), head=DATA[:4096])
 
-    def expect(self, offset: int, length: int, /) -> None:
-        pass
+    def open_range(self, start: int, end: int, /) -> base.Reader:
+        return readers.BytesReader(DATA[start + 1 : end + 1])
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        part = DATA[offset + 1 : offset + 1 + len(into)]
-        into[: len(part)] = part
-        return len(part)
+        return self.open_range(offset, offset + len(into)).readinto(into)
 
     def stream(self, offset: int = 0) -> base.Reader:
         self.opened.append(offset)

@@ -131,19 +131,21 @@ def test_ranges_are_delivered_in_any_order(kind: type[Memory]) -> None:
     assert into == DATA
 
 
-class Continuing(Memory):
-    """Records the ranges announced by ``expect``."""
+class Seamed(Memory, seams.Seams):
+    """A reader whose ranges are compared, which compares none itself; records those announced."""
 
-    def __init__(self) -> None:
-        super().__init__(bytes(range(256)) * 8192)
+    pace = pace.Pace()
+
+    def __init__(self, data: bytes = bytes(range(256)) * 8192) -> None:
+        super().__init__(data)
         self.expected: list[tuple[int, int]] = []
 
-    def expect(self, offset: int, length: int, /) -> None:
+    def expect(self, offset: int, length: int) -> None:
         self.expected.append((offset, length))
 
 
 def test_neighbouring_ranges_are_announced_together() -> None:
-    reader = Continuing()
+    reader = Seamed()
     delivered: dict[int, int] = {}
     options = fetch.FetchOptions(connections=12, chunk=100_000)
     ranges = [
@@ -171,7 +173,7 @@ def test_requests_for_large_objects_are_long_first_and_short_at_the_end(
     size: int, start: int, length: int
 ) -> None:
     """In MiB, with six connections: each of them has at least two more to come."""
-    opened = fetch.Fetcher(Continuing(), size * fetch.MIB, fetch.FetchOptions(), scope=cancelling.Cancel())
+    opened = fetch.Fetcher(Seamed(), size * fetch.MIB, fetch.FetchOptions(), scope=cancelling.Cancel())
     assert opened.request_length(start * fetch.MIB) // fetch.MIB == length
 
 
@@ -323,19 +325,11 @@ def test_short_reads_that_are_too_slow_together_end_the_transfer() -> None:
         fetcher(Slow(), options).each(fetch.split(0, len(DATA), 4096), lambda _o, _d: None)
 
 
-class Seamed(Memory, seams.Seams):
-    """A reader whose ranges are compared, which compares none itself."""
-
-    pace = pace.Pace()
-
-    def expect(self, offset: int, length: int, /) -> None: ...
-
-
 class Near(Seamed):
     """A server on the same network. It is slow from ``slow`` on, as one is that limits each connection."""
 
     def __init__(self, slow: int) -> None:
-        super().__init__()
+        super().__init__(DATA)
         self.pace = pace.Pace()
         # A request costs nothing, so that there is one for each range.
         self.pace.answered(0.0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.formats import remembered
+from cdi_worker.formats import readers, remembered
 from cdi_worker.images.engine import cancelling, fetch, pace, seams
 from tests.support import processes, reading
 
@@ -26,7 +26,7 @@ Lie = Callable[[int, int], int]
 
 
 class Server:
-    """Serves requests as announced by ``expect``. ``lie`` returns where the bytes of a request begin."""
+    """``lie`` returns where the bytes of a request begin; after ``cut`` bytes a response ends."""
 
     def __init__(self, data: bytes = DATA, lie: Lie = lambda first, _: first, cut: int | None = None) -> None:
         self.data = data
@@ -34,32 +34,39 @@ class Server:
         self.sent = 0
         self._lie = lie
         self._cut = cut
-        self._lock = threading.Lock()
-        self._thread = threading.local()
+        self.lock = threading.Lock()
 
     def at(self, offset: int, length: int) -> bytes:
         return self.data[offset : offset + length]
 
-    def expect(self, offset: int, length: int, /) -> None:
-        self._thread.expected = offset, offset + length
+    def open_range(self, start: int, end: int, /) -> readers.Reader:
+        with self.lock:
+            number = len(self.requests)
+            self.requests.append((start, end))
+        shift = self._lie(start, number) - start
+        return Response(self, start, end if self._cut is None else min(end, start + self._cut), shift)
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
-        at, end, shift = getattr(self._thread, "open", (0, 0, 0))
-        if not at <= offset < end:
-            end = self._thread.expected[1]
-            with self._lock:
-                number = len(self.requests)
-                self.requests.append((offset, end))
-            shift = self._lie(offset, number) - offset
-            end = end if self._cut is None else min(end, offset + self._cut)
-        count = min(len(into), end - offset)
-        self._thread.open = (offset + count, end, shift) if count == len(into) else (0, 0, 0)
+        return self.open_range(offset, offset + len(into)).readinto(into)
+
+
+class Response:
+    """The bytes from ``at`` to ``end``, from ``shift`` bytes later."""
+
+    def __init__(self, server: Server, at: int, end: int, shift: int) -> None:
+        self._server, self._at, self._end, self._shift = server, at, end, shift
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = min(len(into), self._end - self._at)
         if not count:
             raise errors.CutShort(url="memory", reason="empty")
-        with self._lock:
-            self.sent += count
-        into[:count] = self.at(offset + shift, count).ljust(count, b"\0")
+        with self._server.lock:
+            self._server.sent += count
+        into[:count] = self._server.at(self._at + self._shift, count).ljust(count, b"\0")
+        self._at += count
         return count
+
+    def close(self) -> None: ...
 
 
 class Measured(pace.Pace):
@@ -126,6 +133,41 @@ def test_honest_server_costs_one_request_and_a_sector_at_each_end() -> None:
     assert min(rest)[0] == HEAD - 512
     assert len(rest) <= -(-len(DATA) // OPTIONS.chunk) + 1
     assert sum(end - first for first, end in rest) <= len(DATA) - HEAD + 1024 * len(rest)
+
+
+def test_consecutive_reads_share_one_request() -> None:
+    server = Server()
+    read = reader_of(server)
+    assert read(HEAD, 10_000) == DATA[HEAD : HEAD + 10_000]
+    assert read(HEAD + 10_000, 10_000) == DATA[HEAD + 10_000 : HEAD + 20_000]
+    # A small gap is read and discarded; the last read ends the response.
+    assert read(HEAD + 50_000, 30_000) == DATA[HEAD + 50_000 : HEAD + 80_000]
+    assert server.requests[1:] == [(HEAD - 512, HEAD + 80_000 + 512)]
+    # A read backwards, or far ahead, needs a new request.
+    assert read(HEAD, 10) == DATA[HEAD : HEAD + 10]
+    assert read(150_000, 10) == DATA[150_000:150_010]
+    assert len(server.requests) == 4
+
+
+def test_response_that_ends_in_a_gap_is_replaced() -> None:
+    server = Server(cut=25_000)
+    read = reader_of(server)
+    assert read(HEAD, 10_000) == DATA[HEAD : HEAD + 10_000]
+    assert read(HEAD + 50_000, 10_000) == DATA[HEAD + 50_000 : HEAD + 60_000]
+    assert [first for first, _ in server.requests[1:]] == [HEAD - 512, HEAD + 50_000 - 512]
+
+
+def reader_of(server: Server) -> Callable[[int, int], bytes]:
+    """Return what reads at an offset, where 80,000 bytes after the head were announced."""
+    reader = fetcher(server)._reader
+    reader.expect(HEAD, 80_000)
+
+    def read(offset: int, length: int) -> bytes:
+        into = bytearray(length)
+        assert reader.read_range(offset, memoryview(into)) == length
+        return bytes(into)
+
+    return read
 
 
 def test_long_request_after_the_head_begins_with_a_part_of_it() -> None:
@@ -251,10 +293,10 @@ def test_bytes_are_not_returned_before_the_probe() -> None:
     """Every range is shifted, and the answer to the probe arrives last."""
 
     class Late(Server):
-        def read_range(self, offset: int, into: memoryview, /) -> int:
-            if offset < HEAD:
+        def open_range(self, start: int, end: int, /) -> readers.Reader:
+            if start < HEAD:
                 time.sleep(0.1)
-            return super().read_range(offset, into)
+            return super().open_range(start, end)
 
     engine = fetcher(Late(lie=lambda first, _: first + 512))
     with pytest.raises(errors.NoRanges):

@@ -234,13 +234,6 @@ MUTANTS = (
         "tests/sources/web/test_http_ranges.py::test_response_of_another_range_is_refused[the whole object]",
     ),
     mutant(
-        "sources/web/http.py",
-        "ignores data behind a range",
-        "            if self.readinto(memoryview(bytearray(1))):\n",
-        "            if False:\n",
-        "tests/sources/kubevirt/test_backup.py::test_chunks_beyond_the_length_are_noticed",
-    ),
-    mutant(
         "sources/web/connections.py",
         "follows a redirect to an internal address",
         "        if inside and not self._is_free:\n",

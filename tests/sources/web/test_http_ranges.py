@@ -91,33 +91,6 @@ def test_bytes_before_a_cut_are_kept(server: misbehave.Server, fault: dict[str, 
         assert reading.read_range(image.source.ranges, 1000, 5000) == http_disk.DATA[1000:1777]
 
 
-def test_consecutive_reads_share_one_request(server: misbehave.Server) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.GOOD)) as image:
-        image.source.ranges.expect(1000, 400_000)
-        assert reading.read_range(image.source.ranges, 1000, 100_000) == http_disk.DATA[1000:101_000]
-        assert reading.read_range(image.source.ranges, 101_000, 100_000) == http_disk.DATA[101_000:201_000]
-        # A small gap is read and discarded; the last read ends the response.
-        assert reading.read_range(image.source.ranges, 250_000, 151_000) == http_disk.DATA[250_000:401_000]
-        assert [request.headers["range"] for request in server.gets("/disk")[1:]] == ["bytes=1000-400999"]
-        # A read backwards, or far ahead, needs a new request.
-        assert reading.read_range(image.source.ranges, 1000, 10) == http_disk.DATA[1000:1010]
-        assert reading.read_range(image.source.ranges, 500_000, 10) == http_disk.DATA[500_000:500_010]
-        assert len(server.gets("/disk")) == 4
-
-
-def test_shared_request_continues_after_a_cut(server: misbehave.Server) -> None:
-    with http_disk.opened(
-        server.serve("/disk", (http_disk.GOOD, 1), (http_disk.changed(cut=150_000), 1), http_disk.GOOD)
-    ) as image:
-        image.source.ranges.expect(0, 400_000)
-        assert reading.read_range(image.source.ranges, 0, 100_000) == http_disk.DATA[:100_000]
-        assert reading.read_range(image.source.ranges, 100_000, 100_000) == http_disk.DATA[100_000:150_000]
-        assert reading.read_range(image.source.ranges, 150_000, 50_000) == http_disk.DATA[150_000:200_000]
-        assert reading.read_range(image.source.ranges, 200_000, 200_000) == http_disk.DATA[200_000:400_000]
-        ranges = [request.headers["range"] for request in server.gets("/disk")[1:]]
-        assert ranges == ["bytes=0-399999", "bytes=150000-399999"]
-
-
 @pytest.mark.parametrize("kind", ["each", "stream"])
 def test_server_that_answers_late_gets_few_requests(server: misbehave.Server, kind: str) -> None:
     options = fetch.FetchOptions()
@@ -160,11 +133,11 @@ def test_body_of_many_packets_wakes_the_reader_seldom(tmp_path: Path, is_secure:
         page = misbehave.Page(body, drip=(len(body) // pieces, 0.0005))
         with http_disk.opened(server.serve("/disk", page), base.Access(insecure=True)) as image:
             into = memoryview(bytearray(len(body)))
-            image.source.ranges.expect(0, len(body))
+            reader = image.source.ranges.open_range(0, len(body))
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             done = 0
             while done < len(body):
-                done += image.source.ranges.read_range(done, into[done : done + (1 << 20)])
+                done += reader.readinto(into[done : done + (1 << 20)])
             waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
     assert into == body
     assert waits < pieces / 4
