@@ -160,9 +160,9 @@ class Fetcher:
         return bytes(data)
 
     def fill_confirmed(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset`` with a part of a table, and confirm it."""
+        """Fill ``into`` from ``offset`` with a part of a table; see ``seams.Seams.expect``."""
+        self.expect([ByteRange(offset, len(into))], tables=True)
         self.fill(offset, into)
-        self._confirm(offset, into)
 
     def fill(self, offset: int, into: memoryview, advance: Callable[[int], None] | None = None) -> None:
         """Fill ``into`` from ``offset``, retrying as long as there is progress.
@@ -198,27 +198,6 @@ class Fetcher:
             patience.progress(count, self._name, offset + done)
         self._known.restore(offset, into)
 
-    def _confirm(self, offset: int, table: memoryview) -> None:
-        """Compare a distinctive part of a table, read from ``offset``, with another request.
-
-        Without it, one answer of another range that has zeros is a disk without data: the seams of a table
-        prove nothing, because its neighbours may never be read. Raises ``errors.WrongRanges``.
-        """
-        known = self._known.known_length(offset, len(table))
-        data = bytes(table[known:])
-        if self._seams is None or len(data) < 2:
-            return
-        start, length = seams.distinctive_window(data)
-        if not length:
-            # All bytes are equal. All but the first, so that the request is not the same again.
-            start, length = 1, len(data) - 1
-        at, again = offset + known + start, bytearray(length)
-        self._seams.expect(at, length)
-        # A second request for the same bytes is not progress.
-        self.fill(at, memoryview(again), lambda _: None)
-        if again != data[start : start + length]:
-            raise self._seams.differing(at)
-
     def each(
         self,
         ranges: Iterable[ByteRange],
@@ -248,7 +227,7 @@ class Fetcher:
         def work() -> None:
             buffer = directio.Buffer(self.step)
             while (group := take()) is not None:
-                self.expect(group)
+                self.expect(group, tables=tables)
                 for items in [group] if at_once else [[item] for item in group]:
                     start, length = _span(items)
                     if length > buffer.size:
@@ -260,8 +239,6 @@ class Fetcher:
                         # What is read between the ranges is not progress.
                         self.fill(start, view, lambda _: None)
                         self._advance(sum(item.length for item in items))
-                    if tables:
-                        self._confirm(start, view)
                     helpers.call()
                     for item in items:
                         with workers.hold_close():
@@ -273,10 +250,10 @@ class Fetcher:
             meanwhile()
             workers.wait(helpers.look)
 
-    def expect(self, group: list[ByteRange]) -> None:
-        """Announce ranges that this thread will read with one request, if the source can do that."""
+    def expect(self, group: list[ByteRange], *, tables: bool = False) -> None:
+        """Announce ranges that this thread will read; see ``seams.Seams``, if the source has one."""
         if self._seams is not None:
-            self._seams.expect(*_span(group))
+            self._seams.expect(*_span(group), tables=tables)
 
     def stream(self, start: int = 0) -> OrderedStream:
         """Return a reader from ``start`` to the end that fetches ahead in parallel."""

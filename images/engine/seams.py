@@ -47,7 +47,10 @@ class _Request:
 
     ``start``, ``end``: the range without the sectors that it has in common with others. ``at``: where the
     next read begins. ``last``: at most a sector before that. ``got``: bytes of the range that were received.
+    ``is_table``: whether to confirm them.
     """
+
+    is_table = False
 
     def __init__(self, source: readers.RequestReader, first: int, after: int, start: int, end: int) -> None:
         self.start = start
@@ -95,12 +98,14 @@ class Seams:
         #: Per thread: its open request, the range that it will read, and its fruitless answers.
         self._thread = threading.local()
 
-    def expect(self, offset: int, length: int) -> None:
+    def expect(self, offset: int, length: int, *, tables: bool = False) -> None:
         """Announce the bytes that this thread will read next, in order, with gaps of at most 256 KiB.
 
-        A read outside of them is a request of its own.
+        A read outside of them is a request of its own, and so is each read of ``tables``. A distinctive part
+        of these is read again. Otherwise one answer of another range that has zeros would be a disk without
+        data: the seams of a table prove nothing, because its neighbours may never be read.
         """
-        self._thread.expected = offset, offset + length
+        self._thread.expected = offset, offset + length, tables
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
@@ -123,6 +128,8 @@ class Seams:
                 after = bytes(sector[: request.reader.readinto(sector) if sector else 0])
         request.reader.close()
         self._meet(request.at, request.last, after)
+        if request.is_table:
+            self._compare(offset, bytes(into[:count]))
         return count
 
     def _open_request(self, offset: int, into: memoryview) -> _Request | None:
@@ -141,19 +148,22 @@ class Seams:
 
     def _begin(self, offset: int, end: int, earlier: int = SECTOR) -> _Request:
         """Send a request; read the bytes before ``offset``, a sector or more."""
-        end = self._expected_end(offset, end)
+        end, is_table = self._expected(offset, end)
         first = max(0, offset - earlier)
         request = _Request(self._reader, first, min(self._size, end + SECTOR), offset, end)
+        request.is_table = is_table
         before = memoryview(bytearray(offset - first))
         if before and (count := self._take(request, before)) < len(before):
             request.reader.close()
             raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
         return request
 
-    def _expected_end(self, offset: int, end: int) -> int:
-        """Return where a request for these bytes ends."""
-        expected: tuple[int, int] = getattr(self._thread, "expected", (0, 0))
-        return expected[1] if expected[0] <= offset and end <= expected[1] else end
+    def _expected(self, offset: int, end: int) -> tuple[int, bool]:
+        """Return where a request for these bytes ends, and whether they are of tables."""
+        first, after, is_table = getattr(self._thread, "expected", (0, 0, False))
+        if not first <= offset < end <= after:
+            return end, False
+        return (end if is_table else after), is_table
 
     def _take(self, request: _Request, into: memoryview) -> int:
         """Read the next bytes of a request; after a failure it is closed."""
@@ -174,7 +184,7 @@ class Seams:
             self.pace.answered(time.monotonic() - begun)
         request.is_answered = True
         if not self._known.agrees(request.at, into[:count]):
-            raise self.differing(request.at)
+            raise self._differing(request.at)
         if request.at >= request.start:
             request.got += count
         request.at += count
@@ -202,14 +212,14 @@ class Seams:
         with self._lock:
             left, right = self._seams.get(at, (b"", b""))
             if not (before.endswith(left) or left.endswith(before)):
-                raise self.differing(at - SECTOR)
+                raise self._differing(at - SECTOR)
             if not (after.startswith(right) or right.startswith(after)):
-                raise self.differing(at)
+                raise self._differing(at)
             self._seams[at] = max(before, left, key=len), max(after, right, key=len)
             if len(self._seams) > _MOST:
                 self._seams.popitem(last=False)
 
-    def differing(self, at: int, /) -> errors.WrongRanges:
+    def _differing(self, at: int) -> errors.WrongRanges:
         """Return the error for two requests that disagree about the bytes from ``at``."""
         reason = (
             f"two requests returned different data at byte {at}; the server or a cache before it is faulty"
@@ -231,7 +241,7 @@ class Seams:
                 across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
                 self._compare(_BORDER - 1, across)
             start, length = distinctive_window(self._head)
-            if offset == len(self._head) and length and self._expected_end(offset, end) - offset >= _LONG:
+            if offset == len(self._head) and length and self._expected(offset, end)[0] - offset >= _LONG:
                 self._thread.request = self._begin(offset, end, offset - start)
             else:
                 self._compare(0, self._head)
@@ -240,8 +250,11 @@ class Seams:
     def _compare(self, offset: int, data: bytes) -> None:
         """Compare a distinctive part of ``data``, read at ``offset``, with another request."""
         start, length = distinctive_window(data)
+        if not length:
+            # All bytes are equal. All but the first, so that the request is not the same again.
+            start, length = 1, len(data) - 1
         if data[start : start + length] != self._read(offset + start, length):
-            raise self.differing(offset + start)
+            raise self._differing(offset + start)
 
     def _read(self, offset: int, length: int) -> bytes:
         data, filled = bytearray(length), 0

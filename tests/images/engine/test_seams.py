@@ -261,6 +261,18 @@ def test_table_of_zeros_is_read_again() -> None:
     assert fetcher(Server(data)).read(51_000, 4096) == bytes(4096)
 
 
+@pytest.mark.parametrize("data", [DATA, bytes(300_000)], ids=["noise", "zeros"])
+def test_bytes_read_again_to_confirm_others_are_no_progress(data: bytes) -> None:
+    """Else the percentage of an image with zeros would reach its end too early."""
+    server, counted = Server(data), list[int]()
+    reader = fetcher(server)._reader
+    engine = fetch.Fetcher(reader, len(data), OPTIONS, scope=cancelling.Cancel(), advance=counted.append)
+    engine.fill_confirmed(100_000, memoryview(bytearray(20_000)))
+    # The probe, the table, and a part of it.
+    assert len(server.requests) == 3
+    assert sum(counted) == 20_000
+
+
 TABLES = [fetch.ByteRange(50_000, 512), fetch.ByteRange(150_000, 512)]
 
 
