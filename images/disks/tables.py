@@ -148,27 +148,24 @@ class Placer:
 
     def put(self, batch: Batch, data: memoryview, inflate: Inflate) -> None:
         """Deliver the pieces of a batch; ``data``: its bytes in the file."""
-        is_alone = len(batch.pieces) >= _MANY and not any(piece.compressed for piece in batch.pieces)
-        with self._turn if is_alone else contextlib.nullcontext():
-            self._put(batch, data, inflate)
-
-    def _put(self, batch: Batch, data: memoryview, inflate: Inflate) -> None:
         if not hasattr(self._local, "gathered"):
             self._local.gathered = _Gathered(self._sink)
         gathered: _Gathered = self._local.gathered
-        # Programs that compress in parallel store clusters in another order than the disk's.
-        for piece in sorted(batch.pieces, key=attrgetter("guest")):
-            start = piece.host - batch.offset
-            body = data[start : start + piece.length]
-            if piece.compressed:
-                plain = inflate(body, piece)
-                for first, end in piece.shown or ((0, piece.size),):
-                    gathered.add(piece.guest + first, plain[first:end])
-            elif piece.size < _SHORT:
-                gathered.add(piece.guest, body)
-            else:
-                self._sink.write(piece.guest, body)
-        gathered.flush()
+        is_alone = len(batch.pieces) >= _MANY and not any(piece.compressed for piece in batch.pieces)
+        with self._turn if is_alone else contextlib.nullcontext():
+            # Programs that compress in parallel store clusters in another order than the disk's.
+            for piece in sorted(batch.pieces, key=attrgetter("guest")):
+                start = piece.host - batch.offset
+                body = data[start : start + piece.length]
+                if piece.compressed:
+                    plain = inflate(body, piece)
+                    for first, end in piece.shown or ((0, piece.size),):
+                        gathered.add(piece.guest + first, plain[first:end])
+                elif piece.size < _SHORT:
+                    gathered.add(piece.guest, body)
+                else:
+                    self._sink.write(piece.guest, body)
+            gathered.flush()
 
 
 class _Gathered:

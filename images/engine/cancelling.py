@@ -88,7 +88,7 @@ class Wake(NamedTuple):
     check: Callable[[], None]
 
 
-Made = TypeVar("Made", bound=Registration)
+AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 
 
 class Cancel:
@@ -179,48 +179,47 @@ class Cancel:
         The result or error of the ended wait is ignored: a socket after shutdown looks like one that has
         received everything. If it is already set, entering the block raises ``errors.Cancelled``.
         """
-        made = Ending(self, wake)
+        ending = Ending(self, wake)
         if self.is_set():
-            made.was_called = True
-            return made
-        return self._register(made)
+            ending.was_called = True
+            return ending
+        return self._register(ending)
 
     def child(self) -> Child:
         """Return a cancel that is set with this one. Setting the child does not set this one."""
         return Child(self)
 
-    def _register(self, made: Made) -> Made:
+    def _register(self, registration: AnyRegistration) -> AnyRegistration:
         with self._lock:
             if not self.is_set():
-                self._registered[made] = None
-                return made
-        made.was_called = True
-        made.call()
-        return made
+                self._registered[registration] = None
+                return registration
+        registration.was_called = True
+        registration.call()
+        return registration
 
-    def _forget(self, made: Registration) -> None:
+    def _forget(self, registration: Registration) -> None:
         with self._lock:
-            if self._registered.pop(made, made) is not None:
+            if self._registered.pop(registration, registration) is not None:
                 here = threading.get_ident()
-                self._changed.wait_for(lambda: made._caller in {None, here})  # noqa: SLF001  (same module)
+                self._changed.wait_for(lambda: registration._caller in {None, here})  # noqa: SLF001  (same module)
 
     def _wake(self) -> None:
+        """Wake all that wait, and call the callbacks, one after the other and without a lock."""
         with self._changed:
             self._times += 1
             self._changed.notify_all()
-        while (made := self._next()) is not None:
-            made.call()
+        while True:
             with self._changed:
-                made._caller = None  # noqa: SLF001  (same module)
+                called = next(iter(self._registered), None)
+                if called is None:
+                    return
+                del self._registered[called]
+                called._caller, called.was_called = threading.get_ident(), True  # noqa: SLF001  (same module)
+            called.call()
+            with self._changed:
+                called._caller = None  # noqa: SLF001  (same module)
                 self._changed.notify_all()
-
-    def _next(self) -> Registration | None:
-        with self._changed:
-            made = next(iter(self._registered), None)
-            if made is not None:
-                del self._registered[made]
-                made._caller, made.was_called = threading.get_ident(), True  # noqa: SLF001  (same module)
-            return made
 
 
 class Child(Cancel):
@@ -312,30 +311,30 @@ class Event(Protocol):
 
 
 @contextlib.contextmanager
-def adapt(given: Cancel | Event | None) -> Iterator[Cancel]:
+def adapt(event: Cancel | Event | None) -> Iterator[Cancel]:
     """Adapt the ``cancel`` argument of ``run`` and ``inspect`` to a ``Cancel``.
 
     ``threading.Event`` has no callbacks, so a thread polls it every ``TURN`` seconds.
     """
-    if isinstance(given, Cancel):
-        yield given
+    if isinstance(event, Cancel):
+        yield event
         return
-    made = Cancel()
-    if given is None:
-        yield made
+    cancel = Cancel()
+    if event is None:
+        yield cancel
         return
     over = threading.Event()
 
     def watch() -> None:
-        while not given.is_set():
+        while not event.is_set():
             if over.wait(TURN):
                 return
-        made.set("the caller's event is set")
+        cancel.set("the caller's event is set")
 
     watching = threading.Thread(target=watch, name="cancel", daemon=True)
     watching.start()
     try:
-        yield made
+        yield cancel
     finally:
         over.set()
         watching.join()

@@ -6,7 +6,6 @@ fast. The fetch engine sends them fewer and longer requests.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from typing import Final
@@ -34,6 +33,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
+        # One receives while another writes, and each CPU has one.
+        self._few = max(2, round(kernel.processors()))
         self._lock = threading.Lock()
         self._wait = math.inf
         self._late = 0.0
@@ -69,10 +70,4 @@ class Pace:
         """
         with self._lock:
             is_fast = self._bytes >= (self._seconds + max(0.0, self._late - _SLACK)) * _FAST
-            return min(most, _few()) if self._wait <= _NEAR and is_fast else most
-
-
-@functools.cache
-def _few() -> int:
-    """Return how many connections are a few: one receives while another writes, and each CPU has one."""
-    return max(2, round(kernel.processors()))
+            return min(most, self._few) if self._wait <= _NEAR and is_fast else most

@@ -47,10 +47,7 @@ class _Request:
 
     ``start``, ``end``: the range without the sectors that it has in common with others. ``at``: where the
     next read begins. ``last``: at most a sector before that. ``got``: bytes of the range that were received.
-    ``is_table``: whether to confirm them.
     """
-
-    is_table = False
 
     def __init__(self, source: readers.RequestReader, first: int, after: int, start: int, end: int) -> None:
         self.start = start
@@ -109,8 +106,14 @@ class Seams:
 
     def read_range(self, offset: int, into: memoryview, /) -> int:
         """Read from this thread's open request or begin one; see ``formats.readers.RandomReader``."""
-        self._probe(offset, offset + len(into))
-        request = self._open_request(offset, into) or self._begin(offset, offset + len(into))
+        first, after, is_table = getattr(self._thread, "expected", (0, 0, False))
+        end = offset + len(into)
+        if not first <= offset < end <= after:
+            is_table = False
+        elif not is_table:
+            end = after
+        self._probe(offset, end)
+        request = self._open_request(offset, into) or self._begin(offset, end)
         is_first, before = request.at == request.start, request.last
         count = self._take(request, into)
         if is_first:
@@ -118,17 +121,17 @@ class Seams:
         if count == len(into) and request.at < request.end:
             self._thread.request = request
             return count
-        after = b""
+        behind = b""
         if count == len(into):
             self._thread.fruitless = 0
             self._has_served = True
             # The sector after the request, or what arrives of it.
             sector = memoryview(bytearray(min(SECTOR, self._size - request.end)))
             with contextlib.suppress(errors.Transient):  # the range itself is complete
-                after = bytes(sector[: request.reader.readinto(sector) if sector else 0])
+                behind = bytes(sector[: request.reader.readinto(sector) if sector else 0])
         request.reader.close()
-        self._meet(request.at, request.last, after)
-        if request.is_table:
+        self._meet(request.at, request.last, behind)
+        if is_table:
             self._compare(offset, bytes(into[:count]))
         return count
 
@@ -148,25 +151,16 @@ class Seams:
 
     def _begin(self, offset: int, end: int, earlier: int = SECTOR) -> _Request:
         """Send a request; read the bytes before ``offset``, a sector or more."""
-        end, is_table = self._expected(offset, end)
         first = max(0, offset - earlier)
         request = _Request(self._reader, first, min(self._size, end + SECTOR), offset, end)
-        request.is_table = is_table
         before = memoryview(bytearray(offset - first))
         if before and (count := self._take(request, before)) < len(before):
             request.reader.close()
             raise errors.CutShort(url=self._name, reason=f"the answer ended after {count} bytes")
         return request
 
-    def _expected(self, offset: int, end: int) -> tuple[int, bool]:
-        """Return where a request for these bytes ends, and whether they are of tables."""
-        first, after, is_table = getattr(self._thread, "expected", (0, 0, False))
-        if not first <= offset < end <= after:
-            return end, False
-        return (end if is_table else after), is_table
-
     def _take(self, request: _Request, into: memoryview) -> int:
-        """Read the next bytes of a request; after a failure it is closed."""
+        """Read the next bytes of a request, which a failed read closes."""
         begun = time.monotonic() if request.is_answered else request.begun
         try:
             count = request.reader.readinto(into)
@@ -241,7 +235,7 @@ class Seams:
                 across = self._read(_BORDER - 1, min(_ACROSS, self._size - _BORDER + 1))
                 self._compare(_BORDER - 1, across)
             start, length = distinctive_window(self._head)
-            if offset == len(self._head) and length and self._expected(offset, end)[0] - offset >= _LONG:
+            if offset == len(self._head) and length and end - offset >= _LONG:
                 self._thread.request = self._begin(offset, end, offset - start)
             else:
                 self._compare(0, self._head)

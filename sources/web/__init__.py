@@ -7,7 +7,7 @@ from cdi_worker.sources import kind
 KINDS = (
     kind.Kind(
         "http",
-        source=f"{__name__}.source:source",
+        source=f"{__name__}.nodepull:source",
         location=f"{__name__}.locations:Http",
         schemes=("http", "https"),
         archives=True,

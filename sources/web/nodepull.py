@@ -105,3 +105,10 @@ class NodePullSource(http.HttpSource):
             # Writes of another container to the shared volume send no event: poll.
             self._cancel.pause(cancelling.TURN)
         raise errors.Unreachable(url=str(path), reason=f"no ready file within {self._patience:.0f} s")
+
+
+def source(location: locations.Http, cancel: base.Cancel) -> base.Source:
+    """Return the source for ``IMPORTER_SOURCE=http``: a web server, or node pull."""
+    if location.pull_method == "node":
+        return NodePullSource(location, cancel)
+    return http.HttpSource(pinned.Resource(location.endpoint, location.access, cancel=cancel))
