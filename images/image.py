@@ -368,11 +368,11 @@ class Arrivals:
         advance(before)
 
 
-class _Once:
+class _Once(readers.Wrapper):
     """Reader of a source that can be read only once; counts the bytes and verifies the declared size."""
 
     def __init__(self, reader: readers.Reader, facts: Facts, start: int, count: Advance) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._facts = facts
         self._count = count
         self._at = start
@@ -388,6 +388,3 @@ class _Once:
             reason = f"ended at byte {self._at} of {size}"
             raise errors.TransferFailed(url=name, offset=self._at, reason=reason)
         return count
-
-    def close(self) -> None:
-        self._reader.close()

@@ -63,32 +63,11 @@ class Registration:
             log.exception("cancel callback failed")
 
 
-class Ending(Registration):
-    """A registration whose block ends with ``errors.Cancelled`` if the cancel was set within it."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        if self.was_called:
-            raise self._cancel.error()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close()
-        # The callback may not have been called yet: another callback may have ended this wait, for example by
-        # closing its socket.
-        if self.was_called or self._cancel.is_set():
-            raise self._cancel.error() from error
-
-
 class Wake(NamedTuple):
     """``fd``: a descriptor for ``poll``, readable once the cancel was set. ``check`` then raises."""
 
     fd: int
     check: Callable[[], None]
-
-
-AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 
 
 class Cancel:
@@ -162,7 +141,14 @@ class Cancel:
 
     def on_set(self, callback: Callable[[], object]) -> Registration:
         """Call ``callback`` when it is set, or immediately if it is already set."""
-        return self._register(Registration(self, callback))
+        registration = Registration(self, callback)
+        with self._lock:
+            if not self.is_set():
+                self._registered[registration] = None
+                return registration
+        registration.was_called = True
+        registration.call()
+        return registration
 
     def notifying(self, condition: threading.Condition) -> Registration:
         """Wake all threads that wait for ``condition`` when it is set."""
@@ -173,30 +159,30 @@ class Cancel:
 
         return self.on_set(notify)
 
-    def ending(self, wake: Callable[[], object]) -> Ending:
+    @contextlib.contextmanager
+    def ending(self, wake: Callable[[], object]) -> Iterator[None]:
         """Let ``wake`` end a wait in a ``with`` block, which then raises ``errors.Cancelled``.
 
         The result or error of the ended wait is ignored: a socket after shutdown looks like one that has
         received everything. If it is already set, entering the block raises ``errors.Cancelled``.
         """
-        ending = Ending(self, wake)
-        if self.is_set():
-            ending.was_called = True
-            return ending
-        return self._register(ending)
+        self.check()
+        registration = self.on_set(wake)
+        try:
+            yield
+        except BaseException as err:
+            registration.close()
+            # ``wake`` may not have been called yet: another callback may have ended this wait, for example by
+            # closing its socket.
+            if registration.was_called or self.is_set():
+                raise self.error() from err
+            raise
+        registration.close()
+        registration.check()
 
     def child(self) -> Child:
         """Return a cancel that is set with this one. Setting the child does not set this one."""
         return Child(self)
-
-    def _register(self, registration: AnyRegistration) -> AnyRegistration:
-        with self._lock:
-            if not self.is_set():
-                self._registered[registration] = None
-                return registration
-        registration.was_called = True
-        registration.call()
-        return registration
 
     def _forget(self, registration: Registration) -> None:
         with self._lock:
