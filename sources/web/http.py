@@ -124,11 +124,12 @@ class HttpSource(base.Source):
         if offset and not self._has_ranges:
             raise errors.NoRanges(url=self.name, reason="the server does not support ranges")
         response = self._resource.get(f"bytes={offset}-" if offset else None)
-        if offset and response.status_code == 206:
-            self._check_range(response, offset)
-        elif response.status_code != 200 or offset:
+        if response.status_code != (206 if offset else 200):
             self._raise_status(response)
-        self._check_version(response, _length(response) if not offset else None)
+        if offset:
+            self._check_range(response, offset)
+        else:
+            self._check_version(response, _length(response))
         return _HttpStream(self._resource, response)
 
     def open_range(self, start: int, end: int, /) -> base.Reader:
