@@ -34,21 +34,6 @@ MUTANTS = (
         "tests/contract/test_settings_that_demand.py::test_misspelt_variable_is_refused",
     ),
     mutant(
-<<<<<<< HEAD
-        "sources/registry/source.py",
-        "imports a signed image of another platform than the index says",
-        "        if found and is_signed:\n",
-        "        if False:\n",
-        "tests/sources/trust/test_images.py::test_index_does_not_choose_the_platform_of_a_signed_image",
-=======
-        "importer/kubernetes/datavolume.py",
-        "ignores a misspelt demand among the annotations",
-        "    for name, what in signed.faults(volume.annotations, frozenset({DISK, LAYER_ANNOTATION})):\n",
-        "    for name, what in ():\n",
-        "tests/contract/test_settings_that_demand.py::test_misspelt_annotation_is_refused",
->>>>>>> 8f50c439 (packages: the layout of an archive is beside its readers)
-    ),
-    mutant(
         "cdi_worker/units.py",
         "takes a size with a huge exponent",
         "    if exponent and abs(int(exponent[1:])) > 30:\n",

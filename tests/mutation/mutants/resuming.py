@@ -62,13 +62,6 @@ MUTANTS = (
         "tests/scratch/test_space.py::test_planted_file_is_not_used",
     ),
     mutant(
-        "sources/selection.py",
-        "takes the same address with other headers for the same disk",
-        "            own = tuple((name.lower(), text) for name, text in own if name.lower() not in _HEADERS)\n",
-        "            continue\n",
-        "tests/sources/test_selection.py::test_other_header_selects",
-    ),
-    mutant(
         "scratch/journal.py",
         "accepts the journal of a disk of another size",
         '    if document["total"] != total:\n',

@@ -311,13 +311,6 @@ MUTANTS = (
         'tests/sources/ovirt/test_data.py::test_malformed_extents_are_refused[[{"start": 0, "length": -1, "zero": true}]-gap]',
     ),
     mutant(
-        "sources/ovirt/source.py",
-        "continues with another snapshot",
-        "        if self._identity != before:\n",
-        "        if False:\n",
-        "tests/sources/ovirt/test_source_trouble.py::test_snapshot_that_has_changed_is_not_read_on_by_a_new_transfer",
-    ),
-    mutant(
         "sources/objects/gcs.py",
         "does not compare the CRC-32C of an object",
         "        elif calculated != stored:\n",
