@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 
 from cdi_worker import errors
-from cdi_worker.formats.tar import headers
 
 #: First bytes of a file that hold every signature, and the header tables that ``safety`` checks.
 HEAD = 256 << 10
@@ -41,6 +41,8 @@ STRANGERS = {
 
 _ISO9660 = 32769
 _LUKS = b"LUKS\xba\xbe"
+_TAR_BLOCK = 512
+_TAR_CHECKSUM = slice(148, 156)
 
 #: (format, offset, bytes), as qemu, the kernel and the formats' own tools check them.
 _MAGICS = (
@@ -141,8 +143,13 @@ def refuse_unfinished(head: bytes) -> None:
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """Return whether a header with a correct checksum begins it: tar had no magic number before POSIX."""
-    try:
-        return len(head) >= headers.BLOCK and head[0] > 0 and bool(headers.parse(head[: headers.BLOCK]))
-    except errors.Corrupt:
+    """Return whether the header checksum matches: tar had no magic number before POSIX."""
+    if len(head) < _TAR_BLOCK or not head[0]:
         return False
+    stored = head[_TAR_CHECKSUM].strip(b" \0")
+    if not re.fullmatch(rb"[0-7]{3,7}", stored):
+        return False
+    block = bytearray(head[:_TAR_BLOCK])
+    block[_TAR_CHECKSUM] = b" " * 8
+    signed = sum(struct.unpack("512b", block))
+    return int(stored, 8) in (sum(block), signed)
