@@ -12,7 +12,7 @@ from cdi_worker import errors
 from cdi_worker.images import volume
 from cdi_worker.images.engine import cancelling, crew
 from cdi_worker.images.targets import storage
-from cdi_worker.scratch import journal
+from cdi_worker.scratch import digests, journal
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Compare:
     """Compare the records of a journal with the parts of a disk, which are read in order.
 
-    Ranges that differ are missing in the journal from then on; ``missing`` is called with their length.
+    Records that differ are missing in the journal from then on; ``missing`` is called with their length.
     ``path``: of the disk, for the log.
     """
 
@@ -30,39 +30,44 @@ class Compare:
         self._noted = noted
         self._path = path
         self._missing = missing
-        self._tags = bytearray()
-        self.records = collections.deque(noted.records())
-        #: Bytes to compare; bytes that differ, and the offset of the first.
-        self.total = sum(record.end - record.start for record in self.records)
+        self._digest = 0
+        #: The ranges that were not read to their end, each with its record.
+        self.left = collections.deque((span, record) for record in noted.records() for span in record.spans)
+        #: Bytes to compare; bytes of records that differ, and the offset of the first.
+        self.total = sum(end - start for (start, end), _ in self.left)
         self.differing = 0
         self.first: int | None = None
 
     def take(self, part: volume.Part) -> None:
         """Compare a part, which begins and ends with whole units."""
         after = part.offset + part.length
-        while self.records and self.records[0].start < after:
-            record = self.records[0]
-            start, end = max(record.start, part.offset), min(record.end, after)
-            data = (
-                part.data[start - part.offset : end - part.offset] if isinstance(part, volume.Data) else None
-            )
-            self._tags += self._noted.tags(start, end, data)
-            if end < record.end:
+        while self.left and self.left[0][0][0] < after:
+            (start, end), record = self.left[0]
+            if isinstance(part, volume.Data):
+                start = max(start, part.offset)
+                self._digest ^= self._noted.tag(start, part.data[start - part.offset : end - part.offset])
+            if end > after:
                 return
-            self._differs(self._noted.compare(self.records.popleft(), bytes(self._tags)))
-            self._tags.clear()
+            self.left.popleft()
+            if end == record.spans[-1][1]:
+                self._compare(record, self._digest)
+                self._digest = 0
 
     def end(self) -> None:
         """Report the rest as different: a file that was cut off has no bytes to compare."""
-        for record in self.records:
-            self._differs(self._noted.compare(record, b""))
+        for (_, end), record in self.left:
+            if end == record.spans[-1][1]:
+                self._compare(record, None)
 
-    def _differs(self, parts: list[journal.Range]) -> None:
-        for start, end in parts:
-            log.debug("differs path=%r offset=%d length=%d", self._path, start, end - start)
-            self.differing += end - start
-            self.first = start if self.first is None else min(self.first, start)
-            self._missing(end - start)
+    def _compare(self, record: digests.Record, digest: int | None) -> None:
+        if self._noted.compare(record, digest):
+            return
+        length = sum(end - start for start, end in record.spans)
+        first = record.spans[0][0]
+        log.debug("differs path=%r offset=%d length=%d", self._path, first, length)
+        self.differing += length
+        self.first = first if self.first is None else self.first
+        self._missing(length)
 
 
 class ReadBack:
@@ -87,7 +92,7 @@ class ReadBack:
         self._crew = crew.Crew(scope)
 
     def __enter__(self) -> Self:
-        if self._compare.records:
+        if self._compare.left:
             self._crew.start(self._run, 1)
         return self
 
@@ -103,9 +108,8 @@ class ReadBack:
         stored = self._stored
         stored.drop_cache()
         spans = journal.Ranges()
-        for record in self._compare.records:
-            unit = volume.CHUNK
-            spans.add(record.start // unit * unit, -(-record.end // unit) * unit)
+        for (start, end), _ in self._compare.left:
+            spans.add(start // volume.CHUNK * volume.CHUNK, -(-end // volume.CHUNK) * volume.CHUNK)
         try:
             with (
                 volume.RemoteVolume(stored, stored.path, self._noted.total)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import base64
+import functools
 import hashlib
-import hmac
 import json
 import logging
+import operator
 import os
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.scratch import digests, ranges, space
@@ -25,19 +25,16 @@ log = logging.getLogger(__name__)
 SLOT: Final = 352 << 10
 #: Bytes of both slots.
 AREA: Final = 2 * SLOT
-#: Maximum number of ranges in memory: an image with clusters in random order has one for each cluster.
-MOST: Final = 32 << 10
 #: The shortest interval in seconds, also where syncing costs nothing.
 SHORTEST_INTERVAL: Final = 1.0
 #: Saves may take this part of the time: a slow sync makes the interval longer.
 SHARE: Final = 0.05
-#: After this many bytes, the shortest interval is enough.
-MOST_UNSAVED: Final = 1 << 30
+#: After this many bytes saves may take twice that part, and the first one is not delayed: what is unsaved
+#: would be transferred again.
+MOST_UNSAVED: Final = 128 << 20
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
-_MAGIC: Final = b"cdi-worker journal 3"
-_MAC: Final = 16
-_HEADER: Final = len(_MAGIC) + len(b" ") + 2 * _MAC + len(b" 012345\n")
+_MAGIC: Final = b"cdi-worker journal 4"
 
 Range = ranges.Range
 Ranges = ranges.Ranges
@@ -80,14 +77,12 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = slots
-        self._digesting = slots is not None
-        self._withheld = slots.withheld if slots else 0
+        self._is_kept = slots is not None
         self._key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
         #: Number of bytes that the journal is about.
         self.total = total
         self._sequence = 0
-        self._done = Ranges()
-        self._digests = digests.Digests(self._key, self._withheld, total)
+        self._finished = digests.Digests(self._key, slots.withheld if slots else 0, total)
         #: Of an earlier attempt: bytes of the source that were moved, and that need not be moved.
         self.counted = 0, 0
         #: Returns the bytes that this attempt keeps, and those that need not be moved.
@@ -95,7 +90,7 @@ class Journal:
         self._moved = 0
         self._unsaved = 0
         self._seconds = seconds
-        self._interval = min(seconds, SHORTEST_INTERVAL)
+        self._cost = 0.0  # seconds of the last save
         self._clock = clock
         self._saved = clock()
         self._lock = threading.Lock()
@@ -106,14 +101,14 @@ class Journal:
     @classmethod
     def in_memory(cls, limit: int) -> Self:
         """Return a journal that is only kept in memory, of a disk of at most ``limit`` bytes."""
-        made = cls(None, secrets.token_hex(), limit)
-        made._digesting = True
-        return made
+        kept = cls(None, secrets.token_hex(), limit)
+        kept._is_kept = True
+        return kept
 
     def end(self, size: int) -> None:
         """Note the size of the disk, if it was not known before."""
         with self._lock:
-            self._digests.cut(size)
+            self._finished.cut(size)
 
     def store_in(self, path: str) -> None:
         """Save to ``path`` from now on, which names the open target whatever becomes of the target's name."""
@@ -124,49 +119,36 @@ class Journal:
     def covered(self) -> int:
         """Number of finished bytes."""
         with self._lock:
-            return self._done.covered()
+            return self._finished.done.covered()
 
-    def digest(self, offset: int, data: memoryview) -> bytes:
+    def digest(self, offset: int, data: memoryview) -> list[int]:
         """Return the tags of the whole units in ``data``, for ``wrote``.
 
         Call it before the bytes are written: they are still in the CPU cache, and no longer after a write.
         """
-        if not self._digesting or (len(data) < digests.UNIT and offset + len(data) < self._digests.end):
-            return b""
-        first, last = self._digests.whole_units(offset, offset + len(data))
-        return self._digests.tags(first, data[first - offset : last - offset]) if first < last else b""
+        if not self._is_kept:
+            return []
+        first, last = self._finished.whole_units(offset, offset + len(data))
+        return self._finished.tags(first, data[first - offset : last - offset])
 
-    def wrote(self, offset: int, data: memoryview, tags: bytes) -> None:
+    def wrote(self, offset: int, data: memoryview, tags: Sequence[int]) -> None:
         """Add bytes that were written to the target, with the result of ``digest``."""
-        start, end = offset, offset + len(data)
-        first, last = self._digests.whole_units(start, end)
-        with self._lock:
-            self._add(start, end)
-            if not self._digesting:
-                return
-            self._unsaved += end - start
-            if tags:
-                self._digests.add(first, tags)
-            for before, after in _outside(start, end, first, last):
-                self._digests.add_part(before, after, data[before - start : after - start])
+        if self._is_kept:
+            with self._lock:
+                self._unsaved += len(data)
+                self._finished.add(offset, data, tags)
 
     def zeroed(self, spans: Iterable[Range]) -> None:
         """Add ranges that were zeroed on the target: other threads wait for the lock once, not for each."""
-        with self._lock:
-            for start, end in spans:
-                self._add(start, end)
-                if not self._digesting:
-                    continue
-                first, last = self._digests.whole_units(start, end)
-                self._digests.add_zeros(first, last)
-                for part in _outside(start, end, first, last):
-                    self._digests.add_part(*part, None)
+        if self._is_kept:
+            with self._lock:
+                for span in spans:
+                    self._finished.add_zeros(*span)
 
     def forget(self) -> None:
         """Remove all ranges: the target does not hold the bytes of the source."""
         with self._lock:
-            self._done = Ranges()
-            self._digests = digests.Digests(self._key, self._withheld, self.total)
+            self._finished = digests.Digests(self._key, self._finished.start, self.total)
         self.counted = 0, 0
 
     def moved(self, count: int) -> None:
@@ -187,49 +169,48 @@ class Journal:
     def missing_of(self, spans: Iterable[Range]) -> list[Range]:
         """Return the unfinished parts of many ranges, one after the other."""
         with self._lock:
-            return [part for start, end in spans for part in self._done.missing(start, end)]
+            return [part for start, end in spans for part in self._finished.done.missing(start, end)]
 
     def records(self) -> list[digests.Record]:
-        """Return what should be on storage, in order, as the journal records it."""
+        """Return what should be on storage, in order."""
         with self._lock:
-            return self._digests.records()
+            return self._finished.records()
 
-    def tags(self, start: int, end: int, data: memoryview | None) -> bytes:
-        """Return the tags of whole units, read from storage; ``data`` None: zeros."""
-        return self._digests.zero_tags(start, end) if data is None else self._digests.tags(start, data)
+    def tag(self, start: int, data: memoryview) -> int:
+        """Return the digest of whole units that were read from storage, for ``compare``."""
+        return functools.reduce(operator.xor, self._finished.tags(start, data), 0)
 
-    def compare(self, record: digests.Record, tags: bytes) -> list[Range]:
-        """Return the ranges of ``record`` that storage does not hold, which are missing from now on."""
+    def compare(self, record: digests.Record, digest: int | None) -> bool:
+        """Return whether storage holds ``record``. If not, its bytes are missing from now on.
+
+        ``digest``: that of the bytes read; None: some could not be read.
+        """
+        if digest == record.digest:
+            return True
         with self._lock:
-            differing = self._digests.differing(record, tags)
-            for start, end in differing:
-                self._discard(start, end)
-        return differing
+            self._finished.refute(record)
+        return False
 
     def discard(self, start: int, end: int) -> None:
-        """Remove a range whose bytes differ from those noted; it is missing from now on."""
+        """Remove a range whose bytes differ from those noted, with all that shares a digest with it."""
         with self._lock:
-            self._discard(start, end)
+            self._finished.discard(start, end)
 
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.
 
-        The sample: the first and the last MiB, up to ``digests.PLACES`` units that got data, and as many
+        The sample: the first and the last MiB, up to ``digests.SAMPLE`` units that got data, and as many
         random ones.
         """
-        found = self.records()
         wanted = Ranges([(0, min(_ENDS, self.total)), (max(0, self.total - _ENDS), self.total)])
-        for start, end in _places([record for record in found if not record.is_zero] or found):
+        for start, end in _places(self.records()):
             wanted.add(start, end)
-        for start in self._digests.places.starts:
+        for _, start in self._finished.sample:
             wanted.add(start, min(self.total, start + digests.UNIT))
-        made = Journal(None, "", self.total)
-        for start, end in wanted.missing(0, self.total):
-            made._done.add(start, end)
-        for start, end in wanted:
-            for gap in self.missing(start, end):
-                made._done.add(*gap)
-        return made
+        sample = Journal(None, "", self.total)
+        for start, end in [*wanted.missing(0, self.total), *self.missing_of(wanted)]:
+            sample._finished.done.add(start, end)
+        return sample
 
     def checkpoint(self, flush: Callable[[], None]) -> None:
         """Save if the interval has passed. Cheap enough to call after every range."""
@@ -261,46 +242,34 @@ class Journal:
         if self._slots is not slots and slots is not None:
             raise errors.TargetError(path=slots.path, reason="the journal of another disk cannot be erased")
 
-    def _add(self, start: int, end: int) -> None:
-        """Add a finished range; the caller holds the lock."""
-        self._done.add(max(start, self._withheld), end)
-        if len(self._done) > MOST:
-            longest = sorted(self._done, key=lambda each: each[0] - each[1])
-            self._done = Ranges(sorted(longest[: len(longest) // 2]))
-
-    def _discard(self, start: int, end: int) -> None:
-        """Remove a range, and all digests that cover a part of it; the caller holds the lock."""
-        first = max(self._digests.start, start // digests.UNIT * digests.UNIT)
-        self._digests.discard(first, min(self._digests.end, -(-end // digests.UNIT) * digests.UNIT))
-        self._done.remove(start, end)
-
     def _is_due(self) -> bool:
-        shortest = min(self._seconds, SHORTEST_INTERVAL)
-        interval = self._interval if self._unsaved < MOST_UNSAVED else shortest
-        return self._clock() - self._saved >= interval
+        share, shortest = SHARE, SHORTEST_INTERVAL
+        if self._unsaved >= MOST_UNSAVED:
+            share, shortest = 2 * SHARE, 0.0
+        return self._clock() - self._saved >= min(self._seconds, max(shortest, self._cost / share))
 
     def _save(self, flush: Callable[[], None]) -> None:
         if self._slots is None:
             return
         began = self._clock()
         with self._lock:
-            granules, units = self._digests.granules(), self._digests.units()
-            self._unsaved = 0
+            finished, packed = self._finished.dump()
             moved = self._moved
-            places = self._digests.places.of, list(self._digests.places.starts)
+            self._unsaved = 0
         kept, skipped = self.counting()
-        about = {"total": self.total, "counted": (moved + kept, skipped), "places": places}
         flush()
         self._sequence += 1
+        document = {"sequence": self._sequence, "counted": (moved + kept, skipped), **finished}
+        text = json.dumps(document).encode("ascii")
+        slot = b"\n".join((_MAGIC, text, self._finished.seal(packed, text), b""))
         try:
-            document = {**about, "sequence": self._sequence}
-            self._write(self._slots, _encode(self._key, document, granules, units))
+            self._write(self._slots, slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n"))
         except OSError as err:
             # The transfer works without a journal, only a later attempt cannot resume.
             log.warning("journal disabled path=%r error=%r", self._slots.path, err.strerror)
             self._slots = None
         self._saved = self._clock()
-        self._interval = min(self._seconds, max(SHORTEST_INTERVAL, (self._saved - began) / SHARE))
+        self._cost = self._saved - began
 
     def _write(self, slots: Slots, slot: bytes) -> None:
         fd = os.open(slots.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -317,22 +286,20 @@ class Journal:
             os.close(fd)
 
     def _load(self, slots: Slots) -> None:
-        records: list[digests.Record] = []
         for slot in _read(slots):
+            if not slot.startswith(_MAGIC):
+                continue
             try:
-                document, found = _decode(slot, self._key, self.total, self._digests)
-                sequence, (moved, skipped) = int(document["sequence"]), document["counted"]
-                # Journals of earlier versions have none.
-                places = digests.Places(*document.get("places", ()))
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
+                _, text, sealed, _ = slot.split(b"\n", 3)
+                packed = self._finished.unseal(sealed, text)
+            except ValueError as err:
                 log.debug("journal slot ignored path=%r reason=%r", slots.path, str(err))
                 continue
-            if sequence > self._sequence:
-                self._sequence, records, self.counted = sequence, found, (int(moved), int(skipped))
-                self._digests.places = places
-        self._digests.load(records)
-        for record in records:
-            self._done.add(record.start, record.end)
+            document = json.loads(text)  # noqa: TID251 - authenticated above
+            if document["sequence"] > self._sequence:
+                self._sequence = document["sequence"]
+                self.counted = tuple(document["counted"])
+                self._finished.load(document, packed)
 
 
 def is_at_end_of(path: str) -> bool:
@@ -344,24 +311,14 @@ def is_at_end_of(path: str) -> bool:
     return any(found.startswith(_MAGIC, at) for at in range(0, len(found), _PAGE))
 
 
-def _outside(start: int, end: int, first: int, last: int) -> Iterator[Range]:
-    """Yield the parts of a range before and after the whole units in it, each within one unit."""
-    if first >= last:
-        # At most one boundary of units is within it.
-        middle = min(end, max(start, -(-start // digests.UNIT) * digests.UNIT))
-        first = last = middle
-    if start < first:
-        yield start, first
-    if last < end:
-        yield last, end
-
-
 def _places(records: list[digests.Record]) -> Iterator[Range]:
-    """Yield random units of the records."""
-    weights = [record.end - record.start for record in records]
-    for record in random.choices(records, weights, k=digests.PLACES) if records else ():  # noqa: S311  (no secret)
-        start = record.start + random.randrange(0, record.end - record.start, digests.UNIT)  # noqa: S311  (no secret)
-        yield start, min(record.end, start + digests.UNIT)
+    """Yield random units of the records, of those with data if there are any."""
+    spans = [span for record in records if record.digest for span in record.spans]
+    spans = spans or [span for record in records for span in record.spans]
+    weights = [end - start for start, end in spans]
+    for start, end in random.choices(spans, weights, k=digests.SAMPLE) if spans else ():  # noqa: S311  (no secret)
+        at = random.randrange(start, end, digests.UNIT)  # noqa: S311  (no secret)
+        yield at, min(end, at + digests.UNIT)
 
 
 def _read(slots: Slots) -> list[bytes]:
@@ -378,64 +335,3 @@ def _read(slots: Slots) -> list[bytes]:
         return []
     finally:
         os.close(fd)
-
-
-def _encode(
-    key: bytes, about: Mapping[str, object], granules: tuple[list[Range], bytes], units: list[digests.Record]
-) -> bytes:
-    """Return a slot. ``granules``: ranges, and the digests of the granules in them."""
-    document = dict(about)
-    loose = [(each.start, each.end) for each in units], b"".join(each.tags for each in units)
-    for name, (spans, tags) in (("granules", granules), ("units", loose)):
-        document[name] = spans
-        document[f"{name} tags"] = base64.b64encode(tags).decode()
-    body = json.dumps(document, separators=(",", ":")).encode("ascii")
-    if _HEADER + len(body) > SLOT:
-        # The granules fit, if every second one is finished. A resumed transfer fetches the other units again.
-        return _encode(key, about, granules, units[: len(units) // 2])
-    slot = b"%s %s %06d\n%s" % (_MAGIC, _mac(key, body), len(body), body)
-    return slot.ljust(-(-len(slot) // _PAGE) * _PAGE, b"\n")
-
-
-def _mac(key: bytes, body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_MAC, key=key, person=b"journal").hexdigest().encode()
-
-
-def _decode(
-    slot: bytes, key: bytes, total: int, grid: digests.Digests
-) -> tuple[dict[str, Any], list[digests.Record]]:
-    if not slot.startswith(_MAGIC):
-        raise ValueError("not a journal")
-    mac, length = slot[len(_MAGIC) : _HEADER].split()
-    body = slot[_HEADER : _HEADER + int(length)]
-    if not hmac.compare_digest(mac, _mac(key, body)):
-        raise ValueError("damaged, or of another source or job")
-    document: dict[str, Any] = json.loads(body)  # noqa: TID251 - authenticated above
-    if document["total"] != total:
-        raise ValueError("other size")
-    records: list[digests.Record] = []
-    for name, step in (("granules", grid.granule), ("units", digests.UNIT)):
-        tags = base64.b64decode(document[f"{name} tags"], validate=True)
-        for start, end in document[name]:
-            records += _records((int(start), int(end)), step, tags, grid)
-            tags = tags[-(-(end - start) // step) * digests.TAG :]
-    return document, records
-
-
-def _records(span: Range, step: int, tags: bytes, grid: digests.Digests) -> Iterator[digests.Record]:
-    """Yield the records of one range: for each granule, or for all units. ``grid``: where these begin."""
-    start, end = span
-    if not grid.start <= start < end <= grid.end or (start - grid.start) % step:
-        raise ValueError("ranges beyond the disk")
-    if (end - grid.start) % step and end != grid.end:
-        raise ValueError("not in whole units")
-    count = -(-(end - start) // step)
-    if len(tags) < count * digests.TAG:
-        raise ValueError("digests are missing")
-    if step == digests.UNIT != grid.granule:
-        yield digests.Record(start, end, tags[: count * digests.TAG], whole=False)
-        return
-    for index in range(count):
-        first = start + index * step
-        part = tags[index * digests.TAG : (index + 1) * digests.TAG]
-        yield digests.Record(first, min(end, first + step), part, whole=True)

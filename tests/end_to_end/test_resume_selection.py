@@ -38,7 +38,7 @@ KILLED_AFTER_THE_SAMPLE = """
 import os
 from cdi_worker.importer import execute
 from cdi_worker.scratch import journal
-journal._places = lambda records: ((each.start, each.end) for each in records)
+journal._places = lambda records: (span for each in records for span in each.spans)
 execute._rounds = lambda *_: os._exit(9)
 """
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
+import operator
 import random
 from typing import Any
 
@@ -28,38 +31,32 @@ def granules(request: pytest.FixtureRequest) -> Any:
 
 def recorded(cuts: list[int], seed: int, granules: int, start: int = 0) -> digests.Digests:
     """Return the digests of the disk, written in pieces in random order."""
-    made = digests.Digests(KEY, start, len(DISK), granules=granules)
+    finished = digests.Digests(KEY, start, len(DISK), granules=granules)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(DISK)), len(DISK)]
     pieces = list(itertools.pairwise(edges))
     random.Random(seed).shuffle(pieces)
     for first, after in pieces:
-        add(made, first, after)
-    return made
+        add(finished, first, after)
+    return finished
 
 
-def add(made: digests.Digests, first: int, after: int) -> None:
-    data = memoryview(DISK)[first:after]
-    is_zero = not any(data)
-    whole = made.whole_units(first, after)
-    if whole[0] < whole[1]:
-        if is_zero:
-            made.add_zeros(*whole)
-        else:
-            made.add(whole[0], made.tags(whole[0], memoryview(DISK)[whole[0] : whole[1]]))
-    else:
-        whole = (after, after)
-    for start, end in ((first, min(whole[0], after)), (max(whole[1], first), after)):
-        bounds = [start, *(edge for edge in range(0, end, UNIT) if edge > start), end]
-        for part in itertools.pairwise(bounds):
-            made.add_part(*part, None if is_zero else memoryview(DISK)[slice(*part)])
+def add(finished: digests.Digests, start: int, end: int, disk: bytes = DISK) -> None:
+    data = memoryview(disk)[start:end]
+    if not any(data):
+        finished.add_zeros(start, end)
+        return
+    first, last = finished.whole_units(start, end)
+    finished.add(start, data, finished.tags(first, data[first - start : last - start]))
 
 
 def covered(records: list[digests.Record]) -> list[ranges.Range]:
-    return list(ranges.Ranges((record.start, record.end) for record in records))
+    return list(ranges.Ranges(span for record in records for span in record.spans))
 
 
-def stored_tags(made: digests.Digests, record: digests.Record, stored: bytes) -> bytes:
-    return made.tags(record.start, memoryview(stored)[record.start : record.end])
+def read(finished: digests.Digests, record: digests.Record, stored: bytes) -> int:
+    """Return the digest of what storage holds of a record."""
+    tags = (tag for start, end in record.spans for tag in finished.tags(start, memoryview(stored)[start:end]))
+    return functools.reduce(operator.xor, tags, 0)
 
 
 CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index: index * UNIT), max_size=30)
@@ -68,52 +65,103 @@ CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index:
 @settings(max_examples=60, deadline=None)
 @given(CUTS, st.integers(0, 99), st.integers(0, len(DISK) - 1), st.sampled_from([16 << 10, 4]))
 def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: int) -> None:
-    made = recorded(cuts, seed, most)
-    records = made.records()
+    finished = recorded(cuts, seed, most)
+    records = finished.records()
     assert covered(records) == [(0, len(DISK))]
     changed = bytearray(DISK)
     changed[at] ^= 1
     for record in records:
-        assert made.differing(record, stored_tags(made, record, DISK)) == []
-        differing = made.differing(record, stored_tags(made, record, bytes(changed)))
-        assert bool(differing) is (record.start <= at < record.end)
+        assert read(finished, record, DISK) == record.digest
+        holds = any(start <= at < end for start, end in record.spans)
+        assert (read(finished, record, bytes(changed)) != record.digest) is holds
+
+
+@settings(max_examples=60, deadline=None)
+@given(CUTS, st.integers(0, 99), st.sampled_from([16 << 10, 4]))
+def test_bytes_that_are_written_twice_are_noted_once(cuts: list[int], seed: int, most: int) -> None:
+    finished = recorded(cuts, seed, most)
+    records = finished.records()
+    for first, after in itertools.pairwise([0, *sorted(cuts), len(DISK)]):
+        add(finished, first, after)
+    assert finished.records() == records
 
 
 def test_exchanged_units_are_found(granules: int) -> None:
-    """A write to the wrong place has the right bytes."""
-    made = recorded([], 0, granules)
+    """A write to the wrong place has the right bytes. A sum of GMACs would be the same."""
+    finished = recorded([], 0, granules)
     swapped = DISK[UNIT : 2 * UNIT] + DISK[:UNIT] + DISK[2 * UNIT :]
-    (first, *_) = made.records()
-    assert made.differing(first, stored_tags(made, first, swapped))
+    (first, *_) = finished.records()
+    assert read(finished, first, swapped) != first.digest
 
 
-def test_bytes_beyond_the_end_of_storage_differ(granules: int) -> None:
-    made = recorded([], 0, granules)
-    for record in made.records():
-        assert made.differing(record, b"") == [(record.start, record.end)]
+@pytest.mark.parametrize("moment", ["at once", "while the rest is written"])
+def test_refuted_units_are_claimed_again_when_written(granules: int, moment: str) -> None:
+    finished = recorded([5 * UNIT], 0, granules)
+    records = finished.records()
+    finished = digests.Digests(KEY, 0, len(DISK), granules=granules)
+    add(finished, 0, 5 * UNIT)
+    record = finished.records()[-1]
+    if moment != "at once":
+        add(finished, 5 * UNIT, len(DISK))
+    finished.refute(record)
+    assert ranges.Ranges(covered(finished.records())).missing(0, 5 * UNIT) == list(record.spans)
+    add(finished, *record.spans[0])
+    add(finished, 5 * UNIT, len(DISK))
+    assert finished.records() == records
 
 
-def test_discarded_ranges_are_claimed_again_when_written(granules: int) -> None:
-    made = recorded([], 0, granules)
-    record = made.records()[1]
-    made.discard(record.start, record.end)
-    assert covered(made.records()) == [(0, record.start), (record.end, len(DISK))]
-    add(made, record.start, record.end)
-    assert covered(made.records()) == [(0, len(DISK))]
+def test_refuted_record_of_which_a_part_was_discarded_is_removed(granules: int) -> None:
+    finished = recorded([], 0, granules)
+    record = finished.records()[1]
+    finished.discard(record.spans[0][0], record.spans[0][0] + 1)
+    finished.refute(record)
+    add(finished, 0, len(DISK))
+    assert finished.records() == recorded([], 0, granules).records()
+
+
+def test_discarded_range_is_removed_with_its_granule(granules: int) -> None:
+    finished = recorded([], 0, granules)
+    (start, end) = finished.records()[1].spans[0]
+    finished.discard(end - 512, end)
+    assert covered(finished.records()) == [(0, start), (end, len(DISK))]
+    add(finished, start, end)
+    assert finished.records() == recorded([], 0, granules).records()
+
+
+def test_nothing_is_removed_with_a_range_that_is_not_finished() -> None:
+    """A clone that resumes a prefix discards what follows it, also in the granule where it ends."""
+    finished = digests.Digests(KEY, 0, len(DISK), granules=4)
+    add(finished, 0, 5 * UNIT)
+    finished.discard(5 * UNIT, len(DISK))
+    assert covered(finished.records()) == [(0, 5 * UNIT)]
 
 
 def test_start_is_not_recorded(granules: int) -> None:
     assert covered(recorded([1000, UNIT + 5], 0, granules, start=UNIT).records()) == [(UNIT, len(DISK))]
 
 
-def test_loaded_claims_are_those_saved() -> None:
-    made = digests.Digests(KEY, 0, len(DISK), granules=4)
+def test_loaded_records_are_those_saved(granules: int) -> None:
+    finished = digests.Digests(KEY, 0, len(DISK), granules=granules)
     for first in (0, UNIT, 2 * UNIT, 3 * UNIT, 5 * UNIT):
-        add(made, first, first + UNIT)
-    again = digests.Digests(KEY, 0, len(DISK), granules=4)
-    again.load(made.records())
-    assert again.records() == made.records()
-    assert [record.whole for record in made.records()] == [True, False]
+        add(finished, first, first + UNIT)
+    add(finished, 7 * UNIT, 7 * UNIT + 512)
+    again = digests.Digests(KEY, 0, len(DISK), granules=granules)
+    again.load(*finished.dump())
+    assert again.records() == finished.records()
+    assert again.sample == finished.sample
+    assert covered(again.records()) == [(0, 4 * UNIT), (5 * UNIT, 6 * UNIT)]
+
+
+def test_disk_that_ends_early_has_a_short_unit() -> None:
+    finished = digests.Digests(KEY, 0, 1 << 40)
+    for first, after in ((10 * UNIT + 9, 11 * UNIT), (11 * UNIT, 11 * UNIT + 512), (0, 10 * UNIT + 9)):
+        add(finished, first, after)
+    add(finished, 11 * UNIT + 512, len(DISK))
+    assert covered(finished.records()) == [(0, 11 * UNIT)]
+    finished.cut(len(DISK))
+    (record,) = finished.records()
+    assert covered([record]) == [(0, len(DISK))]
+    assert read(finished, record, DISK) == record.digest
 
 
 def test_other_key_has_other_tags() -> None:
@@ -122,34 +170,42 @@ def test_other_key_has_other_tags() -> None:
 
 
 def test_memory_of_partial_units_is_bounded() -> None:
-    made = digests.Digests(KEY, 0, 1 << 40)
+    """The oldest is forgotten: when its other part is written, it does not count as zeros with data."""
+    finished = digests.Digests(KEY, 0, 1 << 40)
     for index in range(1000):
-        made.add_part(index * UNIT, index * UNIT + 512, memoryview(b"x" * 512))
-    assert sum(edge.data is not None for edge in made._edges.values()) <= 256
+        finished.add(index * UNIT, memoryview(b"x" * 512), [])
+    assert len(finished._parts) <= digests.PARTS
+    for index in range(1000):
+        finished.add_zeros(index * UNIT + 512, (index + 1) * UNIT)
+    assert sum(end - start for start, end in covered(finished.records())) == digests.PARTS * UNIT
+
+
+def test_granules_with_the_most_ranges_are_forgotten() -> None:
+    """For a disk that is written in random order. What remains is still right."""
+    total = 16 << 30
+    finished = digests.Digests(KEY, 0, total)
+    finished.add_zeros(total // 2, total)
+    for index in range(digests.RANGES + 1):
+        start = index * 2 * UNIT
+        finished.add_zeros(start, start + 512 * (1 + index % 100))
+    assert len(finished.done) <= digests.RANGES
+    assert finished.done.missing(total // 2 + finished.granule, total) == []
+
+
+@pytest.mark.parametrize("total", [1 << 30, 1 << 62])
+def test_what_is_dumped_fits_into_a_slot(total: int) -> None:
+    """With the most granules, ranges and units of the sample."""
+    finished = digests.Digests(KEY, 0, total)
+    for index in range(digests.GRANULES):
+        start = index * finished.granule
+        finished.add(start, memoryview(b"x" * UNIT), [(1 << 64) - 1 - index])
+    assert len(finished.digests) == digests.GRANULES
+    done, packed = finished.dump()
+    assert len(json.dumps(done)) + len(packed) * 4 // 3 < 344 << 10
 
 
 def test_equal_units_have_different_tags() -> None:
     """The position is the nonce of GMAC: two tags with one nonce would reveal its key."""
     unit = memoryview(DISK[:UNIT])
-    made = digests.Digests(KEY, 0, len(DISK))
-    assert made.tags(0, unit) == made.tags(0, unit) != made.tags(UNIT, unit)
-
-
-@pytest.mark.parametrize("granules", [16 << 10, 2])
-def test_units_that_were_moved_with_their_tags_are_found(granules: int) -> None:
-    """Somebody who may write to the volume, but does not know the key, swaps parts of disk and journal."""
-    size = 8 * UNIT
-    disk = b"".join(random.Random(index).randbytes(UNIT) for index in range(8))
-    made = digests.Digests(KEY, 0, size, granules=granules)
-    made.add(0, made.tags(0, memoryview(disk)))
-    records = made.records()
-    half = size // 2
-    moved = disk[half:] + disk[:half]
-    tags = b"".join(record.tags for record in records)
-    middle = len(tags) // 2
-    tags = tags[middle:] + tags[:middle]
-    for record in records:
-        length = len(record.tags)
-        forged, tags = record._replace(tags=tags[:length]), tags[length:]
-        found = made.tags(record.start, memoryview(moved)[record.start : record.end])
-        assert made.differing(forged, found) == [(record.start, record.end)]
+    finished = digests.Digests(KEY, 0, len(DISK))
+    assert finished.tags(0, unit) == finished.tags(0, unit) != finished.tags(UNIT, unit)

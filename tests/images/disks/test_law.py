@@ -369,7 +369,7 @@ def test_stream_over_what_is_there_writes_what_differs(kind: str, files: Files, 
     old = bytearray(made.expected[: 4 * MiB].ljust(SIZE, b"\xff"))
     old[3 * MiB : 3 * MiB + 512] = b"y" * 512
     (tmp_path / "disk.part").write_bytes(old)
-    noted = journal.Journal(None, "", SIZE)
+    noted = journal.Journal.in_memory(SIZE)
     noted.zeroed([(0, 4 * MiB)])
     with targets.open(tmp_path / "disk", SIZE, targets.TargetOptions(resume=True)) as out:
         sink = compared.ContinuingSink(out.storage, noted, out)

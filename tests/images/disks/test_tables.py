@@ -190,9 +190,10 @@ def test_each_byte_of_the_file_is_read_skipped_or_kept(
     disks: disks_module.Disks, form: str, done: bool
 ) -> None:
     data = disks.image(form, "ragged").read_bytes()
-    file, counts, notes = FailsAfter(data, 1000), placing.Counts(), placing.unjournalled()
+    file, counts = FailsAfter(data, 1000), placing.Counts()
     disk = placing.tables_of(data, placing.fetcher(file), form.partition("-")[0])
     size = disk.size or 0
+    notes = journal.Journal.in_memory(size)
     if done:
         notes.zeroed([(0, size)])
     placing.deliver(disk, placing.Dirty(size), notes, counts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
 import math
 import random
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +72,12 @@ def noted(target: Path) -> int:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
         for number in range(2):
             stream.seek((block.JOURNAL_OFFSET if is_block else SIZE) + number * journal.SLOT)
-            head, _, body = stream.read(journal.SLOT).partition(b"\n")
+            head, *lines = stream.read(journal.SLOT).split(b"\n", 2)
             if not head.startswith(b"cdi-worker journal"):
                 continue
             with contextlib.suppress(ValueError):
-                record = json.loads(body[: int(head.rpartition(b" ")[2])])
-                most = max(most, sum(end - start for start, end in record["granules"] + record["units"]))
+                done = base64.b64decode(json.loads(lines[0])["done"])
+                most = max(most, sum(end - start for start, end in struct.iter_unpack(">QQ", done)))
     return most
 
 

@@ -92,13 +92,6 @@ MUTANTS = (
         BLOCK,
     ),
     mutant(
-        "scratch/digests.py",
-        "leaves the position out of a unit's digest",
-        'found.append(encrypt((start + offset).to_bytes(12), b"", unit)[:TAG])',
-        'found.append(encrypt((0).to_bytes(12), b"", unit)[:TAG])',
-        DIGESTS,
-    ),
-    mutant(
         "images/targets/claim.py",
         "takes the lock of an unlinked file for the disk's",
         "    return os.path.samestat(os.fstat(fd), os.lstat(name))",
