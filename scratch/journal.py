@@ -29,9 +29,8 @@ AREA: Final = 2 * SLOT
 SHORTEST_INTERVAL: Final = 1.0
 #: Saves may take this part of the time: a slow sync makes the interval longer.
 SHARE: Final = 0.05
-#: After this many bytes saves may take twice that part, and the first one is not delayed: what is unsaved
-#: would be transferred again.
-MOST_UNSAVED: Final = 128 << 20
+#: After this many bytes, saves may take twice that part, and there is no shortest interval.
+MOST_UNSAVED: Final = 64 << 20
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
 _MAGIC: Final = b"cdi-worker journal 4"

@@ -198,7 +198,7 @@ def test_many_bytes_are_saved_before_the_interval(location: Location) -> None:
     offset, data = noise(0, MiB)
     tags = opened.digest(offset, data)
     for _ in range(journal.MOST_UNSAVED // MiB):
-        clock.now += 6 / 128
+        clock.now += 6 / 64
         opened.checkpoint(flush)
         assert len(clock.saves) == 1
         opened.wrote(offset, data, tags)
