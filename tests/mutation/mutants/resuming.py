@@ -41,31 +41,6 @@ MUTANTS = (
         "tests/scratch/test_space.py::test_planted_file_is_not_used",
     ),
     mutant(
-        "scratch/journal.py",
-        "accepts the journal of a disk of another size",
-        '    if document["total"] != total:\n',
-        "    if False:\n",
-        "tests/scratch/test_journal.py::test_another_identity_or_size_starts_over",
-    ),
-    mutant(
-        "scratch/journal.py",
-        "takes the older of two slots",
-        "            if sequence > self._sequence:\n",
-        "            if True:\n",
-        "tests/scratch/test_journal.py::test_torn_write_keeps_the_older_state",
-    ),
-    mutant(
-        "scratch/digests.py",
-        "keeps the digest of bytes that differ",
-        (
-            "            self._whole.pop(number, None)\n"
-            "            if number in self._open:\n"
-            "                self._open[number].clear(index, -(-(stop - start) // UNIT))\n"
-        ),
-        "            pass\n",
-        "tests/scratch/test_digests.py::test_discarded_ranges_are_claimed_again_when_written",
-    ),
-    mutant(
         "sources/selection.py",
         "forgets the fields of a source, such as a tag or snapshot",
         "        if own != field.default and chosen != [] and about.selects and not about.secret:\n",
