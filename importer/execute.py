@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdi_worker import errors, units
+from cdi_worker.formats import safety
 from cdi_worker.images import image as images
 from cdi_worker.images import readback, targets
 from cdi_worker.images.disks import base as disks
@@ -369,6 +370,11 @@ def _spooled(attempt: Attempt) -> Iterator[Attempt]:
             if found.format != attempt.survey.format:
                 before = attempt.survey.format
                 raise errors.SourceChanged(url=stated.name, what="format", before=before, now=found.format)
+            # A client may be answered only if nothing is left to refuse.
+            read_at = image.at_random(attempt.scope)
+            if read_at is not None:
+                safety.check_length(found.format, read_at, facts.size or 0)
+            plans.check_room(found.virtual_size or 0, attempt.request, attempt.survey)
             attempt.accept()
             is_placed = found.layout is not None and not attempt.survey.ordered
             read = attempt.counts.read

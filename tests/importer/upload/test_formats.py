@@ -30,6 +30,15 @@ def test_format_is_converted(
     oracle.same(disk, disks.expected(variant))
 
 
+def test_truncated_image_in_scratch_is_refused_before_an_early_answer(
+    server: uploads.Server, disk: Path, disks: disks.Disks
+) -> None:
+    body = disks.image("vhdx-log").read_bytes()
+    answer = server.ask("POST", "/v1beta1/upload-async", body[: -2 * MIB])
+    assert (answer.status, "the tables need" in answer.text) == (400, True), answer.text
+    oracle.unusable(disk)
+
+
 @pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib"])
 @pytest.mark.parametrize("compression", [None, "gz"])
 def test_streamable_format_needs_no_scratch(
