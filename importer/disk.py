@@ -23,10 +23,10 @@ Make: TypeAlias = Callable[[Attempt], base.Disk]
 
 
 @contextlib.contextmanager
-def planned(attempt: Attempt) -> Iterator[tuple[Make, int | None]]:
+def planned(attempt: Attempt, phase: str) -> Iterator[tuple[Make, int | None]]:
     """Yield what makes the disk of a plan, and the most bytes of the image that are moved for it.
 
-    None: unknown.
+    None: unknown. CONVERT, which reads before its disk is delivered, begins the ``phase`` of the progress.
     """
     plan, request, size = attempt.plan, attempt.request, attempt.facts.size
     with contextlib.ExitStack() as stack:
@@ -35,7 +35,7 @@ def planned(attempt: Attempt) -> Iterator[tuple[Make, int | None]]:
         elif plan.route is Route.CONVERT:
             from cdi_worker.importer import qemu
 
-            disk = stack.enter_context(qemu.converted(attempt))
+            disk = stack.enter_context(qemu.converted(attempt, phase))
             yield disk, size
         elif plan.route is Route.EXTRACT:
             from cdi_worker.importer import unpack

@@ -246,7 +246,8 @@ def load_frequent() -> None:
 class Place(NamedTuple):
     """Where a disk is delivered to.
 
-    ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown).
+    ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown);
+    empty: the phase has begun.
     ``limit``: bytes of the largest disk of unknown size; of its data, if it is ``thin``.
     """
 
@@ -282,8 +283,9 @@ def deliver(attempt: Attempt) -> None:
     options, found = _options(attempt), attempt.survey
     with contextlib.ExitStack() as stack:
         spooled = stack.enter_context(_spooled(attempt)) if plan.route is Route.SPOOL else attempt
-        make, total = stack.enter_context(disk.planned(spooled))
         phase = "transfer" if spooled is attempt else "convert"
+        make, total = stack.enter_context(disk.planned(spooled, phase))
+        phase = "" if spooled.plan.route is Route.CONVERT else phase
         place = Place(request.target, options, found.available, phase, total, found.thin)
         with delivered(spooled, make, place) as (out, size):
             commit(attempt, out, out.size or size if options.mode == "delta" else size)
@@ -481,8 +483,9 @@ def _rounds(
             counts.received = journal.Journal.in_memory(out.size or place.limit)
             received = (counts.received,)
     covered = 0 if noted is None else noted.covered
-    if noted is None or not (made.repeats or covered):
+    if place.phase and (noted is None or not made.repeats):
         progress.phase(place.phase, place.total)
+    if noted is None or not (made.repeats or covered):
         if made.keep:
             made.keep(out.withheld, out.withheld)
         yield Round(into, missing, meter, received if noted is None else (noted, *received))
@@ -491,7 +494,8 @@ def _rounds(
         kept, skipped = noted.counted if covered else (0, 0)
         counted = progress_module.Continued(progress, kept, skipped)
         noted.counting = counted.figures
-        counted.begin(place.phase, place.total or 0, is_resumed=bool(covered))
+        if place.phase:
+            counted.begin(place.phase, place.total or 0, is_resumed=bool(covered))
         meter = disks.DeliveryMeter(counted.advance, counted.skip, counted.keep)
         journals = (noted, *received)
         if not covered:
@@ -511,7 +515,6 @@ def _rounds(
             yield Round(into, noted.missing_of, disks.DeliveryMeter(counted.advance), journals)
     elif made.keep:
         # A clone: the existing prefix is verified, and the sender told to skip it.
-        progress.phase(place.phase, place.total)
         with readback.ReadBack(out.storage, noted, attempt.scope) as reading_back:
             refetched = reading_back.wait()
         start = out.withheld
@@ -523,7 +526,6 @@ def _rounds(
         yield Round(into, missing, meter, (noted, *received))
     else:
         # A stream cannot skip what ranges have written: it is compared, and only what differs is written.
-        progress.phase(place.phase, place.total)
         figures = noted.counted
         noted.counting = lambda: figures
         out.storage.drop_cache()

@@ -13,7 +13,6 @@ from cdi_worker.images.disks import base as disks
 from cdi_worker.images.disks import raw
 from cdi_worker.images.engine import ahead, fetch
 from cdi_worker.images.export import server
-from cdi_worker.images.image import Arrivals
 from cdi_worker.images.tools import process, qemu_img, qemu_nbd
 from cdi_worker.importer import reading
 from cdi_worker.importer.attempt import Attempt
@@ -22,16 +21,16 @@ from cdi_worker.sources.nbd import client, handshake, locations
 
 
 @contextlib.contextmanager
-def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
+def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disks.Disk]]:
     """CONVERT: yield what makes the disk of the image, which qemu-nbd serves until the end of the block.
 
     QEMU reads the image at random through our NBD export, and so through the fetch engine: identity,
     credentials and retries are the same as on any other route; qemu's and nbdkit's own clients have none of
-    these rules.
+    these rules. Opening it is a part of the ``phase`` of the progress.
     """
+    attempt.progress.phase(phase, attempt.facts.size)
     name, form, options = attempt.facts.name, attempt.survey.format, attempt.request.fetch
-    arrivals = Arrivals()
-    fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, arrivals.add))
+    fetcher = attempt.image.fetcher(attempt.scope, reading.counted(attempt, attempt.progress.advance))
     # QEMU gets the bytes that the survey has checked, from memory. The tables read here may be too long to
     # keep, and no file that QEMU opens depends on them.
     head = fetcher.read(0, min(detect.HEAD, fetcher.size))
@@ -82,26 +81,15 @@ def converted(attempt: Attempt) -> Iterator[Callable[[Attempt], disks.Disk]]:
 
             if attempt.survey.ordered:
                 return raw.RunsDisk(in_order, attempt.scope, size=size)
-            return ServedDisk(arrivals, opened, size, listed)
+            return ServedDisk(opened, size, listed)
 
         yield make
 
 
 class ServedDisk(raw.ExtentsDisk):
-    """A disk whose image QEMU reads; ``arrivals`` counts what arrives of that."""
-
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        ranges: raw.OpenRanges,
-        size: int,
-        listed: Callable[[], Iterator[base.Extent]],
-    ) -> None:
-        super().__init__(ranges, size, listed)
-        self._arrivals = arrivals
+    """A disk whose image QEMU reads: what arrives of that is progress."""
 
     def deliver(self, sink: disks.Sink, missing: disks.Missing, meter: disks.DeliveryMeter) -> int:
-        self._arrivals.report(meter.advance)
         return super().deliver(sink, missing, disks.DeliveryMeter(moved=meter.moved))
 
 

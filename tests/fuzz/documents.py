@@ -180,6 +180,7 @@ class _Nbd:
     """A connection whose replies to a request for extents are 5 bytes for each: flags and length."""
 
     dead, load, failure, is_violated, size, is_shared = False, 0, "", False, _NBD_SIZE, False
+    longest = _NBD_SIZE
 
     def __init__(self, data: bytes) -> None:
         self._data = io.BytesIO(data)

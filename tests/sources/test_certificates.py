@@ -177,7 +177,7 @@ def _http(trust: Trust, server: Listening) -> None:
 def _aws(trust: Trust, server: Listening) -> None:
     keys = aws.Keys(trust.access, cancelling.NEVER)
     login = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
-    keys._session().create_client("sts", endpoint_url=server.url(), **login).get_caller_identity()
+    keys._session().client("sts", endpoint_url=server.url(), **login).get_caller_identity()
 
 
 def _google(trust: Trust, server: Listening) -> None:
