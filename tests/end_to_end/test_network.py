@@ -83,7 +83,9 @@ def test_reset_of_every_response_is_survived(
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
     ways.import_disk(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, scratch=tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
-    assert server.sent("/disk") < 1.2 * len(good.body) + MiB
+    # What QEMU reads may be tables: an answer of zeros only, which its cut end makes likely, is read twice.
+    most = 1.6 if variant == "vhdx-log" else 1.2
+    assert server.sent("/disk") < most * len(good.body) + MiB
 
 
 @EVERY_ROUTE
