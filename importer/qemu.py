@@ -150,7 +150,13 @@ def merge(attempt: Attempt, path: str, out: targets.Target) -> None:
         # The delta does not list the space by which the disk grew; to qemu-img the base seems to hold it.
         out.zero(previous, max(0, size - previous))
         out.flush()
-    progress = attempt.progress
-    follow = qemu_img.Follow(progress.advance, attempt.scope, _Watch(attempt), source=attempt.facts.name)
-    direct = targets.facts(attempt.request.target).direct
-    qemu_img.commit(path, out.written_path, size, direct=direct, follow=follow)
+    qemu_img.commit(
+        path,
+        out.written_path,
+        size,
+        source=attempt.facts.name,
+        direct=targets.facts(attempt.request.target).direct,
+        advance=attempt.progress.advance,
+        cancel=attempt.scope,
+        watch=_Watch(attempt),
+    )

@@ -172,7 +172,8 @@ def check(found: set[bytes], data: bytes, form: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, raw = Path(folder, "image"), Path(folder, "raw")
         path.write_bytes(data)
-        node = qemu_img.local(path, "vhd", geometry=vhd.check(views.View(data)).geometry)
+        node = qemu_img.exported("", "vhd", geometry=vhd.check(views.View(data)).geometry)
+        node["file"] = {"driver": "file", "filename": str(path)}
         try:
             processes.run("qemu-img", "convert", "-O", "raw", f"json:{json.dumps(node)}", raw)
         except AssertionError as err:
