@@ -112,7 +112,7 @@ class ReadBack:
             spans.add(start // volume.CHUNK * volume.CHUNK, -(-end // volume.CHUNK) * volume.CHUNK)
         try:
             with (
-                volume.RemoteVolume(stored, stored.path, self._noted.total)
+                volume.RemoteVolume(stored, self._noted.total)
                 if stored.is_remote
                 else volume.Volume(stored.readable)
             ) as disk:

@@ -16,7 +16,7 @@ from cdi_worker.formats import detect
 from cdi_worker.images import directio
 
 if TYPE_CHECKING:
-    from cdi_worker.images.targets import remote, storage
+    from cdi_worker.images.targets import storage
 
 #: Bytes of a piece of data; the unit of zero detection.
 CHUNK: Final = 1 << 20
@@ -185,10 +185,10 @@ class Volume:
 
 
 class RemoteVolume(Volume):
-    """What an NBD server exports: ``stored`` is the export, or the storage of a target."""
+    """The first ``size`` bytes of a target behind an NBD server."""
 
-    def __init__(self, stored: storage.Storage | remote.Device, path: str, size: int) -> None:
-        self.path = path
+    def __init__(self, stored: storage.Storage, size: int) -> None:
+        self.path = stored.path
         self.size = size
         self._stored = stored
         self._executor = futures.ThreadPoolExecutor(PARALLEL, "volume")

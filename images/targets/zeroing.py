@@ -58,23 +58,19 @@ class Ladder:
         first = min(end, -(-start // self._sector) * self._sector)
         last = max(first, end // self._sector * self._sector)
         self._write_zeros(start, first)
-        if last > first:
-            self._climb(first, last - first)
-        self._write_zeros(last, end)
-
-    def _climb(self, offset: int, length: int) -> None:
-        for rung in self._rungs:
+        for rung in self._rungs if last > first else ():
             try:
-                rung(self._fd, offset, length)
+                rung(self._fd, first, last - first)
+                break
             except OSError as err:
                 if err.errno not in kernel.REFUSALS:
                     raise
                 if rung in self._rungs:
                     self._rungs = tuple(other for other in self._rungs if other is not rung)
                     log.debug("zeroing call not supported call=%r error=%r", rung.__name__, err.strerror)
-            else:
-                return
-        self._write_zeros(offset, offset + length)
+        else:
+            self._write_zeros(first, last)
+        self._write_zeros(last, end)
 
     def _write_zeros(self, start: int, end: int) -> None:
         zeros = directio.zeros()
