@@ -148,18 +148,19 @@ def _following(attempt: Attempt, spill: space.Spill | None) -> base.Disk:
 
 
 def _chain(attempt: Attempt) -> base.Disk:
-    from cdi_worker.images.disks import chained
+    from cdi_worker.formats.qcow2 import layers
+    from cdi_worker.images.disks import tables
 
-    files = attempt.survey.chain
+    files, is_base = attempt.survey.chain, not attempt.request.is_delta
 
-    def shown(counts: list[int]) -> None:
-        attempt.counts.layers = tuple(zip((file.name for file in files), counts, strict=True))
+    def ended(shown: list[int]) -> None:
+        attempt.counts.layers = tuple(zip((file.name for file in files), shown, strict=True))
 
-    return chained.ChainDisk(
+    return tables.MappedDisk(
         [ranges(attempt, file) for file in attempt.image.files],
-        files,
-        shown,
-        covers_all=not attempt.request.is_delta,
+        lambda reads: layers.ChainTables(files, reads, is_base=is_base, ended=ended),
+        files[-1].virtual_size,
+        covers_all=is_base,
         direct=attempt.request.direct,
     )
 

@@ -140,7 +140,8 @@ def _shares(
     """Read the tables of a chain; return its files and how many bytes of the disk come from each."""
     fetchers = [each.fetcher(cancel) for each in images]
     reads = [fetcher.read for fetcher in fetchers]
-    disk = layers.ChainTables(found.chain, reads, is_base=not request.is_delta)
+    shown: list[int] = []
+    disk = layers.ChainTables(found.chain, reads, is_base=not request.is_delta, ended=shown.extend)
     for window in disk.windows():
         tables.load(window, fetchers)
     return [
@@ -151,5 +152,5 @@ def _shares(
             "bitmaps": list(file.facts.bitmaps),
             "bytes": count,
         }
-        for file, count in zip(found.chain, disk.shown, strict=True)
+        for file, count in zip(found.chain, shown, strict=True)
     ]

@@ -7,7 +7,7 @@ As in ``mapped.image``, nothing is fetched here and memory is bounded for any fi
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -31,20 +31,24 @@ class ChainTables:
     """The tables of ``files``, which ``chain.check`` accepted; see ``mapped.image.MappedImage``.
 
     ``reads``: a function for each file, which returns bytes of it. ``is_base``: the first file is a complete
-    disk; else parts of the disk that no file has are not touched.
+    disk; else parts of the disk that no file has are not touched. ``ended`` is called after the last window
+    with the bytes of the disk that come from each file.
     """
 
-    def __init__(self, files: Sequence[ChainFile], reads: Sequence[views.Read], *, is_base: bool) -> None:
+    def __init__(
+        self,
+        files: Sequence[ChainFile],
+        reads: Sequence[views.Read],
+        *,
+        is_base: bool,
+        ended: Callable[[list[int]], object],
+    ) -> None:
         ahead = _TABLES // len(files)
         self._layers = [_Layer(file, read, ahead) for file, read in zip(files, reads, strict=True)]
         self._is_base = is_base
+        self._ended = ended
         self.virtual_size = files[-1].virtual_size
         self._step = max(1, image.WINDOW // sum(layer.weight for layer in self._layers)) * _LARGEST
-
-    @property
-    def shown(self) -> list[int]:
-        """The bytes of the disk that come from each file, in the windows so far."""
-        return [layer.shown for layer in self._layers]
 
     def windows(self) -> Iterator[ChainWindow]:
         """Yield the windows of the disk in order, once. Finish with each before taking the next."""
@@ -52,6 +56,7 @@ class ChainTables:
             end = min(start + self._step, self.virtual_size)
             is_last = end == self.virtual_size
             yield ChainWindow(self._layers, (start, end), is_base=self._is_base, is_last=is_last)
+        self._ended([layer.shown for layer in self._layers])
 
 
 class FilePart:

@@ -11,18 +11,19 @@ import inspect
 import pkgutil
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.formats import safety
+from cdi_worker.formats import safety, views
 from cdi_worker.formats.qcow2 import chain as qcow2_chain
+from cdi_worker.formats.qcow2 import layers
 from cdi_worker.images import disks as package
 from cdi_worker.images import extents, targets
-from cdi_worker.images.disks import base, chained, following, raw, tables
+from cdi_worker.images.disks import base, following, raw, tables
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import compared, delivery
 from cdi_worker.scratch import journal
@@ -147,15 +148,24 @@ def member(name: str, data: bytes) -> qcow2_chain.ChainFile:
     return qcow2_chain.ChainFile(name, name, len(data), found)
 
 
+def chain_disk(
+    each: list[raw.OpenRanges], files: list[qcow2_chain.ChainFile], *, covers_all: bool = True
+) -> base.Disk:
+    def opened(reads: Sequence[views.Read]) -> tables.DiskTables:
+        return layers.ChainTables(files, reads, is_base=covers_all, ended=lambda _: None)
+
+    return tables.MappedDisk(each, opened, SIZE, covers_all=covers_all)
+
+
 def chain(files: Files, scope: cancelling.Cancel) -> Made:
     members = [member("base", files.base), member("layer", files.layer)]
     each = [ranges(files.base, scope), ranges(files.layer, scope)]
-    return Made(chained.ChainDisk(each, members, lambda _: None), files.joined, whole(files.joined))
+    return Made(chain_disk(each, members), files.joined, whole(files.joined))
 
 
 def chain_of_changes(files: Files, scope: cancelling.Cancel) -> Made:
     members, each = [member("layer", files.layer)], [ranges(files.layer, scope)]
-    disk = chained.ChainDisk(each, members, lambda _: None, covers_all=False)
+    disk = chain_disk(each, members, covers_all=False)
     cluster = 64 << 10
     written = [(MiB, MiB + 5 * cluster), (3 * MiB, 3 * MiB + 2 * cluster)]
     return Made(disk, files.joined, written)
@@ -171,8 +181,8 @@ MAKERS: dict[str, tuple[type[base.Disk], Callable[[Files, cancelling.Cancel], Ma
     "runs": (raw.RunsDisk, runs),
     "tables": (tables.MappedDisk, by_tables),
     "following": (following.FollowingDisk, follows),
-    "chain": (chained.ChainDisk, chain),
-    "chain of changes": (chained.ChainDisk, chain_of_changes),
+    "chain": (tables.MappedDisk, chain),
+    "chain of changes": (tables.MappedDisk, chain_of_changes),
 }
 
 
