@@ -61,6 +61,15 @@ def open_fd(
         os.close(fd)
 
 
+def supports_direct(path: str | os.PathLike[str], flags: int = 0) -> bool:
+    """Return whether a file can be opened for writing with O_DIRECT."""
+    try:
+        with open_fd(path, os.O_RDWR | os.O_DIRECT | flags):
+            return True
+    except OSError:
+        return False
+
+
 def allocate(fd: int, offset: int, length: int) -> None:
     """Allocate storage for a range of a file; bytes that were not written read as zeros.
 

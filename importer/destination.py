@@ -104,7 +104,7 @@ def open_finished(request: Request, cancel: cancelling.Cancel) -> Iterator[targe
             url = stack.enter_context(_serve(path))
         if targets.is_export(url):
             device = connect(request, cancel)(url, writable=False, name=path)
-        yield stack.enter_context(targets.claim_to_read(path, device))
+        yield stack.enter_context(targets.ReadingClaim(path, device))
 
 
 def in_use(path: str) -> bool:

@@ -16,11 +16,13 @@ from cdi_worker.images.targets import base, block, claim, export, file, file_for
 from cdi_worker.scratch import journal
 
 Claim = claim.Claim
+ReadingClaim = claim.ReadingClaim
 Mode = base.Mode
 TargetOptions = base.TargetOptions
 Terms = claim.Terms
 Target = base.Target
 SAME_DISK: Final = claim.SAME_DISK
+is_export = remote.is_export
 refuse_unfinished = file.refuse_unfinished
 #: The target that is standard output; a file with this name is ``./-``.
 STDOUT: Final = "-"
@@ -49,7 +51,7 @@ def facts(
     ``held``: its claim, without which an NBD export cannot be inspected. Raises ``errors.TargetError``.
     """
     path = os.fspath(path)
-    if isinstance(held, claim.MarkedClaim | claim.ReadingClaim) and (is_export(path) or held.is_served):
+    if isinstance(held, claim.ReadingClaim | export.ExportClaim) and held.device is not None:
         return TargetFacts("block", held.size, held.size)
     directory = pathlib.Path(path).parent
     with errors.on_target(path, "inspect"):
@@ -64,23 +66,13 @@ def facts(
         room = os.statvfs(directory)
         changing = file.changing(path)
         left_overs = [file.part(path), file.lock_file(path)] + ([path, changing] if removed else [])
-        try:
-            # On a file without a name, so that nothing is left behind.
-            os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600))
-            is_direct = True
-        except OSError:
-            is_direct = False
         return TargetFacts(
             "file",
             size=_size(path) or _size(changing),
             available=room.f_bavail * room.f_frsize + sum(map(_occupied, left_overs)),
-            direct=is_direct,
+            # Tried with a file without a name, so that nothing is left behind.
+            direct=kernel.supports_direct(directory, os.O_TMPFILE),
         )
-
-
-def is_export(path: str | os.PathLike[str]) -> bool:
-    """Return whether a target is the address of an NBD export."""
-    return os.fspath(path).startswith(("nbd://", "nbds://", "nbd+unix://"))
 
 
 def follow_link(path: str | os.PathLike[str]) -> str:
@@ -125,16 +117,6 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
         return claim.LockFileClaim(path, _lock_file(path), terms.permissions, terms.key)
 
     return _take(path, make, terms)
-
-
-def claim_to_read(path: str, device: remote.Device | None = None) -> claim.ReadingClaim:
-    """Return a claim without a lock, for a run that only reads a finished disk (mode ``compare``).
-
-    ``device``: an open NBD export, closed with it.
-    """
-    held = claim.ReadingClaim(path, device)
-    held.is_served = device is not None and not is_export(path)
-    return held
 
 
 def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:

@@ -108,8 +108,6 @@ class Claim:
 
     #: Connects to NBD exports, for targets that are written through a server.
     connect: remote.Connect | None = None
-    #: Whether it is a file that an NBD server shows.
-    is_served: bool = False
     #: Whether the disk at ``path`` is one that a killed run of the same command has left, untouched.
     may_replace: bool = False
 
@@ -411,7 +409,10 @@ class DeviceClaim(MarkedClaim):
 
 
 class ReadingClaim(Claim):
-    """No claim: a disk that is only read. ``device``: the open NBD export that it is on, or that shows it."""
+    """No claim: a finished disk that is only read.
+
+    ``device``: the open NBD export that it is on, or that shows it; closed with the claim.
+    """
 
     def __init__(self, path: str, device: remote.Device | None = None) -> None:
         super().__init__(path)
@@ -423,7 +424,7 @@ class ReadingClaim(Claim):
         return self.device.size if self.device else 0
 
     def close(self) -> None:
-        """Disconnect from an export; there is no lock."""
+        """Disconnect from an export."""
         if self.device is not None:
             self.device.close()
 

@@ -27,11 +27,6 @@ class Qcow2Format:
         return dict(each.split("=", 1) for each in self.options).get("preallocation", "off")
 
     @property
-    def is_preallocated(self) -> bool:
-        """Whether clusters are allocated when the file is created."""
-        return self.preallocation != "off"
-
-    @property
     def most(self) -> int:
         """Bytes of the largest disk."""
         # Entries of the first table, each for a table of one cluster (QCOW_MAX_L1_SIZE in block/qcow2.h).

@@ -13,7 +13,7 @@ from cdi_worker import errors, units
 from cdi_worker.formats import detect
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import base, claim, file, storage
+from cdi_worker.images.targets import base, claim, file, remote, storage
 
 #: A FIFO without a writer would be waited for.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -26,9 +26,8 @@ class Finished(base.Target):
     """
 
     def __init__(self, held: claim.ReadingClaim, options: base.TargetOptions) -> None:
-        self.is_device = True
         if held.device is not None:
-            self.is_device = not held.is_served
+            self.is_device = remote.is_export(held.path)
             shown = storage.RemoteStorage(held, -1, options.cancel)
             shown.device = held.device
             detect.refuse_unfinished(shown.device.read(0, directio.UNIT))

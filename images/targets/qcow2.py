@@ -9,6 +9,7 @@ from typing import Final
 
 from cdi_worker import errors, units
 from cdi_worker.formats import detect, facts, safety
+from cdi_worker.images import kernel
 from cdi_worker.images.targets import base, claim, file, storage
 from cdi_worker.images.targets.storage import RemoteStorage
 from cdi_worker.images.tools import qemu_img, qemu_nbd
@@ -35,7 +36,7 @@ class Qcow2Target(file.FileTarget):
         self._form = options.form
         self._connect = held.connect
         self._served = contextlib.ExitStack()
-        if size is None and self._form.is_preallocated:
+        if size is None and self._form.preallocation != "off":
             reason = "the size of the disk is known only at its end, so a qcow2 file cannot be preallocated"
             raise errors.Unsupported(reason=reason)
         limit = min(_UNKNOWN, _ENTRIES * self._form.cluster_size**2 // 8)
@@ -59,12 +60,7 @@ class Qcow2Target(file.FileTarget):
             file.remove(journal)
             os.close(os.open(journal, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         self.owned.enter_context(self._served)
-        try:
-            os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC))
-            is_direct = True
-        except OSError:
-            is_direct = False
-        node = qemu_img.writing(fd, direct=is_direct)
+        node = qemu_img.writing(fd, direct=kernel.supports_direct(f"/proc/self/fd/{fd}"))
         serving = qemu_nbd.serve(node, writable=True, pass_fds=(fd,), cancel=self._options.cancel)
         url = self._served.enter_context(serving)
         assert self._connect is not None  # noqa: S101  (given with the format)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Protocol
+
+
+def is_export(path: str | os.PathLike[str]) -> bool:
+    """Return whether a target is the address of an NBD export."""
+    return os.fspath(path).startswith(("nbd://", "nbds://", "nbd+unix://"))
 
 
 class Device(Protocol):

@@ -407,4 +407,4 @@ def test_layout() -> None:
     assert file_format.parse("raw") is None
     found = file_format.parse("qcow2,cluster_size=2M,preallocation=off")
     assert found == file_format.Qcow2Format(("cluster_size=2M", "preallocation=off"), 2 << 20)
-    assert not found.is_preallocated
+    assert found.preallocation == "off"
