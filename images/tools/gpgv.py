@@ -21,6 +21,12 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
     Raises ``errors.Untrusted``, which calls the signature ``name``.
     """
     status = bytearray()
+
+    def take(chunk: bytes) -> None:
+        status.extend(chunk)
+        if len(status) > _LONGEST:
+            raise errors.Untrusted(url=name, fault=signature.MALFORMED, reason="hundreds of signatures")
+
     with (
         process.memory_file(keyring) as keys,
         process.memory_file(proof) as detached,
@@ -32,17 +38,10 @@ def verify(keyring: bytes, proof: bytes, message: bytes, name: str, cancel: canc
         command = process.Command(
             argv, package="gpgv", address_space=_ADDRESS_SPACE, pass_fds=(keys, detached, text)
         )
-        with process.Process(command, stdout=process.PIPE) as running:
-            for chunk in running.output(cancel=cancel, watch=process.Watch("gpgv", _PATIENCE)):
-                status += chunk
-                if len(status) > _LONGEST:
-                    raise errors.Untrusted(
-                        url=name, fault=signature.MALFORMED, reason="hundreds of signatures"
-                    )
-            try:
-                running.finish()
-            except errors.ToolFailed as err:
-                # It fails for any invalid signature; the status says which. A crash says nothing.
-                if int(str(err.fields["exit_status"])) < 0:
-                    raise
+        try:
+            process.run(command, take, cancel=cancel, watch=process.Watch("gpgv", _PATIENCE))
+        except errors.ToolFailed as err:
+            # It fails for any invalid signature; the status says which. A crash says nothing.
+            if int(str(err.fields["exit_status"])) < 0:
+                raise
     return openpgp.signer(status.decode("utf-8", "replace"), name)

@@ -101,7 +101,6 @@ class Process:
         self._on_line = on_line
         self._tail = bytearray()
         self._line = bytearray()
-        self._io = b""
         self._directory = workspace.Workspace()
         # preexec_fn is not safe in a program with threads: util-linux sets the limits and the signal instead.
         limits = (f"--as={command.address_space}", "--core=0")
@@ -193,32 +192,6 @@ class Process:
                 count += more
         return count
 
-    def output(
-        self, *, cancel: cancelling.Cancel = cancelling.NEVER, watch: Watch | None = None
-    ) -> Iterator[bytes]:
-        """Yield the program's standard output until it ends; needs ``stdout=PIPE``.
-
-        Raises ``errors.Cancelled`` and ``errors.NoProgress``. Output and the program's own I/O
-        (``/proc/PID/io``) count as progress.
-        """
-        watch = watch or Watch(self._command.tool)
-        fd: int | None = self.stdout
-        with cancelling.wake_on(cancel) as wake:
-            while fd is not None or not self.ended:
-                wake.check()
-                watch.check()
-                if not self.ready(fd, watch.turn, wake.fd):
-                    # qemu-img prints whole percents, which are minutes apart for a large disk.
-                    with contextlib.suppress(OSError):
-                        before, self._io = self._io, pathlib.Path(f"/proc/{self.pid}/io").read_bytes()
-                        if before != self._io:
-                            watch.feed()
-                elif chunk := os.read(self.stdout, _CHUNK):
-                    watch.feed()
-                    yield chunk
-                else:
-                    fd = None
-
     def finish(self) -> None:
         """Wait for the end. Raises ``errors.ToolFailed`` for an exit status other than 0."""
         while not self.ended:
@@ -264,9 +237,25 @@ def run(
 ) -> None:
     """Run a program to its end; ``on_output`` gets its standard output.
 
-    Raises ``errors.MissingTool``, ``errors.ToolFailed``, ``errors.Cancelled``, ``errors.NoProgress``.
+    Output and the program's own I/O (``/proc/PID/io``) count as progress. Raises ``errors.MissingTool``,
+    ``errors.ToolFailed``, ``errors.Cancelled``, ``errors.NoProgress``.
     """
-    with Process(command, stdout=PIPE) as running:
-        for chunk in running.output(cancel=cancel, watch=watch):
-            on_output(chunk)
+    watch = watch or Watch(command.tool)
+    with Process(command, stdout=PIPE) as running, cancelling.wake_on(cancel) as wake:
+        fd: int | None = running.stdout
+        io = b""
+        while fd is not None or not running.ended:
+            wake.check()
+            watch.check()
+            if not running.ready(fd, watch.turn, wake.fd):
+                # qemu-img prints whole percents, which are minutes apart for a large disk.
+                with contextlib.suppress(OSError):
+                    before, io = io, pathlib.Path(f"/proc/{running.pid}/io").read_bytes()
+                    if before != io:
+                        watch.feed()
+            elif chunk := os.read(running.stdout, _CHUNK):
+                watch.feed()
+                on_output(chunk)
+            else:
+                fd = None
         running.finish()

@@ -142,7 +142,7 @@ def test_program_ignoring_sigterm_is_killed() -> None:
     with process.Process(
         shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"), stdout=process.PIPE
     ) as it:
-        assert next(it.output()) == b"ready\n"
+        assert os.read(it.stdout, 100) == b"ready\n"
         pid = it.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -150,7 +150,7 @@ def test_program_ignoring_sigterm_is_killed() -> None:
 
 def test_children_are_stopped_with_the_program() -> None:
     with process.Process(shell("sleep 60 & echo $!; wait"), stdout=process.PIPE) as it:
-        child = int(next(it.output()))
+        child = int(os.read(it.stdout, 100))
     until_ended(child)
 
 
