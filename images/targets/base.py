@@ -62,8 +62,6 @@ class Target:
     resumed: bool = False
     #: Bytes at the start that are stored only by ``commit``: a journal must not list them as finished.
     withheld: int = 0
-    #: Whether the whole target is known to read as zeros.
-    is_fresh: bool = False
     #: Whether the end of the ``with`` block leaves it open: a ``group.Group`` publishes and closes it.
     is_detached: bool = False
     #: Whether it is a device, whose end is not that of the disk.

@@ -87,7 +87,6 @@ class FileTarget(base.Target):
             undo.pop_all()
         self.owned.callback(os.close, self._directory)
         self.written_path = name
-        self.is_fresh = not self.resumed
         try:
             self._prepare()
         except (OSError, errors.Error):

@@ -53,7 +53,6 @@ class Qcow2Target(file.FileTarget):
                 self.resumed = found.virtual_size == self._created
             except (errors.ImageError, errors.ToolFailed, errors.TargetError):
                 self.resumed = False
-            self.is_fresh = not self.resumed
         if not self.resumed:
             qemu_img.create(self.path, fd, self._form.options, self._created)
             journal = file.journal(self.path)

@@ -15,6 +15,7 @@ import weakref
 from typing import Final
 
 from cdi_worker import errors
+from cdi_worker.images import kernel
 
 log = logging.getLogger(__name__)
 
@@ -94,19 +95,16 @@ def _lock_new(path: str) -> int | None:
 
 def _sweep(parent: str) -> None:
     """Remove left-overs of killed processes from a directory that other users may share."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        above = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, above)
+    with contextlib.suppress(OSError), kernel.open_fd(parent, os.O_DIRECTORY) as above:
         with os.scandir(above) as entries:
             named = (entry.name for entry in entries if _NAME.fullmatch(entry.name))
             found = list(itertools.islice(named, _MOST))
         for name in found:
-            with contextlib.suppress(OSError):
-                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-                try:
-                    _remove(name, fd, above)
-                finally:
-                    os.close(fd)
+            with (
+                contextlib.suppress(OSError),
+                kernel.open_fd(name, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above) as fd,
+            ):
+                _remove(name, fd, above)
 
 
 def _remove(name: str, fd: int, above: int) -> None:

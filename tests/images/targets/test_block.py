@@ -383,25 +383,6 @@ def write_and_commit(disk: targets.Target, content: bytes) -> None:
     disk.commit()
 
 
-def test_qemu_img_can_write_to_the_open_device(block: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.write_bytes(os.urandom(3 * MiB) + bytes(4 * MiB) + os.urandom(MiB))
-    with targets.open(block, 8 * MiB) as disk:
-        processes.run(
-            "qemu-img",
-            "convert",
-            "-n",
-            *("-t", "none"),
-            "--image-opts",
-            f"driver=raw,offset=1M,size=7M,file.driver=file,file.filename={source}",
-            "--target-image-opts",
-            f"driver=raw,offset=1M,size=7M,file.driver=host_device,file.filename={block}",
-        )
-        disk.write(0, memoryview(source.read_bytes())[:MiB])
-        disk.commit()
-    oracle.same(block, source, beyond=devices.DIRT)
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("sector", [512, 4096])
 def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, seed: int) -> None:
