@@ -270,10 +270,7 @@ def is_block(path: str) -> bool:
 
 def is_folder(path: str) -> bool:
     """Return whether it is a directory, False for what cannot be inspected."""
-    try:
-        return pathlib.Path(path).is_dir()
-    except OSError:
-        return False
+    return os.path.isdir(path)  # noqa: PTH112  (pathlib raises PermissionError)
 
 
 def _is_block(path: str) -> bool:
