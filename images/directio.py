@@ -6,6 +6,7 @@ import contextlib
 import functools
 import mmap
 import os
+from collections.abc import Iterator
 from typing import Final
 
 #: Alignment of memory, offset and length for O_DIRECT: devices need this or less. It is also the page size,
@@ -33,9 +34,15 @@ class Buffer:
 
 
 @functools.cache
-def zeros() -> memoryview:
-    """Return 1 MiB of aligned zeros."""
+def _aligned_zeros() -> memoryview:
     return Buffer(1 << 20).view.toreadonly()
+
+
+def zeros(start: int, end: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield aligned zeros for a range, at most 1 MiB at a time, each with its offset."""
+    view = _aligned_zeros()
+    for offset in range(start, end, len(view)):
+        yield offset, view[: end - offset]
 
 
 def is_zero(data: memoryview) -> bool:

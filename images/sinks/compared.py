@@ -139,6 +139,5 @@ class SampleSink:
                 raise errors.SourceChanged(url=self._stored.path, what=what, before="stored", now="different")
 
     def zero(self, offset: int, length: int, /) -> None:
-        zeros = directio.zeros()
-        for start in range(offset, offset + length, len(zeros)):
-            self.write(start, zeros[: offset + length - start])
+        for start, zeros in directio.zeros(offset, offset + length):
+            self.write(start, zeros)

@@ -7,6 +7,7 @@ import sys
 from typing import Final
 
 from cdi_worker import errors, units
+from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import base, claim, storage
 
@@ -14,7 +15,6 @@ _STDOUT: Final = 1
 #: Bytes that are written together, and at least held back until the commit: a reader that ignores the exit
 #: status sees that the disk is not whole.
 _HELD: Final = 1 << 20
-_ZEROS: Final = memoryview(bytes(_HELD))
 
 
 class Pipe(storage.Storage):
@@ -32,8 +32,8 @@ class Pipe(storage.Storage):
 
     def zero(self, start: int, end: int) -> None:
         with self.guard("write"):
-            for offset in range(start, end, _HELD):
-                self._push(offset, _ZEROS[: end - offset])
+            for offset, zeros in directio.zeros(start, end):
+                self._push(offset, zeros)
 
     def sync(self) -> None:
         """Do nothing: a pipe cannot be synced."""

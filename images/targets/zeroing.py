@@ -73,6 +73,5 @@ class Ladder:
         self._write_zeros(last, end)
 
     def _write_zeros(self, start: int, end: int) -> None:
-        zeros = directio.zeros()
-        for offset in range(start, end, len(zeros)):
-            self._write(offset, zeros[: end - offset])
+        for offset, zeros in directio.zeros(start, end):
+            self._write(offset, zeros)
