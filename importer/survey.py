@@ -15,7 +15,7 @@ from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
-from cdi_worker.sources import base
+from cdi_worker.sources import base, staged
 from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
@@ -184,7 +184,6 @@ def is_chain(images: Sequence[base.Image], request: Request) -> bool:
 def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> Survey:
     """Check each file of a chain, and whether they are one."""
     from cdi_worker.formats.qcow2 import chain
-    from cdi_worker.sources import chained
 
     files = []
     for each in images:
@@ -200,7 +199,7 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
         checked = safety.check(content.format, content.head, read=read, size=source.size, layer=True)
         if content.format in {"raw", "iso"}:
             checked = checked._replace(virtual_size=units.whole_sectors(source.size))
-        files.append(chain.ChainFile(source.name, chained.base_name(source), source.size, checked))
+        files.append(chain.ChainFile(source.name, staged.file_name(source.name), source.size, checked))
     chain.check(files, request.stage.previous or None)
     return Survey(format="qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 

@@ -89,7 +89,7 @@ def read(files: Iterable[str]) -> Iterator[bytes]:
     has_some = False
     for path in files:
         try:
-            yield usable(content(path), path)
+            yield usable(smallfile.read(path, LARGEST), path)
             has_some = True
         except errors.RequestError as err:
             faults += err.faults
@@ -99,14 +99,9 @@ def read(files: Iterable[str]) -> Iterator[bytes]:
         log.warning("ignored: %s", each)
 
 
-def content(path: str | Path) -> bytes:
-    """Return a file of certificates. Raises ``errors.RequestError``."""
-    return smallfile.read(path, LARGEST)
-
-
 def load(tls: ssl.SSLContext, text: bytes) -> None:
     """Add the certificates of a PEM text through a file in memory: OpenSSL reads fewer labels in strings."""
-    with _file(text) as path:
+    with memory_file(text) as path:
         tls.load_verify_locations(cafile=path)
 
 
@@ -118,7 +113,7 @@ def load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes, name: str) ->
     masking.register(tls, (key or certificate).decode(errors="replace"))
     try:
         # OpenSSL reads a key only from a file.
-        with _file(certificate) as one, _file(key or certificate) as other:
+        with memory_file(certificate) as one, memory_file(key or certificate) as other:
             tls.load_cert_chain(one, other)
     except ssl.SSLError as err:
         # OpenSSL's messages are for its own authors.
@@ -128,10 +123,11 @@ def load_pair(tls: ssl.SSLContext, certificate: bytes, key: bytes, name: str) ->
 
 
 @contextlib.contextmanager
-def _file(text: bytes) -> Iterator[str]:
+def memory_file(text: bytes) -> Iterator[str]:
     """Yield the path of a file in memory: a pod may have no folder that can be written."""
-    with open(os.memfd_create("pem"), "wb", buffering=0) as file:
+    with open(os.memfd_create("pem"), "wb") as file:
         file.write(text)
+        file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import posixpath
-import urllib.parse
 from collections.abc import Sequence
 
-from cdi_worker.sources import base
+from cdi_worker.sources import base, staged
 
 
 class Files(base.Source):
@@ -25,7 +23,7 @@ class Files(base.Source):
         has_identity = all(each.identity for each in facts)
         is_signed = all(each.signatures for each in facts)
         return base.Facts(
-            name=" + ".join([facts[0].name, *map(base_name, facts[1:])]),
+            name=" + ".join([facts[0].name, *(staged.file_name(each.name) for each in facts[1:])]),
             size=sum(each.size or 0 for each in facts),
             head=facts[0].head,
             identity=_identity(facts) if has_identity else None,
@@ -46,13 +44,6 @@ class Files(base.Source):
         return base.Provenance(labels=newest.labels, info=newest.info)
 
 
-def base_name(facts: base.Facts) -> str:
-    """Return the last part of an address, as a backing file's name has it."""
-    if "://" not in facts.name:
-        return posixpath.basename(facts.name)
-    return posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(facts.name).path))
-
-
 def _identity(files: Sequence[base.Facts]) -> str:
     """Return the identity of a chain: the digest of the names and identities of its files.
 
@@ -60,7 +51,8 @@ def _identity(files: Sequence[base.Facts]) -> str:
     """
     heads = (hashlib.sha256(each.head).hexdigest() if each.weak else "" for each in files)
     text = "\n".join(
-        f"{base_name(each)} {each.identity} {head}" for each, head in zip(files, heads, strict=True)
+        f"{staged.file_name(each.name)} {each.identity} {head}"
+        for each, head in zip(files, heads, strict=True)
     )
     # A local path need not be UTF-8.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

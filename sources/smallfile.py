@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,20 @@ def read(path: str | Path, largest: int = LARGEST, patience: float = PATIENCE) -
     except OSError as err:
         raise errors.RequestError(f"{path}: {errors.words(err)}") from err
     raise errors.RequestError(f"{path}: is larger than {largest >> 20} MiB; is this the right file?")
+
+
+def read_each(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the file at ``path``, or of each in the folder. Raises ``RequestError``."""
+    place = Path(path)
+    try:
+        # Kubernetes mounts a ConfigMap as links into ..data.
+        inside = [each for each in sorted(place.iterdir()) if not each.name.startswith(".")]
+    except NotADirectoryError:
+        inside = [place]
+    except OSError as err:
+        raise errors.RequestError(f"{path}: {errors.words(err)}") from err
+    for each in inside:
+        yield str(each), read(each)
 
 
 def open_without_wait(path: str, flags: int) -> int:

@@ -5,7 +5,6 @@ Imports no HTTP library: importing one takes as long as the rest of a source.
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 import urllib.parse
@@ -77,14 +76,9 @@ def tls_context(access: Access) -> ssl.SSLContext:
 @contextmanager
 def authorities(access: Access) -> Iterator[str]:
     """Yield the path of an in-memory PEM file with all CAs of ``tls_context``, for C libraries."""
-    memory = os.memfd_create("authorities")
     system = (path.read_bytes() for path in certificates.system_files())
-    try:
-        for text in (*system, *certificates.read(access.ca_files)):
-            os.write(memory, text + b"\n")
-        yield f"/proc/self/fd/{memory}"
-    finally:
-        os.close(memory)
+    with certificates.memory_file(b"\n".join((*system, *certificates.read(access.ca_files)))) as path:
+        yield path
 
 
 #: What servers answer to plain http at a TLS port: nginx, Go's net/http, Apache, Tomcat, Python's cheroot.
@@ -108,15 +102,6 @@ def advice(url: str, answer: str) -> str:
 def is_not_tls(err: BaseException) -> bool:
     """Return whether a server without TLS answered the handshake that failed with ``err``."""
     return any(isinstance(link, ssl.SSLError) and _NOT_TLS.search(str(link)) for link in _chain(err))
-
-
-@contextmanager
-def translate_errors(url: str, *, first: bool) -> Iterator[None]:
-    """Translate exceptions of the operating system and of TLS; see ``failure``."""
-    try:
-        yield
-    except OSError as err:
-        raise failure(url, err, first=first) from err
 
 
 def failure(url: str, err: Exception, *, first: bool) -> errors.Error:

@@ -15,7 +15,7 @@ from cdi_worker import errors, version
 from cdi_worker.images.tools import process
 from cdi_worker.importer import contract
 from cdi_worker.importer.commands import command, options, output, parameters
-from cdi_worker.sources import certificates
+from cdi_worker.sources import certificates, smallfile
 
 #: Programs, the Debian packages with them, and what needs them.
 PROGRAMS = (
@@ -75,7 +75,7 @@ def trusted(files: Iterable[str]) -> Iterator[Finding]:
     yield Finding(name, f"https with certificates of {count} public CAs", count > 0, install)
     for path in files:
         try:
-            found = certificates.bundle(certificates.content(path), path)
+            found = certificates.bundle(smallfile.read(path, certificates.LARGEST), path)
         except errors.RequestError as err:
             yield Finding(path, "certificates to trust", False, str(err))
             continue

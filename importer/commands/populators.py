@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -167,9 +166,8 @@ def _access(env: Mapping[str, str], user: str, limits: Mapping[str, Any]) -> Ite
         files: tuple[str, ...] = ()
         if (text := reading.text("cacert").strip()) and not insecure:
             # A file in memory: the root file system of the pod may be read-only.
-            memory = stack.enter_context(open(os.memfd_create("cacert"), "wb", buffering=0))
-            memory.write(certificates.usable(text.encode("utf-8", "surrogateescape"), "cacert of the Secret"))
-            files = (f"/proc/self/fd/{memory.fileno()}",)
+            usable = certificates.usable(text.encode("utf-8", "surrogateescape"), "cacert of the Secret")
+            files = (stack.enter_context(certificates.memory_file(usable)),)
         login: dict[str, Any] = {"user": reading.text(user), "password": reading.text("password")}
         if reading.faults:
             raise errors.RequestError(*reading.faults)

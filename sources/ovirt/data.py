@@ -202,10 +202,11 @@ class Pool:
     @contextlib.contextmanager
     def _translate_errors(self, *, first: bool = False) -> Iterator[None]:
         try:
-            with wire.translate_errors(self._name, first=first):
-                yield
+            yield
         except errors.Error:
             raise
+        except OSError as err:
+            raise wire.failure(self._name, err, first=first) from err
         except Exception as err:
             # The library raises classes that are not public, and anything for a malformed response.
             code, message = getattr(err, "code", None), masking.quoted(str(err))

@@ -1,7 +1,7 @@
 """Trust: who must have signed a disk, which is verified before the disk is opened.
 
 A request has a ``Demand``; ``Demanded`` is what it and its checksum file say of the bytes. ``images``
-verifies the signatures of a container image by public keys (``keyfiles``). ``checksums`` looks up a disk in a
+verifies the signatures of a container image by public keys. ``checksums`` looks up a disk in a
 signed checksum file (``document`` reads it).
 """
 

@@ -12,8 +12,8 @@ from cdi_worker.formats import checksum, checksum_file, signature
 from cdi_worker.formats.signature import openpgp
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.images.tools import gpgv
-from cdi_worker.sources import base, kind
-from cdi_worker.sources.trust import Demand, Demanded, document, keyfiles
+from cdi_worker.sources import base, kind, smallfile
+from cdi_worker.sources.trust import Demand, Demanded, document
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def look_up(demand: Demand, of: kind.Kind, location: base.Location, reading: Rea
     place = document.place(demand.checksum_file or "", of, disk)
     name, signer = place.name, ""
     keys = demand.signed_by
-    known = None if keys is None else openpgp.keys_in(keyfiles.read(keys), keys)
+    known = None if keys is None else openpgp.keys_in(smallfile.read_each(keys), keys)
     text = reading.read(place, checksum_file.LARGEST)
     clear = openpgp.clear(text, name)
     if known is not None:

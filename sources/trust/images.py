@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from cdi_worker import errors
 from cdi_worker.formats import signature
 from cdi_worker.formats.signature import bundle, keys, simple
-from cdi_worker.sources import reference
-from cdi_worker.sources.trust import Candidate, keyfiles
+from cdi_worker.sources import reference, smallfile
+from cdi_worker.sources.trust import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Judge:
             raise errors.Untrusted(url=str(of), fault=signature.UNVERIFIABLE, reason=reason)
         self._of = of
         self._path = path
-        self._keys = tuple(key for name, data in keyfiles.read(path) for key in keys.read(data, name))
+        self._keys = tuple(key for name, data in smallfile.read_each(path) for key in keys.read(data, name))
         if not self._keys:
             raise errors.RequestError(f"{path}: no file with a public key in it")
 
