@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -36,7 +37,9 @@ class Keystone:
         self._connection = session.new_session(location.access, cancel)
         self._lock = threading.Lock()
         self._auth = _plugin(location)
-        transport: Any = _Transport(self._connection, location, self.name)
+        self._answered = False
+        # All that it uses of a requests session; ours has our connections, proxies and limits.
+        transport: Any = types.SimpleNamespace(request=self._request)
         # Retries are ours: patience, and a message that says what was tried. Without ``auth``: to log in for
         # a version document that needs a login, the library would wait for its own lock for ever.
         self._session = keystone_session.Session(
@@ -85,6 +88,17 @@ class Keystone:
         """Close all connections."""
         self._connection.close()
 
+    def _request(self, method: str, url: str, **given: Any) -> requests.Response:
+        with session.translate_errors(self.name, first=not self._answered):
+            what = (self._connection, self._location.access, method, url)
+            answer, data = session.exchange(*what, limit=LARGEST_ANSWER, **given)
+        if len(data) > LARGEST_ANSWER:
+            reason = f"login: the answer is longer than {LARGEST_ANSWER} bytes"
+            raise errors.Unreachable(url=self.name, reason=reason)
+        self._answered = True
+        answer._content = data  # noqa: SLF001  (requests has no other way to set a body)
+        return answer
+
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
@@ -110,27 +124,6 @@ class Keystone:
             # The library trusts the shape of the answers.
             reason = "the answer is not one of Keystone's; check the URL"
             raise errors.Unreachable(url=self.name, reason=reason) from err
-
-
-class _Transport:
-    """What keystoneauth1 uses of a requests session; with our connections, proxies and limits."""
-
-    def __init__(self, connection: requests.Session, location: locations.Glance, name: str) -> None:
-        self._connection = connection
-        self._access = location.access
-        self._name = name
-        self._answered = False
-
-    def request(self, method: str, url: str, **given: Any) -> requests.Response:
-        with session.translate_errors(self._name, first=not self._answered):
-            what = (self._connection, self._access, method, url)
-            answer, data = session.exchange(*what, limit=LARGEST_ANSWER, **given)
-        if len(data) > LARGEST_ANSWER:
-            reason = f"login: the answer is longer than {LARGEST_ANSWER} bytes"
-            raise errors.Unreachable(url=self._name, reason=reason)
-        self._answered = True
-        answer._content = data  # noqa: SLF001  (requests has no other way to set a body)
-        return answer
 
 
 def _plugin(location: locations.Glance) -> Any:

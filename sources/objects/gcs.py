@@ -133,7 +133,8 @@ class _Object(pinned.Resource):
             project="-",
             credentials=credentials.AnonymousCredentials(),
             client_options={"api_endpoint": self._address.server},
-            _http=_Transport(self),
+            # A transport with our connections, CAs and credentials.
+            _http=types.SimpleNamespace(request=self._request),
         )
         blob = client.bucket(self._address.bucket).blob(self._address.key)
         try:
@@ -154,6 +155,10 @@ class _Object(pinned.Resource):
         self.url = f"{self._media}&generation={metadata.generation}"
         self.unpin()
         return metadata
+
+    def _request(self, *, method: str, url: str, **_: object) -> types.SimpleNamespace:
+        data = self.body(self.send(method, url, {}), LARGEST_METADATA)
+        return types.SimpleNamespace(content=data, status_code=200, json=lambda: smalljson.parse(data))
 
     def _load(self, blob: Any) -> None:
         while True:
@@ -210,17 +215,6 @@ class _Object(pinned.Resource):
         else:
             reason = f"{plain.fields['reason']}: {message}"
         return errors.Unreachable(url=self.name, reason=reason.rstrip(": "), status=status)
-
-
-class _Transport:
-    """A transport for Google's client that uses our connections, CAs and credentials."""
-
-    def __init__(self, resource: _Object) -> None:
-        self._resource = resource
-
-    def request(self, *, method: str, url: str, **_: object) -> types.SimpleNamespace:
-        data = self._resource.body(self._resource.send(method, url, {}), LARGEST_METADATA)
-        return types.SimpleNamespace(content=data, status_code=200, json=lambda: smalljson.parse(data))
 
 
 def _error_details(text: str) -> tuple[str, set[str]]:

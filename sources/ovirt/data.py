@@ -13,6 +13,9 @@ from typing import Any
 from cdi_worker import errors, masking
 from cdi_worker.sources import base, extents, responses, wire
 
+with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
+    from cdi_worker.sources.ovirt import backend
+
 log = logging.getLogger(__name__)
 
 #: The largest offset of a file, in bytes.
@@ -42,9 +45,6 @@ class Pool:
     """
 
     def __init__(self, name: str, access: base.Access, authorities: str, cancel: base.Cancel) -> None:
-        with errors.optional("the imageio source", package="ovirt-imageio", extra="imageio"):
-            from cdi_worker.sources.ovirt import backend
-        self._library = backend
         self._name = name
         self._access = access
         self._authorities = authorities
@@ -190,7 +190,7 @@ class Pool:
             if model is not None:
                 # A new one would load the system's CAs (20 ms of CPU) and request the server's options again.
                 return model.clone()
-            self._model = self._library.connect(
+            self._model = backend.connect(
                 self._url,
                 disk=self._name,
                 cafile=None if insecure else self._authorities,

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import time
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from cdi_worker import errors, masking
+from cdi_worker.formats import smallxml
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, handshakes, wire
 from cdi_worker.sources.ovirt import locations
+
+with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
+    import ovirtsdk4
+    import ovirtsdk4.types as sdk
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +31,8 @@ INACTIVITY = 60
 FIRST_LOOK, LONGEST_LOOK = 0.05, 2.0
 #: Seconds after which the request to end a transfer is repeated.
 ASK_AGAIN = 5.0
+#: The status of a disk that an operation locks.
+LOCKED: Final = sdk.DiskStatus.LOCKED
 #: HTTP statuses worth a retry.
 TRANSIENT = wire.TRANSIENT_STATUS | {409}
 
@@ -31,6 +40,10 @@ TRANSIENT = wire.TRANSIENT_STATUS | {409}
 _TLS = re.compile(r"\((35|51|53|54|58|59|60|66|77|80|83|90|91), ")
 #: CURLE_PEER_FAILED_VERIFICATION in it.
 _UNVERIFIED = "(60, "
+#: What curl says of an answer that is not taken (CURLE_WRITE_ERROR).
+_REFUSED = "23, '"
+#: Bytes of the longest answer. A snapshot has about 2 KB, and a list has those of a storage domain.
+LONGEST: Final = 32 << 20
 
 
 class NotFound(errors.Unreachable):
@@ -48,17 +61,8 @@ class Engine:
         self._cancel = cancel
         self.name = wire.safe_url(location.endpoint)
         self.is_https = location.endpoint.lower().startswith("https:")
-        with errors.optional("the imageio source", package="ovirt-engine-sdk-python", extra="imageio"):
-            import ovirtsdk4
-            import ovirtsdk4.types
-
-            from cdi_worker.sources.ovirt import answers
-        self._sdk = ovirtsdk4
-        #: The SDK's classes of what the engine returns.
-        self.types: Any = ovirtsdk4.types
-        self._refused = answers.REFUSED
         access = location.access
-        self._connection = answers.Connection(
+        self._connection = _Connection(
             url=location.endpoint.rstrip("/"),
             username=access.user,
             password=access.password,
@@ -76,7 +80,7 @@ class Engine:
     def disk(self, number: str) -> Any:
         """Return a disk by its id."""
         service = self._connection.system_service().disks_service().disk_service(number)
-        return self.ask(f"disk {number}", service.get, self.types.Disk)
+        return self.ask(f"disk {number}", service.get, sdk.Disk)
 
     def snapshot(self, disk: Any, number: str) -> Any | None:
         """Return the snapshot of ``disk`` with this id, or None."""
@@ -85,7 +89,7 @@ class Engine:
             what = f"snapshots in storage domain {domain.id}"
             listing = domains.storage_domain_service(domain.id).disk_snapshots_service().list
             for found in self.ask(what, listing, list):
-                if not isinstance(found, self.types.DiskSnapshot):
+                if not isinstance(found, sdk.DiskSnapshot):
                     raise self._invalid(what)
                 if found.id == number and (found.disk is None or found.disk.id in (None, disk.id)):
                     return found
@@ -96,18 +100,17 @@ class Engine:
 
         Raises ``Locked`` while another operation locks the disk.
         """
-        types = self.types
-        request = types.ImageTransfer(
-            direction=types.ImageTransferDirection.DOWNLOAD,
-            format=types.DiskFormat(form),
+        request = sdk.ImageTransfer(
+            direction=sdk.ImageTransferDirection.DOWNLOAD,
+            format=sdk.DiskFormat(form),
             inactivity_timeout=INACTIVITY,
         )
         if snapshot is None:
-            request.disk = types.Disk(id=disk.id)
+            request.disk = sdk.Disk(id=disk.id)
         else:
-            request.snapshot = types.DiskSnapshot(id=snapshot.id)
+            request.snapshot = sdk.DiskSnapshot(id=snapshot.id)
         transfers = self._connection.system_service().image_transfers_service()
-        begun = self.ask("image transfer", lambda: transfers.add(request), types.ImageTransfer)
+        begun = self.ask("image transfer", lambda: transfers.add(request), sdk.ImageTransfer)
         log.info("transfer id=%r disk=%r format=%r", begun.id, disk.id, form)
         return Transfer(self, begun.id, transfers.image_transfer_service(begun.id))
 
@@ -137,7 +140,7 @@ class Engine:
         except TimeoutError as err:
             reason = f"{what}: no response within {TIMEOUT} s"
             raise errors.Transient(url=self.name, reason=reason) from err
-        except self._sdk.Error as err:
+        except ovirtsdk4.Error as err:
             raise self._error(what, err) from err
         except Exception as err:
             # The SDK trusts the shape of answers. For others, such as a proxy's page or a truncated body, it
@@ -150,11 +153,11 @@ class Engine:
         detail = (fault.detail or fault.reason or "") if fault is not None else ""
         message = masking.quoted(detail.strip("[]") or str(err), 300)
         reason = f"{what}: {message}"
-        if isinstance(err, self._sdk.NotFoundError):
+        if isinstance(err, ovirtsdk4.NotFoundError):
             return NotFound(url=self.name, reason=f"{what}: not found in the engine; check the id")
-        if isinstance(err, self._sdk.AuthError):
+        if isinstance(err, ovirtsdk4.AuthError):
             return errors.Unreachable(url=self.name, reason=f"{reason}; check user, password and permissions")
-        if self._refused in message:
+        if _REFUSED in message:
             return errors.Unreachable(url=self.name, reason=f"{what}: the answer is too long; check the URL")
         if err.code == 409 and re.search(r"\blocked\b", message, re.IGNORECASE):
             return Locked(url=self.name, reason=reason)
@@ -188,8 +191,7 @@ class Transfer:
 
     def look(self) -> Any:
         """Return the current state of the transfer. Raises ``NotFound`` once the engine has removed it."""
-        kind = self._engine.types.ImageTransfer
-        return self._engine.ask(f"image transfer {self.id}", self._service.get, kind)
+        return self._engine.ask(f"image transfer {self.id}", self._service.get, sdk.ImageTransfer)
 
     def phase(self) -> str:
         """Return the name of the phase; ``unknown`` if the SDK does not know it."""
@@ -279,3 +281,35 @@ def _looks() -> Iterator[float]:
     while True:
         yield delay
         delay = min(1.5 * delay, LONGEST_LOOK)
+
+
+class _Buffer(io.BytesIO):
+    """Takes an answer, also one that curl decompresses. The SDK has no limit."""
+
+    def write(self, data: Any, /) -> int:
+        return super().write(data) if self.tell() + len(data) <= LONGEST else 0
+
+
+# The SDK makes its buffers in functions that are too long to replace.
+ovirtsdk4.io = types.SimpleNamespace(BytesIO=_Buffer)
+
+
+class _Connection(ovirtsdk4.Connection):  # type: ignore[misc]  # without types
+    """The SDK's connection, with answers that end and are plain XML."""
+
+    def _read_reponse(self, context: Any) -> Any:
+        """Return a response. Raises ``ValueError`` for XML that the SDK should not see.
+
+        Its parser, libxml2, expands entities, and prints lines that it cannot parse, tickets included.
+        """
+        response = super()._read_reponse(context)
+        if response.body and "xml" in (self._get_header_value(response.headers, "content-type") or ""):
+            try:
+                smallxml.parse(
+                    response.body,
+                    "answer",
+                    lambda rule, reason: errors.Refused(format="answer", rule=rule, reason=reason),
+                )
+            except errors.Error as err:
+                raise ValueError(str(err)) from err
+        return response

@@ -289,7 +289,7 @@ class ImageioSource(base.Source):
             log.warning("all data was read, but transfer %r ended as %r", transfer.id, phase)
         with contextlib.suppress(errors.Error):
             while time.monotonic() - started < limit():
-                if self._engine.disk(self._location.disk_id).status != self._engine.types.DiskStatus.LOCKED:
+                if self._engine.disk(self._location.disk_id).status != engine.LOCKED:
                     break
                 # The engine reports no events. Not ended by a cancel: the limit is shorter then.
                 time.sleep(engine.FIRST_LOOK)

@@ -84,12 +84,12 @@ def disk(engine: ovirt_engine.Engine) -> None:
 
 
 def snapshot(engine: ovirt_engine.Engine) -> None:
-    found = engine.types.Disk(id="disk", storage_domains=[engine.types.StorageDomain(id="domain")])
+    found = ovirt_engine.sdk.Disk(id="disk", storage_domains=[ovirt_engine.sdk.StorageDomain(id="domain")])
     engine.snapshot(found, "one")
 
 
 def transfer(engine: ovirt_engine.Engine) -> None:
-    engine.transfer(engine.types.Disk(id="disk"), None, "raw")
+    engine.transfer(ovirt_engine.sdk.Disk(id="disk"), None, "raw")
 
 
 def look(engine: ovirt_engine.Engine) -> None:
