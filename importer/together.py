@@ -18,7 +18,7 @@ from cdi_worker.importer.progress import NullProgress, Part, Progress
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result, stated
 from cdi_worker.sources import base, selection
-from cdi_worker.sources.packages import every, ova
+from cdi_worker.sources.packages import ova
 from cdi_worker.sources.trust import Demanded
 
 
@@ -65,15 +65,15 @@ def verify_all(
         connect = functools.partial(contact.source, request, demanded, reads)
         with contact.open_source(connect(), request, demanded, progress, reads) as whole:
             _check_ova(whole, request)
-            if whole.at_random(reads) is None:
+            if (read := whole.at_random(reads)) is None:
                 reason = (
                     "is read in order, and --all compares what is served by ranges; "
                     "compare each disk with --disk"
                 )
                 raise errors.RequestError(f"{whole.facts.name}: {reason}")
-            disks = ova.disks(whole, reads)
+            disks = ova.disks(whole, read)
         run = execute.Run(Part(progress), reads, demanded)
-        requests = request_module.for_disks(request, [(each.file, every.image_name(each)) for each in disks])
+        requests = request_module.for_disks(request, [(each.file, ova.image_name(each)) for each in disks])
         found = [verification.compare(connect, each, run) for each in requests]
     progress.done()
     return found
@@ -111,7 +111,7 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
         member = run._replace(demanded=Demanded(), group=disks)
 
         def begin(found: tuple[descriptor.OvfDisk, ...]) -> list[Callable[[base.Source], None]]:
-            requests = request_module.for_disks(request, [("", every.image_name(each)) for each in found])
+            requests = request_module.for_disks(request, [("", ova.image_name(each)) for each in found])
             # Sorted, because two runs could wait for each other's claims otherwise.
             for each in sorted(requests, key=lambda each: each.target):
                 disks.hold(each.target, execute.claim(each, run.reads, key))
@@ -120,7 +120,7 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
         def import_disk(each: Request, disk: base.Source) -> None:
             results[each.target] = execute.import_disk(disk, each, member)
 
-        every.each(whole, package.expected(run.demanded), run.reads, begin)
+        ova.read_each(whole, package.expected(run.demanded), run.reads, begin)
         run.reads.check()
         disks.publish()
     provenance = whole.finish()

@@ -7,6 +7,7 @@ before the disk, as KubeVirt writes them (enhancement 256), else twice.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 from typing import Final
@@ -75,9 +76,8 @@ class PackedSource(registry.RegistrySource):
         assert isinstance(self._reference, oci_reference.ArchiveReference)  # noqa: S101  (see ``__init__``)
         self._once = self._whole.facts.once
         read = self._whole.at_random(self._cancel) if self._expected is None else None
-        if read is not None:
-            return _Ranged(self._reference, self._cancel, self._engine, self._whole, read)
-        return _Passing(self._reference, self._cancel, self._engine, self._whole, self._expected)
+        what = (str(self._reference), self._reference.tag, self._cancel, self._engine, self._whole)
+        return _Passing(*what, self._expected) if read is None else _Ranged(*what, read)
 
 
 class FileSource(PackedSource):
@@ -98,21 +98,15 @@ class FileSource(PackedSource):
         return super()._open_store()
 
 
+@dataclasses.dataclass(eq=False)
 class _Layout:
     """The blobs of an OCI image layout, by digest."""
 
-    def __init__(
-        self,
-        reference: oci_reference.ArchiveReference,
-        cancel: base.Cancel,
-        engine: image.Engine,
-        whole: base.Image,
-    ) -> None:
-        self.name = str(reference)
-        self._tag = reference.tag
-        self._cancel = cancel
-        self._engine = engine
-        self._whole = whole
+    name: str
+    tag: str
+    cancel: base.Cancel
+    engine: image.Engine
+    whole: base.Image
 
     def close(self) -> None:
         """Close the archive."""
@@ -127,13 +121,13 @@ class _Layout:
         With a tag: the entry of index.json with that reference name. Without: the only entry, or index.json
         itself if its entries are the platforms of one image.
         """
-        with contextlib.closing(self._part(_INDEX).rest(self._cancel, 0)) as reader:
+        with contextlib.closing(self._part(_INDEX).rest(self.cancel, 0)) as reader:
             data = blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
         index = documents.parse(data, self.name)
         if not isinstance(index, documents.Index):
             raise self._unreachable(f"{_INDEX} is not an image index")
         entries = index.manifests
-        if tag := self._tag:
+        if tag := self.tag:
             entries = tuple(item for item in entries if _is_named(item, tag))
         if len(entries) == 1:
             return self.manifest(entries[0])
@@ -154,7 +148,7 @@ class _Layout:
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
         """Return a reader of the blob, which verifies size and digest at the end."""
         part = self._part("blobs/" + descriptor.digest.replace(":", "/"))
-        return blobs.Verified(descriptor, self.name, part, self._cancel.child())
+        return blobs.Verified(descriptor, self.name, part, self.cancel.child())
 
     def _missing(self, name: str) -> errors.Unreachable:
         return self._unreachable(f"has no {name}; check that it is a complete OCI archive")
@@ -163,24 +157,18 @@ class _Layout:
         return errors.Unreachable(url=self.name, reason=reason)
 
 
+@dataclasses.dataclass(eq=False)
 class _Ranged(_Layout):
     """An archive that is read by ranges: first all headers, then files in place."""
 
-    def __init__(
-        self,
-        reference: oci_reference.ArchiveReference,
-        cancel: base.Cancel,
-        engine: image.Engine,
-        whole: base.Image,
-        read: views.Read,
-    ) -> None:
-        super().__init__(reference, cancel, engine, whole)
-        self._read_at = read
+    read: views.Read
+
+    def __post_init__(self) -> None:
         #: Offset and size of each file.
         self._members: dict[str, tuple[int, int]] = {}
-        entries = walk.Walk(part.seekable(whole, read))
+        entries = walk.Walk(part.seekable(self.whole, self.read))
         try:
-            for entry in entries.within(whole.facts.size or 0):
+            for entry in entries.within(self.whole.facts.size or 0):
                 if len(self._members) > _MOST:
                     raise self._unreachable("truncated, or not an OCI archive")
                 if name := _file_name(entry):
@@ -193,23 +181,17 @@ class _Ranged(_Layout):
     def _part(self, name: str) -> base.Image:
         if name not in self._members:
             raise self._missing(name)
-        found = part.Part(self._whole, *self._members[name], self._read_at)
-        return found.image(base.Opening(self._engine))
+        found = part.Part(self.whole, *self._members[name], self.read)
+        return found.image(base.Opening(self.engine))
 
 
+@dataclasses.dataclass(eq=False)
 class _Passing(_Layout):
     """An archive that passes once. Its documents are kept; one blob at a time can be read."""
 
-    def __init__(
-        self,
-        reference: oci_reference.ArchiveReference,
-        cancel: base.Cancel,
-        engine: image.Engine,
-        whole: base.Image,
-        expected: checksum.Checksum | None,
-    ) -> None:
-        super().__init__(reference, cancel, engine, whole)
-        self._expected = expected
+    expected: checksum.Checksum | None
+
+    def __post_init__(self) -> None:
         self._documents: dict[str, bytes] = {}
         self._passed: set[str] = set()
         self._pass = self._begin()
@@ -220,16 +202,16 @@ class _Passing(_Layout):
 
     def finish(self) -> None:
         """Verify the checksum of the whole archive, if there is one. Safe to call twice."""
-        if self._expected is not None:
+        if self.expected is not None:
             self._pass.finish()
 
     def _begin(self) -> passing.Pass[walk.Walk]:
         self._passed.clear()
         opened = functools.partial(walk.Walk, kind="OCI archive")
-        return passing.Pass(self._whole, self._cancel, self._expected, opened)
+        return passing.Pass(self.whole, self.cancel, self.expected, opened)
 
     def _part(self, name: str) -> base.Image:
-        if name in self._passed and not self._whole.facts.once:
+        if name in self._passed and not self.whole.facts.once:
             # Another attempt to read the disk.
             self.close()
             self._pass = self._begin()
@@ -250,12 +232,12 @@ class _Passing(_Layout):
             self._passed.add(found)
             if found == name:
                 file = passing.PassingFile(self._pass.archive, entry.size, self.name)
-                return file.image(base.Opening(self._engine))
-            if _INDEX not in self._documents and self._whole.facts.once:
+                return file.image(base.Opening(self.engine))
+            if _INDEX not in self._documents and self.whole.facts.once:
                 raise self._late(_INDEX)
         data = self._documents[name]
         file = passing.PassingFile(readers.BytesReader(data), len(data), self.name)
-        return file.image(base.Opening(self._engine))
+        return file.image(base.Opening(self.engine))
 
     def _late(self, name: str) -> errors.Unsupported:
         reason = (

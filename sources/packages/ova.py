@@ -1,4 +1,4 @@
-"""A disk in an OVA, wherever the OVA is: a member of a tar archive that another source serves.
+"""The disks in an OVA, wherever the OVA is: members of a tar archive that another source serves.
 
 By ranges, only the headers, the descriptor and the wanted disk are read. Without ranges, or to verify a
 checksum of the whole OVA, all of it is read once, and the disk is written meanwhile.
@@ -6,9 +6,11 @@ checksum of the whole OVA, all of it is read once, and the disk is written meanw
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, views
@@ -21,6 +23,11 @@ log = logging.getLogger(__name__)
 
 #: Algorithms of a manifest that comes after the disk (DSP0243; ovftool's --shaAlgorithm).
 _LATER: Final = ("sha1", "sha256", "sha512")
+#: Disks that are imported together: each keeps some files open until all are complete.
+MOST: Final = 100
+
+#: Called with all disks; returns a function for each that imports it.
+Begin: TypeAlias = Callable[[tuple[descriptor.OvfDisk, ...]], list[Callable[[base.Source], None]]]
 
 
 class Pass(passing.Pass[package.Package]):
@@ -214,13 +221,61 @@ class OvaSource(base.Source):
         return named[0]
 
 
-def disks(whole: base.Image, cancel: base.Cancel) -> tuple[descriptor.OvfDisk, ...]:
-    """Return the disks that the descriptor of ``whole`` lists, an open OVA with ranges.
+class _Member(OvaSource):
+    """One of several disks. Its source is notified once, when all are on storage."""
+
+    def finish(self) -> base.Provenance:
+        return base.Provenance()
+
+
+def read_each(
+    whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, begin: Begin
+) -> None:
+    """Import each disk of ``whole``, an open OVA, in one pass where that is a stream.
+
+    When it returns, the whole is verified: none may be usable before.
+    """
+    read = whole.at_random(cancel) if expected is None else None
+    if read is not None:
+        found = disks(whole, read)
+        _check_count(whole, found)
+        for disk, run in zip(found, begin(found), strict=True):
+            run(_Member(whole, disk.file, None, cancel))
+        whole.verify()
+        return
+    imports: list[Callable[[base.Source], None]] = []
+    with contextlib.closing(Pass(whole, cancel, expected)) as stream:
+        for file in stream.files():
+            if not imports:
+                found = stream.archive.disks
+                check(whole, *found)
+                _check_count(whole, found)
+                stream.archive.check_listed()
+                imports = begin(found)
+            imports[file.disk.index - 1](file)
+    whole.verify()
+
+
+def _check_count(whole: base.Image, found: tuple[descriptor.OvfDisk, ...]) -> None:
+    if len(found) > MOST:
+        reason = f"{len(found)} disks, at most {MOST} are imported together; choose each with --disk"
+        raise errors.Unsupported(reason=f"{whole.facts.name}: {reason}")
+
+
+def image_name(disk: descriptor.OvfDisk) -> str:
+    """Return the name of the file for a disk: its name in the OVA, without that of a compression."""
+    name = pathlib.PurePosixPath(disk.file)
+    if name.suffix.removeprefix(".").lower() in detect.COMPRESSIONS:
+        name = name.with_suffix("")
+    stem = name.stem.lstrip(".")
+    return f"{stem or f'disk{disk.index}'}.img"
+
+
+def disks(whole: base.Image, read: views.Read) -> tuple[descriptor.OvfDisk, ...]:
+    """Return the disks that the descriptor of ``whole`` lists, an open OVA that is read by ranges.
 
     Raises an error if one cannot be imported, or is not there.
     """
-    if (read := whole.at_random(cancel)) is None:
-        return ()
     found = _read_headers(whole, read)
     check(whole, *found.disks)
     for disk in found.disks:
