@@ -33,6 +33,9 @@ Buffers: TypeAlias = image.Buffers
 Cancel: TypeAlias = cancelling.Cancel
 
 
+#: Bytes of the first read: more than the header of a disk format, and the name of its backing file.
+HEAD_SIZE: Final = 256 << 10
+
 #: Sections of the help.
 ACCESS, TRANSFER = "Credentials and TLS", "Transfer"
 _option = functools.partial(fields.Field, section=ACCESS)

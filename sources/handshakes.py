@@ -81,8 +81,3 @@ def certificate(err: ssl.SSLCertVerificationError) -> Cause:
     code, text = getattr(err, "verify_code", 0), getattr(err, "verify_message", "") or str(err)
     reason = f"TLS: certificate verify failed: {text.rstrip('.')}"
     return Cause(reason, _REMEDIES.get(code, _UNUSABLE))
-
-
-def add_pinning(remedy: Remedy | None) -> Remedy:
-    """Return ``remedy`` for a source that can pin a certificate."""
-    return Remedy([*(remedy or ()), ("pin the certificate", "thumbprint")])

@@ -11,7 +11,6 @@ from cdi_worker import errors
 from cdi_worker.formats import coding, readers
 from cdi_worker.sources import base
 
-HEAD_SIZE = 256 * 1024
 NAME = "the uploaded stream"
 #: Seconds to read the bytes in flight of a connection that another request replaces.
 GRACE = 0.5
@@ -163,7 +162,7 @@ class UploadSource(base.Source):
         self._opened = False
 
     def open(self, opening: base.Opening) -> base.Facts:
-        self._reader = peeked = readers.Peek(self._body, HEAD_SIZE)
+        self._reader = peeked = readers.Peek(self._body, base.HEAD_SIZE)
         coding.check(self._encoding, peeked.head, self.name)
         return base.Facts(name=self.name, size=self._size, head=peeked.head, once=True)
 

@@ -25,6 +25,12 @@ WEB = "http(s)://host[:port]/path"
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
+def timeout(access: Access) -> tuple[float, float]:
+    """Return connect and read time-outs in seconds: ``TIMEOUT``, limited by the user's patience."""
+    connect, read = TIMEOUT
+    return min(connect, access.patience), min(read, access.patience)
+
+
 def safe_url(url: str) -> str:
     """Return ``url`` without user, password and query values, for logs and messages."""
     if not set(url) & set("@?#"):

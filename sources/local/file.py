@@ -1,4 +1,4 @@
-"""A local file, block device or pipe, and the disk of another volume."""
+"""A local file, block device or pipe, the disk of another volume, and a blank disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from cdi_worker.sources.local import locations
 
 log = logging.getLogger(__name__)
 
-HEAD_SIZE = 256 * 1024
 STDIN = 0
 
 
@@ -74,7 +73,7 @@ class LocalSource(base.Source):
                 targets.refuse_unfinished(self.name, self._fd)
                 self._size = os.lseek(self._fd, 0, os.SEEK_END)
                 self._identity = _identity(info)
-                self._head = os.pread(self._fd, HEAD_SIZE, 0)
+                self._head = os.pread(self._fd, base.HEAD_SIZE, 0)
         except OSError as err:
             raise errors.Unreachable(url=self.name, reason=errors.words(err)) from err
         if stat.S_ISDIR(info.st_mode):
@@ -84,7 +83,7 @@ class LocalSource(base.Source):
             reason = "has content, but its size is 0; read it with another program, and import its output"
             raise errors.Unreachable(url=self.name, reason=reason)
         if not self._seekable:
-            self._pipe = readers.Peek(readers.RangesReader(self._read_next, 0, sys.maxsize), HEAD_SIZE)
+            self._pipe = readers.Peek(readers.RangesReader(self._read_next, 0, sys.maxsize), base.HEAD_SIZE)
             self._head = self._pipe.head
         return base.Facts(
             name=self.name,
@@ -242,3 +241,14 @@ class _Image(LocalSource):
                     url=self.name, reason="is not a regular file; put the disk itself there"
                 )
         return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class Blank(base.Source):
+    """The source for ``IMPORTER_SOURCE=none``."""
+
+    name = "blank"
+
+    def __init__(self, _location: base.Location, _cancel: base.Cancel) -> None: ...
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name=self.name, size=0, blank=True)

@@ -14,9 +14,6 @@ from cdi_worker.sources.nbd import client, handshake, locations
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the first read.
-HEAD_SIZE = 256 * 1024
-
 
 class NbdSource(base.Source):
     """An export, which is always a raw disk: a guest can write any header to its disk.
@@ -35,11 +32,11 @@ class NbdSource(base.Source):
     def open(self, opening: base.Opening) -> base.Facts:
         access, bitmap = self._location.access, self._location.changes
         contexts = (handshake.ALLOCATION, *([handshake.BITMAP + bitmap] if bitmap else []))
-        connect, stall = wire.TIMEOUT
+        connect, stall = wire.timeout(access)
         limits = client.Limits(
             access.connections,
-            connect=min(connect, access.patience),
-            stall=min(stall, access.patience),
+            connect=connect,
+            stall=stall,
             patience=access.patience,
             slowest=access.slowest,
         )
@@ -60,7 +57,7 @@ class NbdSource(base.Source):
                     reason=f"{self.name}: no dirty bitmap {bitmap!r} (the server lists: {names}); "
                     "start again with a full copy"
                 )
-            head = filled.head(self._client, min(HEAD_SIZE, size), self.name)
+            head = filled.head(self._client, min(base.HEAD_SIZE, size), self.name)
             self._open = stack.pop_all()
         current = self._location.current
         identity = f"{current} size {size}" if current else None

@@ -18,8 +18,6 @@ from cdi_worker.sources.ovirt import data, engine, locations
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the first read: more than a qcow2 header and the name of its backing file.
-HEAD_SIZE = 256 * 1024
 #: Successive refusals of the ticket after which a transfer that the engine reports as healthy is replaced.
 MAX_REFUSALS = 3
 
@@ -101,7 +99,7 @@ class ImageioSource(base.Source):
                 self._find_locked(before.identity)
                 self._connect()
                 self._extents = self._pool.extents()
-                return filled.head(self, min(HEAD_SIZE, self._extents.end), self.name)
+                return filled.head(self, min(base.HEAD_SIZE, self._extents.end), self.name)
 
             # Retries on this transfer, as a new one waits for its lock.
             try:

@@ -16,8 +16,6 @@ from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
 
-HEAD_SIZE = 256 * 1024
-
 
 class Store(Protocol):
     """Manifests and blobs: a registry, or an archive."""
@@ -63,7 +61,7 @@ class Disk:
             if self._layer is not None:
                 self.is_found = self._layer.find()
                 self.path, self.size = self._layer.path, self._layer.size
-            self._peeked = readers.Peek(self._content, min(HEAD_SIZE, self.size))
+            self._peeked = readers.Peek(self._content, min(base.HEAD_SIZE, self.size))
         except BaseException:
             self.close()
             raise
@@ -81,7 +79,7 @@ class Disk:
         if self._layer is not None:
             self._layer.finish()
             return
-        rest = memoryview(bytearray(HEAD_SIZE))
+        rest = memoryview(bytearray(base.HEAD_SIZE))
         while self._content.readinto(rest):
             pass
 

@@ -131,7 +131,7 @@ class Session:
             raise
         except ssl.SSLCertVerificationError as err:
             cause = handshakes.certificate(err)
-            remedy = handshakes.add_pinning(cause.remedy)
+            remedy = errors.Remedy([*(cause.remedy or ()), ("pin the certificate", "thumbprint")])
             raise errors.Unreachable(url=self.name, reason=cause.reason, remedy=remedy) from err
         except responses.TooLong as err:
             raise errors.Unreachable(url=self.name, reason=f"{doing}: {err}; check the server") from err

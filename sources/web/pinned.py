@@ -131,7 +131,7 @@ class Resource:
         url = response.request.url or ""
         if count > 0 and not session.proxy(self.access, url):
             adapter: Any = self._session.get_adapter(url)
-            connect, _ = session.timeout(self.access)
+            connect, _ = wire.timeout(self.access)
             adapter.connect_early(response, count, verify=self._session.verify, timeout=connect)
 
     def authorization(self) -> Authorization:

@@ -41,12 +41,6 @@ def ascii_address(received: str) -> str:
     return re.sub(r"[^!-~]", lambda found: f"%{ord(found[0]):02X}", received)
 
 
-def timeout(access: Access) -> tuple[float, float]:
-    """Return connect and read time-outs in seconds: ``wire.TIMEOUT``, limited by the user's patience."""
-    connect, read = wire.TIMEOUT
-    return min(connect, access.patience), min(read, access.patience)
-
-
 class _Session(requests.Session):
     """A session that ignores redirects.
 
@@ -134,7 +128,7 @@ def ask(
     Without redirects: they would send credentials to another server. The secrets of the request, and those
     that the server sets for later ones, are masked.
     """
-    given |= {"stream": True, "timeout": timeout(access), "allow_redirects": False}
+    given |= {"stream": True, "timeout": wire.timeout(access), "allow_redirects": False}
     masking.register(connection, *masking.form(given.get("data")))
     answer = connection.request(method, url, proxies=proxy(access, url), **given)
     sent = [(name, value) for name, value in answer.request.headers.items() if isinstance(value, str)]

@@ -200,11 +200,11 @@ def test_no_byte_is_lost_or_duplicated(seed: int) -> None:
 
 def test_source_is_read_once() -> None:
     body = upload.Body()
-    data = random.Random(1).randbytes(upload.HEAD_SIZE + 1000)
+    data = random.Random(1).randbytes(base.HEAD_SIZE + 1000)
     lent = futures.ThreadPoolExecutor(1).submit(body.lend, Content(data))
     source = upload.UploadSource(body, len(data), cancelling.Cancel())
     with base.open_image(source) as image:
-        assert image.facts.head == data[: upload.HEAD_SIZE]
+        assert image.facts.head == data[: base.HEAD_SIZE]
         stream = image.source.stream()
         found, into = b"", memoryview(bytearray(100_000))
         while len(found) < len(data):

@@ -98,7 +98,7 @@ MUTANTS = (
         "tests/sources/ovirt/test_data.py::test_malformed_extents_are_refused",
     ),
     mutant(
-        "sources/ovirt/answers.py",
+        "sources/ovirt/engine.py",
         "keeps an endless answer of an oVirt engine",
         "if self.tell() + len(data) <= LONGEST else 0",
         "if True else 0",
