@@ -9,7 +9,7 @@ import os
 import pathlib
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 from cdi_worker import errors, units
@@ -104,10 +104,11 @@ class Stream(sender.Stream):
         head: bytes = clone.MAGIC,
         encoder: clone.Encoder | None = None,
     ) -> None:
+        super().__init__(reporter)
         self._disk = disk
         self._head = head
-        self._reporter = reporter
-        self._reported = 0
+        #: Bytes of the stream before the piece that is sent next.
+        self._sent = 0
         #: Bytes of the disk between two marks; see ``STEP``.
         self.step = STEP
         self._pays = Pays()
@@ -124,13 +125,13 @@ class Stream(sender.Stream):
         if not self._marks:
             self._marks.append(self._first)
         mark = self._marks[-1]
-        at = mark.sent if offset >= mark.sent else 0
-        parts = self._from(mark) if at else itertools.chain([self._head], self._from(mark))
-        skip = offset - at
-        for part in parts:
-            if skip < len(part):
-                yield memoryview(part)[skip:]
-            skip = max(0, skip - len(part))
+        self._sent = mark.sent if offset >= mark.sent else 0
+        pieces = self._from(mark) if self._sent else itertools.chain([self._head], self._from(mark))
+        for piece in pieces:
+            skip = max(0, offset - self._sent)
+            if skip < len(piece):
+                yield memoryview(piece)[skip:]
+            self._sent += len(piece)
 
     def restart(self, kept: str) -> None:
         """Send all but a part of the disk; see ``send.sender.Stream``."""
@@ -156,64 +157,47 @@ class Stream(sender.Stream):
     def _from(self, mark: Mark) -> Chunks:
         encoder = mark.encoder.copy()
         if self._disk is not None:
-            sent = yield from self._extents(self._disk, encoder, mark)
-            if sent > self._marks[-1].sent:
-                self._marks.append(Mark(sent, self._disk.size, encoder.copy()))
+            yield from self._extents(self._disk, encoder, mark.offset)
+            if self._sent > self._marks[-1].sent:
+                self._marks.append(Mark(self._sent, self._disk.size, encoder.copy()))
         yield from self._others(encoder)
         yield encoder.end()
 
-    def _extents(
-        self, disk: volume.Volume, encoder: clone.Encoder, mark: Mark
-    ) -> Generator[bytes | memoryview, None, int]:
-        """Yield the records of the disk from ``mark`` on; return how many bytes of the stream end there."""
-        sent, zeros, marked = mark.sent, 0, mark.offset
-        for part in self._parts(disk, mark.offset):
+    def _extents(self, disk: volume.Volume, encoder: clone.Encoder, marked: int) -> Chunks:
+        """Yield the records of the disk from ``marked`` on, the offset of the last mark."""
+        zeros = 0
+        for part in self._parts(disk, marked):
             is_zero = isinstance(part, volume.Hole)
             if zeros and (not is_zero or zeros + part.length > LONGEST_ZERO):
-                record = encoder.zeros(zeros)
+                yield encoder.zeros(zeros)
                 zeros = 0
-                yield record
-                sent += len(record)
             if not zeros and part.offset >= marked + self.step:
                 marked = part.offset
-                if sent > self._marks[-1].sent:
+                if self._sent > self._marks[-1].sent:
                     encoder.every = self._pays.decide()
-                    self._marks.append(Mark(sent, marked, encoder.copy()))
+                    self._marks.append(Mark(self._sent, marked, encoder.copy()))
+            count = self._reporter.skip
             if isinstance(part, volume.Hole):
                 zeros += part.length
             elif isinstance(part, Gap):
-                record = encoder.kept(part.length)
-                yield record
-                sent += len(record)
+                yield encoder.kept(part.length)
             else:
+                count = self._reporter.advance
                 started = time.perf_counter()
                 records = encoder.data(part.data)
                 encoded = time.perf_counter()
-                count = sum(map(len, records))
-                self._pays.encoded(len(part.data), count, encoded - started)
+                packed = sum(map(len, records))
+                self._pays.encoded(len(part.data), packed, encoded - started)
                 yield from records
-                self._pays.sent(count, time.perf_counter() - encoded)
-                sent += count
-            is_moved = isinstance(part, volume.Data)
-            self._report(
-                part.offset + part.length, self._reporter.advance if is_moved else self._reporter.skip
-            )
+                self._pays.sent(packed, time.perf_counter() - encoded)
+            self._report(part.offset + part.length, count)
         if zeros:
-            record = encoder.zeros(zeros)
-            yield record
-            sent += len(record)
+            yield encoder.zeros(zeros)
         disk.check_unchanged()
-        return sent
 
     def _others(self, _encoder: clone.Encoder) -> Chunks:
         """Yield the records of what follows the disk."""
         yield from ()
-
-    def _report(self, end: int, count: Callable[[int], None]) -> None:
-        """Report to ``count`` the bytes before ``end`` that were not reported yet."""
-        if end > self._reported:
-            count(end - self._reported)
-            self._reported = end
 
 
 class Directory(Stream):

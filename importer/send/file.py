@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import logging
 import os
-import ssl
 import stat
 import time
 from collections.abc import Generator, Iterator
@@ -66,9 +65,8 @@ class ImageFile(upload_sender.Stream):
     length: int
 
     def __init__(self, path: str, reporter: progress.Progress) -> None:
+        super().__init__(reporter)
         self.path = path
-        self._reporter = reporter
-        self._reported = 0
         try:
             # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,9 +135,7 @@ class ImageFile(upload_sender.Stream):
                 raise errors.SourceChanged(url=self.path, what="file", before=self._version, now=now)
             yield buffer[:count]
             offset += count
-            if offset > self._reported:
-                self._reporter.advance(offset - self._reported)
-                self._reported = offset
+            self._report(offset, self._reporter.advance)
 
 
 def _version(found: os.stat_result) -> str:
@@ -175,8 +171,14 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     upload_client.parse_url(settings.url)
     proxy = proxies.find(settings.access, settings.url)
+    tls = wire.tls_context(settings.access)
+    if settings.certificate:
+        certificate = smallfile.read(settings.certificate)
+        key = smallfile.read(settings.key) if settings.key else b""
+        name = ", ".join(filter(None, (settings.certificate, settings.key)))
+        certificates.load_pair(tls, certificate, key, name)
     client = upload_client.Client(
-        settings.url, _tls(settings), cancel, headers, proxy, follows=True, stall=settings.access.patience
+        settings.url, tls, cancel, headers, proxy, follows=True, stall=settings.access.patience
     )
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
@@ -224,13 +226,3 @@ def address(url: str) -> str:
     """Return ``url`` with the path ``USUAL_PATH`` if it has none."""
     bare = url.rstrip("/")
     return bare if bare.count("/") > 2 else bare + USUAL_PATH
-
-
-def _tls(settings: Settings) -> ssl.SSLContext:
-    made = wire.tls_context(settings.access)
-    if settings.certificate:
-        certificate = smallfile.read(settings.certificate)
-        key = smallfile.read(settings.key) if settings.key else b""
-        name = ", ".join(filter(None, (settings.certificate, settings.key)))
-        certificates.load_pair(made, certificate, key, name)
-    return made

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import urllib.parse
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -32,6 +32,16 @@ class Stream(abc.ABC):
     """Bytes that can be produced again from any offset. ``length`` in bytes, None if unknown."""
 
     length: int | None = None
+
+    def __init__(self, reporter: progress.Progress) -> None:
+        self._reporter = reporter
+        self._reported = 0
+
+    def _report(self, end: int, count: Callable[[int], None]) -> None:
+        """Report to ``count`` the bytes before ``end`` that were not reported yet."""
+        if end > self._reported:
+            count(end - self._reported)
+            self._reported = end
 
     @abc.abstractmethod
     def chunks(self, offset: int, /) -> Generator[bytes | memoryview, None, None]:

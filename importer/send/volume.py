@@ -135,7 +135,7 @@ def send_extents(
             # The container was killed before the target's answer.
             log.info("all has arrived from an earlier run bytes=%d", arrived)
             reporter.phase("sync", None)
-            sender.send(Sent(), arrived)
+            sender.send(Sent(reporter), arrived)
             return
         if not sender.begin(None):
             reason = "the server refused the clone format it offered"
