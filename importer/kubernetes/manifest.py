@@ -49,28 +49,27 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     Raises ``RequestError`` if the DataVolume needs CDI's controllers, or is to wait for Kueue and for a user.
     """
     _check(volume, settings)
-    if settings.verify:
-        return [_job(volume, settings, "verify", _template(volume, settings))]
-    made = [_claim(volume, settings)]
+    pod = datavolume_pod.Pod(volume, settings)
+    made = [] if settings.verify else [_claim(volume, settings)]
     if volume.source.kind in datavolume.CLONES:
         if datavolume.BIND_IMMEDIATELY in volume.annotations:
             # A pod that only mounts the claim, so that the claim is bound.
-            pod = datavolume_pod.Pod(volume, settings)
             pod.add_claim()
-            made.append(_job(volume, settings, "bind", _pod(pod, pod.container("bind", args=["--version"]))))
+            made.append(_job(pod, "bind", pod.container("bind", args=["--version"])))
         return made
+    pod.add_target()
     if volume.source.kind == "upload":
-        job = _job(volume, settings, "upload", _template(volume, settings))
+        job = _job(pod, "upload", datavolume_pod.upload(pod))
         metadata = _metadata(volume, job["metadata"]["name"])
         selector = {"batch.kubernetes.io/job-name": metadata["name"]}
         port = {"name": "https", "port": 443, "targetPort": datavolume_pod.UPLOAD_PORT}
         spec = {"selector": selector, "ports": [port]}
         return [*made, job, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}]
-    name = "importer"
-    if stages := len(volume.checkpoints):
+    name = "verify" if settings.verify else "importer"
+    if (stages := len(volume.checkpoints)) and not settings.verify:
         # The template of a Job cannot change, so later checkpoints get another Job.
         name = f"importer-{stages}"
-    return [*made, _job(volume, settings, name, _template(volume, settings))]
+    return [*made, _job(pod, name, datavolume_pod.importer(pod))]
 
 
 def all_objects(
@@ -193,9 +192,9 @@ def _claim(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
-def _job(
-    volume: datavolume.DataVolume, settings: datavolume_pod.Settings, role: str, template: Object
-) -> Object:
+def _job(pod: datavolume_pod.Pod, role: str, main: Object) -> Object:
+    """Return the Job of a pod. ``main``: the pod's container."""
+    volume, settings = pod.volume, pod.settings
     spec: Object = {"backoffLimit": REPLACED}
     if settings.ttl is not None:
         spec["ttlSecondsAfterFinished"] = settings.ttl
@@ -203,10 +202,10 @@ def _job(
     if settings.suspend or queue:
         # Kueue's webhook suspends a Job, too. If Kueue is not there yet, no Job of a queue must start.
         spec["suspend"] = True
-    if template["spec"]["restartPolicy"] == "Never":
+    if not pod.restarts:
         rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": REPORTED}}
         spec["podFailurePolicy"] = {"rules": [rule]}
-    spec["template"] = template
+    spec["template"] = _template(pod, main)
     # The name of a Job or a Service has at most 63 characters, and no dots.
     name = f"{role}-{volume.name}"
     plain = name.replace(".", "-")
@@ -218,15 +217,7 @@ def _job(
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _template(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> Object:
-    """Return the template of the pod that imports into the claim."""
-    pod = datavolume_pod.Pod(volume, settings)
-    pod.add_target()
-    role = datavolume_pod.upload if volume.source.kind == "upload" else datavolume_pod.importer
-    return _pod(pod, role(pod))
-
-
-def _pod(pod: datavolume_pod.Pod, main: Object) -> Object:
+def _template(pod: datavolume_pod.Pod, main: Object) -> Object:
     user = datavolume_pod.QEMU
     spec: Object = {
         "restartPolicy": "OnFailure" if pod.restarts else "Never",

@@ -105,19 +105,29 @@ class Pod:
 
     def container(self, name: str, **more: Any) -> Object:
         """Return a container of our image with the environment and mounts so far."""
-        made: Object = {"name": name, "image": self.settings.image, "imagePullPolicy": "IfNotPresent"}
         args = ["-v=1", "--strict-exit-status"]
         if not self.restarts:
             args.append(f"--retries={RETRIES}")
-        made |= {"args": args, **more, "env": list(self.env)}
-        made |= {"volumeMounts": list(self.mounts)}
+        made: Object = {"args": args, **more, "env": list(self.env), "volumeMounts": list(self.mounts)}
         if self.volume.claim.block:
             made["volumeDevices"] = [{"name": "data", "devicePath": PATHS.block}]
-        return _restricted(made)
+        return self.helper(name, self.settings.image, **made)
 
     def helper(self, name: str, image: str, **more: Any) -> Object:
-        """Return a container of another image, or of ours for another purpose."""
-        return _restricted({"name": name, "image": image, "imagePullPolicy": "IfNotPresent", **more})
+        """Return a container with limits and the Pod Security Standards' restricted profile."""
+        return {
+            "name": name,
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            **more,
+            "resources": RESOURCES,
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
 
     def add_claim(self) -> None:
         """Mount the claim."""
@@ -156,19 +166,6 @@ class Pod:
             self.mount("scratch", PATHS.scratch, {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}})
         # Sockets and bundles of certificates; the root file system is read-only.
         self.mount("tmp", "/tmp", {"emptyDir": {"sizeLimit": "64Mi"}})  # noqa: S108  (the directory of a container)
-
-
-def _restricted(container: Object) -> Object:
-    """Return a container with limits and the Pod Security Standards' restricted profile."""
-    return container | {
-        "resources": RESOURCES,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
 
 
 def boolean(value: object) -> str:
