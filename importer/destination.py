@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ from cdi_worker.sources import base
 if TYPE_CHECKING:
     from cdi_worker.images.targets import remote
     from cdi_worker.importer.request import Request
-
-log = logging.getLogger(__name__)
 
 
 def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
@@ -105,14 +102,6 @@ def open_finished(request: Request, cancel: cancelling.Cancel) -> Iterator[targe
         if targets.is_export(url):
             device = connect(request, cancel)(url, writable=False, name=path)
         yield stack.enter_context(targets.ReadingClaim(path, device))
-
-
-def in_use(path: str) -> bool:
-    """Return whether a device is mounted or in use, with a warning."""
-    found = targets.in_use(path)
-    if found:
-        log.warning("the device is mounted or in use, and may change while it is compared path=%r", path)
-    return found
 
 
 @contextlib.contextmanager

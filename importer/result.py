@@ -155,7 +155,20 @@ def of(
 
     ``whole``: what was opened, which may be a package with the disk; ``demanded``: of the whole.
     """
-    served = whole.facts
+    served, is_whole = whole.facts, attempt.image.source is whole.source
+    # A demanded checksum is that of the whole package.
+    checksums = attempt.checksums if is_whole or not demanded.checksum else demanded.checksum
+    digests = stated(checksums)
+    # Only in this route are the hashed bytes exactly the written ones.
+    is_disk = (
+        attempt.plan.route is plan.Route.STREAM
+        and is_whole
+        and demanded.checksum is not None
+        and not (attempt.survey.compressions or attempt.counts.resumed)
+        and not (attempt.request.is_archive or attempt.request.is_delta)
+        and attempt.counts.size == served.size
+    )
+    of_disk = digests.get("file", "").split(",") if is_disk else ()
     return Result(
         request=attempt.request,
         served=served,
@@ -165,35 +178,12 @@ def of(
         counts=attempt.counts,
         seconds=seconds,
         provenance=provenance,
-        verified={**provenance.verified, **stated(_checksums(attempt, whole, demanded))},
+        verified={**provenance.verified, **digests},
         signatures=(*served.signatures, *demanded.signatures),
-        sha256=_sha256(attempt, whole, demanded),
+        sha256=dict(each.split(":") for each in of_disk if each).get("sha256", ""),
     )
 
 
 def stated(checksums: str | None) -> dict[str, str]:
     """Return the checksums of the bytes as served, as ``Result.verified`` has them."""
     return {"file": str(checksum.parse(checksums))} if checksums else {}
-
-
-def _checksums(attempt: Attempt, whole: base.Image, demanded: Demanded) -> str:
-    """Return the checksums of the bytes as served that were verified; may be empty."""
-    # A demanded checksum is that of the whole package.
-    if attempt.image.source is not whole.source and demanded.checksum:
-        return demanded.checksum
-    return attempt.checksums
-
-
-def _sha256(attempt: Attempt, whole: base.Image, demanded: Demanded) -> str:
-    """Return the SHA-256 of the disk, if the demanded checksum is one; else empty."""
-    # Only in this route are the hashed bytes exactly the written ones.
-    is_same = (
-        attempt.plan.route is plan.Route.STREAM
-        and attempt.image.source is whole.source
-        and demanded.checksum is not None
-        and not (attempt.survey.compressions or attempt.counts.resumed)
-        and not (attempt.request.is_archive or attempt.request.is_delta)
-        and attempt.counts.size == whole.facts.size
-    )
-    digests = stated(_checksums(attempt, whole, demanded)).get("file", "") if is_same else ""
-    return dict(each.split(":") for each in digests.split(",") if each).get("sha256", "")

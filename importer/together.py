@@ -44,7 +44,14 @@ def run_all(
             except errors.NoRanges as err:
                 contact.fall_back(whole.engine, err, progress)
                 results = _import(whole.anew(), request, run)
-    results = [_of_package(each, whole.facts, demanded) for each in results]
+    served, verified = whole.facts, stated(demanded.checksum)
+    signatures = (*served.signatures, *demanded.signatures)
+    results = [
+        dataclasses.replace(
+            each, served=served, verified={**each.verified, **verified}, signatures=signatures
+        )
+        for each in results
+    ]
     return execute.completed(results, request, progress, started)
 
 
@@ -85,16 +92,6 @@ def _check_ova(whole: base.Image, request: Request) -> None:
     (first, *others) = whole.files
     if others or not (package.is_tar(first.facts, request) and package_format.is_ova(first.facts.head)):
         raise errors.RequestError(f"{first.facts.name}: not an OVA; name its disk without --all")
-
-
-def _of_package(result: Result, served: base.Facts, demanded: Demanded) -> Result:
-    """Return the result of a disk with what is known of the package."""
-    return dataclasses.replace(
-        result,
-        served=served,
-        verified={**result.verified, **stated(demanded.checksum)},
-        signatures=(*served.signatures, *demanded.signatures),
-    )
 
 
 def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:

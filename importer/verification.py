@@ -147,7 +147,10 @@ def verify(
 def compare(connect: Connect, request: Request, run: execute.Run) -> Verification:
     """Compare the disk of a request with that of its source, as ``verify`` does."""
     started = time.monotonic()
-    in_use = destination.in_use(request.target)
+    if in_use := targets.in_use(request.target):
+        log.warning(
+            "the device is mounted or in use, and may change while it is compared path=%r", request.target
+        )
     with (
         destination.refuse_changes(request.target),
         destination.open_finished(request, run.reads) as held,

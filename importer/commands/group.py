@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +14,6 @@ from cdi_worker.importer import commands, contract
 from cdi_worker.importer.commands import command, parameters
 from cdi_worker.importer.roles import run
 from cdi_worker.sources import fields
-
-if TYPE_CHECKING:
-    pass
 
 POD = contract.Paths()
 #: A topic of help besides ``fields.POD``, the options of a pod's role: only the commands.
@@ -175,14 +172,9 @@ class _Group(command.SourceCommand, click.Group):
         return {fields.POD: "", BARE: ""}
 
     def shown(self, ctx: click.Context) -> list[command.Section]:
-        if command.chosen(ctx) == BARE:
-            return []
-        found = self.sections(ctx)
-        return (
-            found
-            if command.chosen(ctx) == fields.POD
-            else [each for each in found if each[0] == parameters.GENERAL]
-        )
+        topic = command.chosen(ctx)
+        found = self.sections(ctx) if topic != BARE else []
+        return [each for each in found if topic == fields.POD or each[0] == parameters.GENERAL]
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

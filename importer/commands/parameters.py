@@ -110,8 +110,6 @@ FOLDER = click.Path(exists=True, file_okay=False)
 class TypedLines(Typed):
     """A type whose values contain blanks: in a variable, each is a line."""
 
-    envvar_list_splitter = "\n"
-
     def split_envvar_value(self, rv: str) -> list[str]:
         """Return the lines; empty ones, such as the end of a YAML block, do not count."""
         return [line for line in rv.split("\n") if line.strip()]

@@ -49,11 +49,10 @@ class Metrics(progress.Meter):
         self.gauge = gauge
         self.owner_uid = owner_uid
         self._failures: collections.Counter[str] = collections.Counter()
-        self._counting = threading.Lock()
 
     def retry(self, failure: errors.Error) -> None:
         super().retry(failure)
-        with self._counting:
+        with self._lock:
             # The class of a library's exception is more specific: ReadTimeout, ConnectionResetError.
             self._failures[type(failure.__cause__ or failure).__name__] += 1
 
@@ -81,7 +80,7 @@ class Metrics(progress.Meter):
             "Failures that were retried, by exception class.",
             labels=("ownerUID", "kind"),
         )
-        with self._counting:
+        with self._lock:
             failures = sorted(self._failures.items())
         for kind, count in failures:
             kinds.add_metric((self.owner_uid, kind), count)
