@@ -11,7 +11,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images.disks import base as disks
-from cdi_worker.images.engine import ahead, cancelling
+from cdi_worker.images.engine import ahead
 from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
 
@@ -38,11 +38,17 @@ def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> I
 
     ``whole``: read the rest then, also without a checksum.
     """
-    with contextlib.closing(_ordered(attempt, counted(attempt, advance))) as reader:
+    image = attempt.image
+    ordered: base.Reader = image.ordered(attempt.scope, counted(attempt, advance))
+    is_packed = bool(attempt.survey.compressions) or attempt.request.is_archive
+    # Ranges have threads of their own, and the copy reads an uncompressed disk in a thread.
+    if is_packed and not image.seeks and image.source.folder is None:
+        ordered = ahead.AheadReader(ordered, attempt.scope)
+    with contextlib.closing(ordered) as reader:
         if not (expected := attempt.checksums):
             yield reader
             if whole:
-                _drain(attempt, reader)
+                drain(attempt, reader)
             return
         hashing = checksum.HashingReader(reader, checksum.parse(expected))
         yield hashing
@@ -69,10 +75,13 @@ def plain(
             peeked = readers.Peek(bytes_served, detect.HEAD)
             head, reader = peeked.head, unwrap(peeked) if unwrap else peeked
         with contextlib.closing(reader):
-            _check_same(attempt, head)
+            checked = attempt.survey.head[: detect.HEAD]
+            if not head.startswith(checked):
+                before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
+                raise errors.SourceChanged(url=facts.name, what="beginning", before=before, now=now)
             yield reader
             if whole:
-                _drain(attempt, reader)
+                drain(attempt, reader)
 
 
 @contextlib.contextmanager
@@ -115,52 +124,30 @@ def verify_again(attempt: Attempt) -> None:
             pass
 
 
-def drain(reader: readers.Reader, scope: cancelling.Cancel, limit: int | None = None) -> None:
+def drain(attempt: Attempt, reader: readers.Reader) -> None:
     """Read to the end and discard: readers check their data at the end.
 
-    Raises ``errors.Refused`` after more than ``limit`` bytes.
+    If its length is unknown, it may be endless: raises ``errors.Refused`` after more than fits on the target.
     """
+    is_bounded = attempt.facts.size is not None and not attempt.survey.compressions
+    limit = max(attempt.survey.available, SHORTEST_LIMIT)
     rest = memoryview(bytearray(1 << 20))
     done = 0
     while count := reader.readinto(rest):
-        scope.check()
+        attempt.scope.check()
         done += count
-        if limit is not None and done > limit:
+        if done > limit and not is_bounded:
             reason = f"more than {limit} bytes follow the end of the image"
             raise errors.Refused(format="stream", rule="endless", reason=reason)
 
 
 def _verify(attempt: Attempt, hashing: checksum.HashingReader) -> None:
-    _drain(attempt, hashing)
+    drain(attempt, hashing)
     hashing.verify()
     attempt.counts.verified = True
-
-
-def _drain(attempt: Attempt, reader: base.Reader) -> None:
-    """Read the rest. If its length is unknown, it may be endless."""
-    is_bounded = attempt.facts.size is not None and not attempt.survey.compressions
-    drain(reader, attempt.scope, None if is_bounded else max(attempt.survey.available, SHORTEST_LIMIT))
 
 
 def _xz(attempt: Attempt, packed: base.Reader) -> base.Reader:
     from cdi_worker.images.tools import xz
 
     return xz.XzReader(packed, attempt.scope)
-
-
-def _ordered(attempt: Attempt, advance: disks.Advance) -> base.Reader:
-    image = attempt.image
-    reader = image.ordered(attempt.scope, advance)
-    is_packed = bool(attempt.survey.compressions) or attempt.request.is_archive
-    if image.seeks or image.source.folder is not None or not is_packed:
-        # Ranges have threads of their own, and the copy reads an uncompressed disk in a thread.
-        return reader
-    return ahead.AheadReader(reader, attempt.scope)
-
-
-def _check_same(attempt: Attempt, head: bytes) -> None:
-    """Raise ``SourceChanged`` if the stream does not begin with the bytes that were checked."""
-    checked = attempt.survey.head[: detect.HEAD]
-    if not head.startswith(checked):
-        before, now = (f"crc {zlib.crc32(data):08x}" for data in (checked, head[: len(checked)]))
-        raise errors.SourceChanged(url=attempt.facts.name, what="beginning", before=before, now=now)

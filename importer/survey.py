@@ -123,7 +123,8 @@ def examine(
     images: Sequence[base.Image], request: Request, demanded: Demanded, cancel: cancelling.Cancel
 ) -> Survey:
     """Detect the format and run the safety checks that the first bytes (or ranges) allow."""
-    if is_chain(images, request):
+    # The one file of a delta is one, too.
+    if len(images) > 1 or (request.is_delta and request.location.of_files):
         return _chain(images, request, cancel)
     (only,) = images
     source = only.facts
@@ -142,8 +143,10 @@ def examine(
         facts.check_size(form, len(detected.head))
     if detect.is_luks(detected.head):
         log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
-    head, size, in_order = detected.head, source.size, read is None or bool(detected.compressions)
-    if read is None or in_order:
+    head, size = detected.head, source.size
+    # No range of a compressed disk can be read.
+    at_random = None if detected.compressions else read
+    if at_random is None:
         checked = safety.check(form, head)
         # As much of the content is read in advance as the check needs.
         while len(head) < checked.needs <= LONGEST:
@@ -153,13 +156,10 @@ def examine(
             head = longer
             checked = safety.check(form, head)
     else:
-        if (
-            form in {"raw", "iso"}
-            and size
-            and vhd.is_fixed(read(max(0, size - vhd.FOOTER), min(vhd.FOOTER, size)))
-        ):
-            form = "vhd"
-        checked = safety.check(form, head, read=read, size=size)
+        if form in {"raw", "iso"} and size:
+            end = at_random(max(0, size - vhd.FOOTER), min(vhd.FOOTER, size))
+            form = "vhd" if vhd.is_fixed(end) else form
+        checked = safety.check(form, head, read=at_random, size=size)
     virtual_size = checked.virtual_size
     if form in {"raw", "iso"}:
         # That of a compressed disk is known only at its end.
@@ -172,13 +172,8 @@ def examine(
         layout=checked.layout,
         unplaceable=checked.unplaceable,
         raw=checked.raw,
-        footer=vhd.FOOTER if form in {"raw", "iso"} and in_order else 0,
+        footer=vhd.FOOTER if form in {"raw", "iso"} and at_random is None else 0,
     )
-
-
-def is_chain(images: Sequence[base.Image], request: Request) -> bool:
-    """Return whether they are the files of a chain, perhaps only the one with what has changed."""
-    return len(images) > 1 or (request.is_delta and request.location.of_files)
 
 
 def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> Survey:

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors
@@ -55,13 +54,13 @@ def _unpack(
     attempt: Attempt, packed: base.Reader, directory: pathlib.Path, limit: int, *, has_disk: bool = False
 ) -> None:
     entries = archive.Archive(packed, limit_bytes=limit, thin=attempt.survey.thin, has_disk=has_disk)
-    unpack.unpack(entries, directory, advance=lambda count: _unpacked(attempt, count))
 
+    def advance(count: int) -> None:
+        # Another run may unpack here now.
+        attempt.claim.guard()
+        attempt.counts.size += count
 
-def _unpacked(attempt: Attempt, count: int) -> None:
-    """Count bytes of an archive's files. Raises ``TargetLost`` if another run unpacks here now."""
-    attempt.claim.guard()
-    attempt.counts.size += count
+    unpack.unpack(entries, directory, advance=advance)
 
 
 def _unpack_folder(attempt: Attempt, folder: clone.FolderDecoder, directory: pathlib.Path) -> None:
@@ -87,18 +86,13 @@ def _write_disk(attempt: Attempt, folder: clone.FolderDecoder, path: pathlib.Pat
     )
     with targets.open(str(path), disk.size, options) as out:
         sink = delivery.DeliverySink(out, room.available, thin=room.thin, shortest_zero=directio.UNIT)
-        raw.copy(_counted(attempt, folder.runs()), sink, disks.DeliveryMeter(), attempt.scope)
+        meter = disks.DeliveryMeter(moved=lambda _: attempt.claim.guard())
+        attempt.counts.size += raw.copy(folder.runs(), sink, meter, attempt.scope)
         out.commit()
     with errors.on_target(path, "change the mode or time"):
         path.chmod(disk.mode)
         os.utime(path, (disk.mtime, disk.mtime))
         return path.stat().st_blocks * 512
-
-
-def _counted(attempt: Attempt, runs: Iterator[int | memoryview]) -> Iterator[disks.Run]:
-    for run in runs:
-        _unpacked(attempt, run if isinstance(run, int) else len(run))
-        yield run
 
 
 class ExtractedDisk(disks.Disk):
@@ -118,7 +112,7 @@ class ExtractedDisk(disks.Disk):
                 if folder.disk.size:
                     size = raw.copy(folder.runs(), sink, meter, attempt.scope)
                 if (rest := folder.archive()) and size is not None:
-                    reading.drain(rest, attempt.scope, max(attempt.survey.available, reading.SHORTEST_LIMIT))
+                    reading.drain(attempt, rest)
                 elif rest:
                     with contextlib.closing(ahead.AheadReader(rest, attempt.scope)) as packed:
                         size = self._extract(packed, sink, meter)

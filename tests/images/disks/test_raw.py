@@ -7,7 +7,9 @@ import os
 import random
 import sys
 import threading
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,11 +164,19 @@ def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_rest_of_a_stream_is_read_up_to_the_limit() -> None:
-    reading.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER, 3 * MiB)
-    reading.drain(Bytes(bytes(3 * MiB)), cancelling.NEVER)
+def test_rest_of_a_stream_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SHORTEST_LIMIT", 3 * MiB)
+
+    def drain(count: int, size: int | None = None) -> None:
+        facts = types.SimpleNamespace(size=size)
+        survey = types.SimpleNamespace(available=0, compressions=())
+        attempt: Any = types.SimpleNamespace(facts=facts, survey=survey, scope=cancelling.NEVER)
+        reading.drain(attempt, Bytes(bytes(count)))
+
+    drain(3 * MiB)
+    drain(3 * MiB + 1, size=4 * MiB)
     with pytest.raises(errors.Refused, match="more than 3145728 bytes follow the end of the image"):
-        reading.drain(Bytes(bytes(3 * MiB + 1)), cancelling.NEVER, 3 * MiB)
+        drain(3 * MiB + 1)
 
 
 IN_A_POD = """
