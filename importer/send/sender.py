@@ -71,10 +71,7 @@ class Sender:
     #: What the server has of the content that ``headers`` state.
     kept: str = ""
     #: The path of the upload. Another client's upload may take its place on the server.
-    _place: str = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        self._place = self.path
+    _place: str = dataclasses.field(default="", init=False)
 
     def begin(self, length: int | None) -> bool:
         """Create the upload on the server; return whether the server supports resumable uploads."""
@@ -84,12 +81,7 @@ class Sender:
         headers = {**HEADERS, **more, **self.headers}
         work = "reads back what it has of the clone" if upload_headers.CONTENT in headers else ""
         # Safe to repeat: the server drops an upload whose answer was lost when the next one is created.
-        answer = retry.patiently(
-            lambda: self.client.ask("POST", self.path, headers, work=work),
-            self.patience,
-            self.cancel,
-            self.reporter.retry,
-        )
+        answer = self._ask("POST", self.path, headers, work)
         if answer.status in UNKNOWN and "Saving stream failed" not in answer.text:
             return False
         check(self.client, answer)
@@ -109,6 +101,16 @@ class Sender:
         self._go(answer.header("Content-Location"))
         return offset
 
+    def _ask(
+        self, method: str, path: str, headers: upload_client.Headers, work: str = ""
+    ) -> upload_client.Answer:
+        return retry.patiently(
+            lambda: self.client.ask(method, path, headers, work=work),
+            self.patience,
+            self.cancel,
+            self.reporter.retry,
+        )
+
     def _go(self, location: str) -> None:
         """Send later requests to the upload whose name ends ``location``: proxies may change the rest."""
         name = urllib.parse.urlsplit(location).path.rpartition("/")[2]
@@ -120,14 +122,8 @@ class Sender:
         losses, furthest = 0, offset
         while (failure := self._attempt(stream, offset)) is not None:
             # The outage begins now, however long the attempt lasted.
-            answer = retry.patiently(
-                lambda: self.client.ask("HEAD", self._place, HEADERS),
-                self.patience,
-                self.cancel,
-                self.reporter.retry,
-            )
             # None: the server has no such upload.
-            now = _offset(answer)
+            now = _offset(self._ask("HEAD", self._place, HEADERS))
             if now is not None and now > furthest:
                 patience.progress(now - furthest, self.client.url, now)
                 furthest = now
