@@ -146,7 +146,8 @@ class Connection:
         """Send all of ``data``, also after ``interrupt``."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self._until(functools.partial(self._tls.write, rest), SEND, interruptible=False) :]
+            rest = rest[self._tls.write(rest) :]
+            self._flush(SEND)
 
     def interrupt(self) -> None:
         """End the read that waits in another thread, and all later ones, with ``Interrupted``."""
@@ -179,18 +180,18 @@ class Connection:
         except ssl.SSLEOFError:
             return b""
 
-    def _until(self, step: Callable[[], T], limit: float, *, interruptible: bool = True) -> T:
+    def _until(self, step: Callable[[], T], limit: float) -> T:
         """Repeat ``step`` of TLS, receiving and sending what it needs, until it succeeds."""
         since = time.monotonic()
         while True:
             # Checked also without a wait: a client that never pauses must not delay an interruption.
-            if interruptible and self.interrupted:
+            if self.interrupted:
                 raise Interrupted
             try:
                 done = step()
             except ssl.SSLWantReadError:
                 self._flush(SEND)
-                self._more(0, _left(since, limit), interruptible=interruptible)
+                self._more(0, _left(since, limit))
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
                     self._flush(SEND)  # the TLS alert with the reason
@@ -199,14 +200,14 @@ class Connection:
                 self._flush(SEND)
                 return done
 
-    def _more(self, room: int, limit: float, *, interruptible: bool = True) -> None:
+    def _more(self, room: int, limit: float) -> None:
         """Feed TLS with the next bytes; with enough ``room``, wait a moment for ``LOW_WATER`` of them."""
-        if count := self._take(limit, room, interruptible=interruptible):
+        if count := self._take(limit, room):
             self._received.write(self._window[:count])
         else:
             self._received.write_eof()
 
-    def _take(self, limit: float, room: int = 0, *, interruptible: bool) -> int:
+    def _take(self, limit: float, room: int = 0, *, interruptible: bool = True) -> int:
         """Receive into the window; return the bytes received, 0 if the client closed the connection."""
         while True:
             if interruptible and self.interrupted:

@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 #: The names of OpenShift's TLS profiles and of k8s.io/component-base/cli/flag.
 VERSIONS = {
-    "": ssl.TLSVersion.TLSv1_2,
     "VersionTLS10": ssl.TLSVersion.TLSv1,
     "VersionTLS11": ssl.TLSVersion.TLSv1_1,
     "VersionTLS12": ssl.TLSVersion.TLSv1_2,
@@ -33,7 +32,7 @@ class Server:
     key: str
     client_authority: str
     ciphers: str = ""
-    minimum: str = ""
+    minimum: str = "VersionTLS12"
 
     def context(self) -> ssl.SSLContext:
         """Return a server's context that verifies a client certificate if there is one."""
@@ -42,7 +41,7 @@ class Server:
         # A client that ends only TCP gets an answer, too. Lengths and chunks show where a body ends.
         made.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
         if self.minimum not in VERSIONS:
-            hint = errors.supported(self.minimum, filter(None, VERSIONS))
+            hint = errors.supported(self.minimum, VERSIONS)
             raise errors.RequestError(f"TLS_MIN_VERSION={self.minimum!r}: unknown; {hint}")
         made.minimum_version = VERSIONS[self.minimum]
         names = _usable(self.ciphers)

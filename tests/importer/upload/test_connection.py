@@ -150,8 +150,8 @@ def test_flood_without_data_is_silence(certificates: uploads.Certificates, how: 
 class Slow(Connection):
     """Receives at most a few records at once, so that the next ones have arrived meanwhile."""
 
-    def _more(self, room: int, limit: float, *, interruptible: bool = True) -> None:
-        super()._more(room, limit, interruptible=interruptible)
+    def _more(self, room: int, limit: float) -> None:
+        super()._more(room, limit)
         self._window = memoryview(bytearray(512))
         time.sleep(0.002)
 
