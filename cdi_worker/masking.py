@@ -488,9 +488,10 @@ class _MaskedRecords:
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
 
-    def __call__(self, name: str, *args: Any, **more: Any) -> logging.LogRecord:
+    def __call__(self, name: str | None, *args: Any, **more: Any) -> logging.LogRecord:
         record = self._make(name, *args, **more)
-        if name.partition(".")[0] not in _LOGGERS:
+        # ``logging.makeLogRecord`` has no name: the record was made, and masked, in another process.
+        if not name or name.partition(".")[0] not in _LOGGERS:
             return record
         # A record with wrong arguments is reported where it is formatted.
         with contextlib.suppress(TypeError, ValueError, KeyError):

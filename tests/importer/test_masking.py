@@ -245,6 +245,13 @@ def test_log_of_a_library_is_masked_with_its_tracebacks(owner: Owner, name: str)
     assert "ValueError: ***" in stream.getvalue()
 
 
+def test_record_of_another_process_is_accepted(owner: Owner) -> None:
+    """As the receiver of a ``SocketHandler`` or of a queue makes it, in a program that uses the library."""
+    masking.register(owner, PASSWORD)
+    record = logging.makeLogRecord({"name": "theirs", "msg": "%s left", "args": (3,)})
+    assert (record.name, record.getMessage()) == ("theirs", "3 left")
+
+
 def _denied() -> None:
     try:
         try:
