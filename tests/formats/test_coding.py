@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import logging
 import lzma
 
 import pytest
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import coding
 from cdi_worker.formats.zstd import zstd
 
@@ -44,3 +45,18 @@ def test_unknown_coding_is_refused(header: str) -> None:
     with pytest.raises(errors.Unsupported, match="sent with the content encoding") as caught:
         coding.check(header, PACKED["gzip"], "http://h/disk")
     assert len(str(caught.value)) < 250
+
+
+class Owner:
+    pass
+
+
+@pytest.mark.parametrize("before", [52, 60, 68])
+def test_no_part_of_a_secret_in_a_header_is_logged(before: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A long header is cut only after it was masked: a part of a secret is not recognized any more."""
+    owner = Owner()
+    masking.register(owner, "Zx9-Kq27Lm84Tr55")
+    with caplog.at_level(logging.DEBUG), pytest.raises(errors.Unsupported) as caught:
+        coding.check(f"none, {'y' * before}Zx9-Kq27Lm84Tr55", DATA, "http://h/disk")
+    assert "meaningless content encoding" in caplog.text
+    assert "zx9" not in f"{caplog.text}{caught.value}".lower()
