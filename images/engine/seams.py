@@ -246,7 +246,7 @@ class Seams:
         start, length = distinctive_window(data)
         if not length:
             # All bytes are equal. All but the first, so that the request is not the same again.
-            start, length = 1, len(data) - 1
+            start, length = 1, max(0, len(data) - 1)
         if data[start : start + length] != self._read(offset + start, length):
             raise self._differing(offset + start)
 

@@ -252,6 +252,11 @@ def test_shifted_table_is_found(number: int) -> None:
     assert fetcher(Server()).read(100_000, 4096) == DATA[100_000:104_096]
 
 
+def test_source_without_a_head_is_read() -> None:
+    """As one of a third party, which states no first bytes of the file."""
+    assert fetcher(Server(), head=0).read(100_000, 4096) == DATA[100_000:104_096]
+
+
 def test_table_of_zeros_is_read_again() -> None:
     """Another request may find bytes where the first one was answered with zeros."""
     data = DATA[:50_000] + bytes(8192) + DATA[58_192:]
