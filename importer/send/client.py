@@ -30,6 +30,10 @@ _SHORT = 4096
 Headers = Mapping[str, str]
 
 
+class Leaving(errors.Transient):
+    """The server ends, and another one may follow it; see ``upload.headers.LEAVING``."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
     """The server's response; ``text`` is at most 64 KiB."""
@@ -165,8 +169,7 @@ class Client:
             raise Moved(urllib.parse.urljoin(url, to))
         answer = Answer(response.status, response.headers, text)
         if answer.status == 503 and answer.header("Retry-After"):
-            # The server ends, and another one may follow it; see ``upload.headers.LEAVING``.
-            raise errors.Transient(url=self.url, reason=answer.reason())
+            raise Leaving(url=self.url, reason=answer.reason())
         return answer
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -194,7 +195,10 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
             # The checksum belongs to it: an upload with another checksum must not be resumed.
             fingerprint=f"{file.fingerprint} {(settings.checksum or '').lower()}".rstrip(),
         )
-        offset = sender.left_over(file.length)
+        offset = None
+        # Then ``begin`` waits for the next server. Any other failure is reported at once.
+        with contextlib.suppress(upload_client.Leaving):
+            offset = sender.left_over(file.length)
         if offset is not None or sender.begin(file.length):
             file.begin(offset or 0)
             try:

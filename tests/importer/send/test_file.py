@@ -176,6 +176,35 @@ def test_path_with_two_slashes_is_no_other_host(image: Path) -> None:
     assert {request.target.removesuffix("-resumable") for request in through.requests} == {url}
 
 
+class _Leaving(uploads.MinimalServer):
+    """Answers its first requests as a server that ends, or a proxy whose server is not there yet."""
+
+    left = 1
+
+    def answer(self) -> None:
+        if not self.left:
+            super().answer()
+            return
+        type(self).left -= 1
+        self.send_response(503)
+        self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_POST = answer  # noqa: N815  (http.server calls these)
+
+
+def test_upload_waits_for_the_next_server(image: Path) -> None:
+    """From the first request on."""
+    with type("Server", (_Leaving,), {}).serving() as port:
+        file.send(
+            file.Settings(str(image), f"http://127.0.0.1:{port}"),
+            progress.NullProgress(),
+            cancelling.Cancel(),
+        )
+    assert uploads.MinimalServer.requests[-1][3] == DATA
+
+
 class _Redirecting(http.server.BaseHTTPRequestHandler):
     to = ""
 
