@@ -119,7 +119,7 @@ def decimal(records: dict[bytes, bytes], key: bytes) -> int:
     """Return the number in a record of a pax extended header. Raises ``errors.Corrupt``, also without one."""
     text = records.get(key, b"")
     if not text.isdigit() or len(text) > 19:
-        raise corrupt(f"{key!r} is {text!r}, expected a number")
+        raise corrupt(f"{key!r} is {masking.quoted(text, 50)!r}, expected a number")
     return int(text)
 
 

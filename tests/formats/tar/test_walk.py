@@ -171,3 +171,11 @@ def test_cut_data_has_no_end(tmp_path: pathlib.Path, seekable: bool) -> None:
         assert walker.readinto(into) == 2
         with pytest.raises(errors.Truncated):
             walker.readinto(into[2:])
+
+
+def test_long_number_is_quoted_in_part() -> None:
+    """A header has up to 16 MiB: masking a message with all of it took ten seconds."""
+    data = tar_parts.pax([tar_parts.record(b"size", b"\xff" * 100_000)])
+    with pytest.raises(errors.Corrupt, match="expected a number") as caught:
+        tar_walk.Walk(readers.BytesReader(data)).next()
+    assert len(str(caught.value)) < 200
