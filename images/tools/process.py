@@ -137,6 +137,7 @@ class Process:
 
     def close_stdin(self) -> None:
         """Close the program's standard input (needs ``stdin=PIPE``)."""
+        self.stdin = -1
         if self._popen.stdin is not None:
             self._popen.stdin.close()
 
@@ -212,7 +213,8 @@ class Process:
     def stop(self) -> None:
         """End the program, close its pipes and remove its directory. Idempotent."""
         self.end()
-        self._stderr = None
+        # A closed descriptor's number is soon that of another file.
+        self.stdin, self.stdout, self._stderr = -1, -1, None
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 pipe.close()

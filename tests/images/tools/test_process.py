@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -258,3 +259,16 @@ def test_long_directory_for_temporary_files_is_not_used(tmp_path: pathlib.Path) 
     done = processes.script(code, TMPDIR=str(long))
     assert done.stdout.split()[1:] == ["True"], done.stderr
     assert int(done.stdout.split()[0]) < 75
+
+
+def test_other_files_are_not_read_after_the_end(tmp_path: pathlib.Path) -> None:
+    """A file that is opened later gets the number of a closed pipe."""
+    (tmp_path / "other").write_bytes(b"of another")
+    running = process.Process(process.Command(("true",), package="coreutils"), stdout=process.PIPE)
+    number = running.stdout
+    running.stop()
+    with contextlib.ExitStack() as stack:
+        opened = {stack.enter_context((tmp_path / "other").open("rb")).fileno() for _ in range(number + 1)}
+        assert number in opened
+        with pytest.raises(ValueError, match="negative"):
+            running.readinto(memoryview(bytearray(10)))
