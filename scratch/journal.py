@@ -307,7 +307,9 @@ def is_at_end_of(path: str) -> bool:
         start = max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA)
         file.seek(start)
         found = file.read(AREA + _PAGE)
-    return any(found.startswith(_MAGIC, at) for at in range(0, len(found), _PAGE))
+    # Of any version of this worker.
+    magic = _MAGIC.rstrip(b"0123456789")
+    return any(found.startswith(magic, at) for at in range(0, len(found), _PAGE))
 
 
 def _places(records: list[digests.Record]) -> Iterator[Range]:

@@ -100,6 +100,13 @@ def test_unfinished_file_is_not_cloned(
         clones.run(clones.environment(receiver, "block", part))
 
 
+def test_unfinished_file_of_an_earlier_version_is_not_a_source(tmp_path: Path) -> None:
+    part = tmp_path / "disk.img.part"
+    part.write_bytes(bytes(MIB) + b"cdi-worker journal 3 ".ljust(704 << 10, b"\n"))
+    done = worker.run("import", part, tmp_path / "new.img")
+    assert REASON in done.error_message
+
+
 def test_download_of_a_browser_is_a_source(tmp_path: Path) -> None:
     part = tmp_path / "disk.img.part"
     part.write_bytes(DATA)
