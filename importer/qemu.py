@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, facts, safety
@@ -18,6 +20,9 @@ from cdi_worker.importer import reading
 from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base, extents
 from cdi_worker.sources.nbd import client, handshake, locations
+
+#: Seconds after which QEMU itself hangs. Its replies wait for the source, whose limits end that earlier.
+_HANGS: Final = 24 * 3600.0
 
 
 @contextlib.contextmanager
@@ -40,6 +45,8 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
     safety.check_length(form, fetcher.read, fetcher.size)
 
     def explain(err: errors.Error, at: int) -> errors.Error:
+        if not isinstance(err, client.Failed):
+            return errors.ToolFailed(tool="qemu-nbd", exit_status="unknown", reason=err.fields["reason"])
         reason = f"{name}: QEMU cannot read byte {at} of the disk: {err.fields['reason']}"
         return errors.Unsupported(reason=reason)
 
@@ -52,7 +59,7 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
         )
         node = qemu_img.exported(export.socket, form, geometry=checked.geometry)
         try:
-            url = stack.enter_context(qemu_nbd.serve(node, cancel=attempt.scope))
+            url = stack.enter_context(qemu_nbd.serve(node, patience=_HANGS, cancel=attempt.scope))
         except errors.ToolFailed as err:
             cause = str(err.fields["reason"]).rpartition("': ")[2]
             reason = f"could not open {name}: {cause}"
@@ -62,7 +69,8 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
                 reason = f"{name}: has a log that must be replayed; {cure}"
             raise errors.Unsupported(reason=f"{form}: {reason}") from err
         disk = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
-        limits = client.Limits(parallel, patience=options.no_progress, slowest=options.slowest)
+        limits = client.Limits(parallel, stall=_HANGS, patience=_HANGS, slowest=0)
+        local = dataclasses.replace(options, slowest=0)
         served = stack.enter_context(contextlib.closing(client.Client(disk, attempt.reads, limits, explain)))
         size, available = served.open(), attempt.survey.available
         if size > available:
@@ -71,7 +79,7 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
 
         def make(attempt: Attempt) -> disks.Disk:
             def opened(advance: disks.Advance) -> fetch.Fetcher:
-                return fetch.Fetcher(served, size, options, name=name, scope=attempt.scope, advance=advance)
+                return fetch.Fetcher(served, size, local, name=name, scope=attempt.scope, advance=advance)
 
             def in_order(advance: disks.Advance) -> contextlib.AbstractContextManager[Iterator[disks.Run]]:
                 return contextlib.nullcontext(_runs(listed(), opened(advance)))

@@ -25,11 +25,13 @@ def serve(
     *,
     writable: bool = False,
     pass_fds: tuple[int, ...] = (),
+    patience: float = _OPEN,
     cancel: cancelling.Cancel = cancelling.NEVER,
 ) -> Iterator[str]:
     """Serve a disk until the end of the block, also to several connections; yield its NBD address.
 
-    Raises ``errors.ToolFailed`` if qemu-nbd cannot open it, ``errors.NoProgress`` if it hangs.
+    Raises ``errors.ToolFailed`` if qemu-nbd cannot open it, ``errors.NoProgress`` if that takes longer than
+    ``patience`` seconds.
     """
     with workspace.Workspace() as folder:
         socket = f"{folder}/nbd"
@@ -40,7 +42,7 @@ def serve(
         argv = ("qemu-nbd", *given, qemu_img.text(node))
         command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE, pass_fds)
         with process.Process(command) as running:
-            opening = process.Watch("qemu-nbd", _OPEN)
+            opening = process.Watch("qemu-nbd", patience)
             while not pathlib.Path(folder, "pid").exists():
                 cancel.check()
                 opening.check()

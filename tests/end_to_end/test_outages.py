@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import misbehave, ways
+from tests.support import forked, misbehave, processes, vhdx_images, ways
 
 KIB, MIB = 1 << 10, 1 << 20
 DATA = random.Random(5).randbytes(12 * MIB)
@@ -44,3 +46,32 @@ def test_stream_longer_than_the_first_answer_stated_is_refused(
     with pytest.raises(errors.SourceChanged, match="size"):
         ways.import_disk(url, tmp_path / "disk.img", fetch=FEW)
     assert not (tmp_path / "disk.img").exists()
+
+
+#: Gives up a reply of a server after two seconds, not after a minute.
+IMPATIENT = """
+import functools, sys, cdi_worker
+from cdi_worker.sources.nbd import client
+client.Limits = functools.partial(client.Limits, stall=2.0)
+cdi_worker.run(cdi_worker.Request(
+    source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2],
+    fetch=cdi_worker.FetchOptions(connections=2, chunk=1 << 19, no_progress=60),
+))
+"""
+
+
+@pytest.mark.slow
+def test_outage_longer_than_a_reply_may_take_is_waited_for_by_a_conversion(
+    server: misbehave.Server, tmp_path: Path
+) -> None:
+    """QEMU, which reads the source through the worker, does not answer meanwhile."""
+    good = misbehave.Page(vhdx_images.logged(DATA), drip=(64 * KIB, 0.02))
+    url = server.serve("/disk", good)
+    argv = [sys.executable, "-c", IMPATIENT, url, str(tmp_path / "disk.img")]
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
+        processes.wait_for(lambda: server.sent("/disk") > 8 * MIB, "a part of the image")
+        server.serve("/disk", dataclasses.replace(good, status=503))
+        time.sleep(6)
+        server.serve("/disk", good)
+    assert worker.returncode == 0
+    assert (tmp_path / "disk.img").read_bytes() == DATA
