@@ -285,6 +285,9 @@ def deliver(attempt: Attempt) -> None:
         spooled = stack.enter_context(_spooled(attempt)) if plan.route is Route.SPOOL else attempt
         phase = "transfer" if spooled is attempt else "convert"
         make, total = stack.enter_context(disk.planned(spooled, phase))
+        if spooled is not attempt:
+            # A client may be answered only if nothing is left to refuse.
+            attempt.accept()
         phase = "" if spooled.plan.route is Route.CONVERT else phase
         place = Place(request.target, options, found.available, phase, total, found.thin)
         with delivered(spooled, make, place) as (out, size):
@@ -372,12 +375,11 @@ def _spooled(attempt: Attempt) -> Iterator[Attempt]:
             if found.format != attempt.survey.format:
                 before = attempt.survey.format
                 raise errors.SourceChanged(url=stated.name, what="format", before=before, now=found.format)
-            # A client may be answered only if nothing is left to refuse.
             read_at = image.at_random(attempt.scope)
             if read_at is not None:
                 safety.check_length(found.format, read_at, facts.size or 0)
+            # The first bytes may not have shown it.
             plans.check_room(found.virtual_size or 0, attempt.request, attempt.survey)
-            attempt.accept()
             is_placed = found.layout is not None and not attempt.survey.ordered
             read = attempt.counts.read
             yield dataclasses.replace(
@@ -488,7 +490,8 @@ def _rounds(
     if noted is None or not (made.repeats or covered):
         if made.keep:
             made.keep(out.withheld, out.withheld)
-        yield Round(into, missing, meter, received if noted is None else (noted, *received))
+        journals = received if noted is None or made.tentative else (noted, *received)
+        yield Round(into, missing, meter, journals)
     elif made.repeats:
         # What is missing, while the rest is read back; then what storage has lost.
         kept, skipped = noted.counted if covered else (0, 0)

@@ -106,6 +106,24 @@ def test_stream_instead_of_ranges_keeps_what_they_have_written(
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
 
+def test_nothing_is_kept_of_a_stream_whose_tables_may_come_last(
+    server: misbehave.Server, scratch: Path, tmp_path: Path
+) -> None:
+    """Also if what ranges have written cannot be continued: another name was made for it."""
+    target, good = tmp_path / "disk.img", misbehave.Page(image(tmp_path, "qcow2"))
+    slow = dataclasses.replace(good, drip=SLOW)
+    url = server.serve("/disk", slow)
+    kill_when(lambda: ranged(server) > 6 * MIB, url, target, scratch)
+    (tmp_path / "link").hardlink_to(tmp_path / "disk.img.part")
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+    server.serve("/disk", dataclasses.replace(good, ranges=False, cut_at=16 * MIB))
+    with pytest.raises(cdi_worker.errors.TransferFailed):
+        import_disk(url, target, scratch=scratch, fetch=dataclasses.replace(OPTIONS, no_progress=2))
+    server.serve("/disk", good)
+    assert import_disk(url, target, scratch=scratch).read > 20 * MIB
+    oracle.same(target, expected(tmp_path, "qcow2", good.body))
+
+
 @pytest.mark.parametrize("form", ["raw", "qcow2", "vhdx", "vhdx-log"])
 def test_stream_completes_what_ranges_began(
     server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str

@@ -18,7 +18,7 @@ from cdi_worker.importer.request import Room
 from cdi_worker.importer.result import Result
 from cdi_worker.importer.upload import headers, running
 from cdi_worker.sources import base, upload
-from tests.support import clones, devices, disks, oracle
+from tests.support import clones, devices, disks, oracle, processes
 
 MIB = 1 << 20
 ROUTES = {
@@ -162,6 +162,21 @@ def test_never_accepted_when_the_disk_does_not_fit(make: Make) -> None:
         with pytest.raises(errors.TooLarge):
             case.run()
         assert not case.states
+
+
+def test_never_accepted_when_the_disk_does_not_fit_which_its_first_bytes_do_not_show(
+    make: Make, tmp_path: Path
+) -> None:
+    """The size is behind a long log."""
+    image = tmp_path / "image"
+    processes.run("qemu-img", "create", "-q", "-f", "vhdx", "-o", "log_size=32M", image, "24M")
+    case = make("vhdx-log")
+    request = dataclasses.replace(case.order.request, room=Room(size=MIB))
+    case.order, case.data = dataclasses.replace(case.order, request=request), image.read_bytes()
+    with pytest.raises(errors.TooLarge):
+        case.run()
+    assert not case.states
+    oracle.unusable(case.disk)
 
 
 def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
