@@ -10,7 +10,7 @@ import click
 
 from cdi_worker import errors
 from cdi_worker.images import targets
-from cdi_worker.importer import contract, execute
+from cdi_worker.importer import contract
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import command, options, output, parameters
 from cdi_worker.sources.local import locations
@@ -69,11 +69,12 @@ def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) 
         log.warning("standard input can be read only once: an interrupted import starts over")
     with output.progress(given["style"], obj) as reporter:
         if given["every"]:
-            # Imported when used: few imports are of several disks (start-up time).
             from cdi_worker.importer import together
 
             results = together.run_all(request, reporter, obj.cancel)
         else:
+            from cdi_worker.importer import execute
+
             results = [execute.run(request, reporter, obj.cancel)]
     for result in results:
         output.result(result, request, obj)

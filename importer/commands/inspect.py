@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cdi_worker.importer import contract, inspection
+from cdi_worker.importer import contract
 from cdi_worker.importer.commands import command, options, output, parameters
 
 
@@ -19,6 +19,8 @@ from cdi_worker.importer.commands import command, options, output, parameters
 @click.pass_obj
 def inspect(obj: parameters.Context, /, source: str, **given: Any) -> int:
     """Show format, sizes and planned route of SOURCE (a URL or path), reading little of it."""
+    from cdi_worker.importer import inspection
+
     given["overhead"] = options.overhead(given)
     request = options.make_request("inspect", source, "", given, contract.environment())
     return output.inspection(inspection.inspect(request, obj.cancel), obj)

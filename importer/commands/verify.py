@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cdi_worker import errors
-from cdi_worker.importer import contract, verification
+from cdi_worker.importer import contract
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.commands import command, options, output, parameters
 
@@ -46,6 +46,8 @@ def verify(obj: parameters.Context, /, source: str, disk_: str, **given: Any) ->
 
             found = together.verify_all(request, reporter, obj.cancel)
         else:
+            from cdi_worker.importer import verification
+
             found = [verification.verify(request, reporter, obj.cancel)]
     for each in found:
         output.verification(each, obj)
