@@ -15,7 +15,7 @@ from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer.request import Request
 from cdi_worker.scratch import space
-from cdi_worker.sources import base, staged
+from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ def examine(
 def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> Survey:
     """Check each file of a chain, and whether they are one."""
     from cdi_worker.formats.qcow2 import chain
+    from cdi_worker.sources import staged
 
     files = []
     for each in images:

@@ -1,4 +1,4 @@
-"""A local file, block device or pipe, the disk of another volume, and a blank disk."""
+"""A local file, block device or pipe, and the disk of another volume."""
 
 from __future__ import annotations
 
@@ -241,14 +241,3 @@ class _Image(LocalSource):
                     url=self.name, reason="is not a regular file; put the disk itself there"
                 )
         return os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-class Blank(base.Source):
-    """The source for ``IMPORTER_SOURCE=none``."""
-
-    name = "blank"
-
-    def __init__(self, _location: base.Location, _cancel: base.Cancel) -> None: ...
-
-    def open(self, opening: base.Opening) -> base.Facts:
-        return base.Facts(name=self.name, size=0, blank=True)
