@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cdi_worker import errors, sources, units
+from cdi_worker import errors, units
 from cdi_worker.formats.compressed import stated
 from cdi_worker.formats.qcow2 import layers
 from cdi_worker.images import targets
@@ -62,9 +62,7 @@ def inspect(
     a directory. Without a target the plan is that for one with enough space. ``overhead``: of the file system
     of ``volume_size``; None: that of the request.
     """
-    request = source
-    if isinstance(request, str):
-        request = Request(source=sources.of(request).name, location=base.Location(request))
+    request = request_module.of(source) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
     silent = NullProgress()
     with contact.begin(request, cancel) as reads:

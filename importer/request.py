@@ -353,6 +353,31 @@ def for_disks(made: Request, disks: Sequence[tuple[str, str]]) -> list[Request]:
     return requests
 
 
+def for_upload(made: Request, content_type: str, checksum_text: str | None, owner: str) -> Request:
+    """Return the request for one upload to a server, whose request is ``made``. ``owner``: see ``Room``.
+
+    An archive goes to the folder of the disk. Raises ``errors.RequestError``.
+    """
+    if checksum_text is not None:
+        checksum.parse(checksum_text)
+    on_device = targets.is_block(made.target)
+    if content_type == "archive" and on_device:
+        raise errors.RequestError("an archive needs a volume with a file system, not a block device")
+    in_folder = content_type != "kubevirt" and not on_device
+    return dataclasses.replace(
+        made,
+        content_type=content_type,
+        checksum=checksum_text,
+        target=str(pathlib.Path(made.target).parent) if in_folder else made.target,
+        room=dataclasses.replace(made.room, owner=owner),
+    )
+
+
+def of(address: str) -> Request:
+    """Return the request for a URL or path, whose kind of source it shows, without a target."""
+    return Request(source=sources.of(address).name, location=base.Location(address))
+
+
 def disk_path(target: str, settings: Mapping[str, Any]) -> str:
     """Return the path of the disk: a target that is a folder contains it, unless it is for an archive."""
     if target and settings.get("content_type") != "archive" and targets.is_folder(target):

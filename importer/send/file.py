@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import ssl
 import stat
 import time
 from collections.abc import Generator, Iterator
@@ -172,14 +173,8 @@ def _send(settings: Settings, reporter: progress.Progress, cancel: cancelling.Ca
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     upload_client.parse_url(settings.url)
     proxy = proxies.find(settings.access, settings.url)
-    tls = wire.tls_context(settings.access)
-    if settings.certificate:
-        certificate = smallfile.read(settings.certificate)
-        key = smallfile.read(settings.key) if settings.key else b""
-        name = ", ".join(filter(None, (settings.certificate, settings.key)))
-        certificates.load_pair(tls, certificate, key, name)
     client = upload_client.Client(
-        settings.url, tls, cancel, headers, proxy, follows=True, stall=settings.access.patience
+        settings.url, _tls(settings), cancel, headers, proxy, follows=True, stall=settings.access.patience
     )
     promised = None if settings.checksum is None else checksum.parse(settings.checksum)
     more = {upload_headers.CHECKSUM: settings.checksum} if settings.checksum else {}
@@ -230,3 +225,13 @@ def address(url: str) -> str:
     """Return ``url`` with the path ``USUAL_PATH`` if it has none."""
     bare = url.rstrip("/")
     return bare if bare.count("/") > 2 else bare + USUAL_PATH
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    made = wire.tls_context(settings.access)
+    if settings.certificate:
+        certificate = smallfile.read(settings.certificate)
+        key = smallfile.read(settings.key) if settings.key else b""
+        name = ", ".join(filter(None, (settings.certificate, settings.key)))
+        certificates.load_pair(made, certificate, key, name)
+    return made

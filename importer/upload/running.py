@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import pathlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
 
 from cdi_worker import errors
-from cdi_worker.formats import checksum
-from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import execute, progress
 from cdi_worker.importer import request as request_module
@@ -61,31 +58,22 @@ class Order:
 def order(settings: Request, fields: Mapping[str, str], *, archive: bool) -> Order:
     """Return the import for the header ``fields`` of a request. A clone header overrides the path, as in CDI.
 
-    An archive goes to the folder of the disk at ``settings.target``. Raises ``RequestError``.
+    Raises ``RequestError``.
     """
-    clone_type = fields.get(headers.CONTENT_TYPE, "")
-    kind = clone_type if clone_type in headers.CLONES else ""
-    content_type = "archive" if archive and not kind else "kubevirt"
+    content_type = fields.get(headers.CONTENT_TYPE, "")
+    kind = content_type if content_type in headers.CLONES else ""
+    form = "archive" if archive and not kind else "kubevirt"
     if kind == headers.FILESYSTEM:
-        content_type = request_module.CLONE
+        form = request_module.CLONE
     chosen = fields.get(headers.CHOICE, "") if kind else ""
     if chosen not in {"", headers.EXTENTS}:
         # A source that has asked another server, which was replaced by this one.
         raise errors.RequestError(f"unknown clone format {chosen!r}; this server offers {headers.EXTENTS!r}")
     ours = bool(chosen)
     content = SentDisk.parse(fields.get(headers.CONTENT, "")) if ours and kind == headers.BLOCK else None
-    if (text := fields.get(headers.CHECKSUM)) is not None:
-        checksum.parse(text)
-    target = settings.target
-    if not targets.is_block(target) and content_type != "kubevirt":
-        target = str(pathlib.Path(target).parent)
-    elif content_type == "archive":
-        raise errors.RequestError("an archive needs a volume with a file system, not a block device")
     # No other user of the volume knows the token: see ``attempt.Attempt.journal``.
-    room = dataclasses.replace(settings.room, owner=content.token if content else "")
-    request = dataclasses.replace(
-        settings, content_type=content_type, checksum=text, target=target, room=room
-    )
+    owner = content.token if content else ""
+    request = request_module.for_upload(settings, form, fields.get(headers.CHECKSUM), owner)
     return Order(request, kind, ours, fields.get("content-encoding", ""), content)
 
 
