@@ -18,6 +18,7 @@ from cdi_worker.images.engine import ahead
 from cdi_worker.images.folder import staging, unpack
 from cdi_worker.images.sinks import delivery
 from cdi_worker.images.targets import file
+from cdi_worker.importer import plan as plans
 from cdi_worker.importer import reading, survey
 from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
@@ -110,6 +111,7 @@ class ExtractedDisk(disks.Disk):
             else:
                 # If the disk comes first, the archive after it is discarded.
                 if folder.disk.size:
+                    plans.check_room(folder.disk.size, attempt.request, attempt.survey)
                     size = raw.copy(folder.runs(), sink, meter, attempt.scope)
                 if (rest := folder.archive()) and size is not None:
                     reading.drain(attempt, rest)

@@ -179,6 +179,15 @@ def test_never_accepted_when_the_disk_does_not_fit_which_its_first_bytes_do_not_
     oracle.unusable(case.disk)
 
 
+def test_cloned_disk_larger_than_the_device_is_refused_at_once(make: Make, folder: Path) -> None:
+    (folder / "disk.img").write_bytes(b"x" * (40 * MIB))
+    case = make("filesystem, ours", device=True)
+    with pytest.raises(errors.TooLarge) as refused:
+        case.run()
+    assert refused.value.fields["virtual_size"] == 40 * MIB
+    assert set(case.disk.read_bytes()[2 * MIB :]) == {*devices.DIRT}
+
+
 def test_plan_of_a_clone_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         make("block, ours").run()
