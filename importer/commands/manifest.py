@@ -120,15 +120,16 @@ def manifest(
     parts = documents.read(manifest)
     volumes = datavolume.parse_all(datavolume.find(parts))
     settings = pod.Settings(image=image or version.image() or "", overhead=overhead, scratch=scratch, **given)
-    each_settings = [settings] * len(volumes)
-    objects = manifests.all_objects(volumes, each_settings)
+    pairs = [(each, settings) for each in volumes]
+    objects = manifests.all_objects(pairs)
     if not settings.image and any(each["kind"] == "Job" for each in objects):
         raise errors.RequestError(NO_IMAGE)
     if contact and scratch is None:
         references = contacts.References(parts, secrets)
-        needs = [contacts.needs_scratch(each, references, overhead, obj.cancel) for each in volumes]
-        each_settings = [dataclasses.replace(settings, scratch=each) for each in needs]
-        objects = manifests.all_objects(volumes, each_settings)
+        for number, each in enumerate(volumes):
+            scratch = contacts.needs_scratch(each, references, overhead, obj.cancel)
+            pairs[number] = each, dataclasses.replace(settings, scratch=scratch)
+        objects = manifests.all_objects(pairs)
     companions, warnings = manifests.companions(parts, volumes)
     for warning in warnings:
         log.warning("%s", warning)

@@ -119,11 +119,8 @@ class Reading:
 
     def request(self, overhead: Fraction) -> request_module.Request:
         """Return the request of the first stage, without a target."""
-        volume, claim = self.volume, self.volume.claim
-        if claim.block:
-            overhead = Fraction(0)
+        volume, claim, demand = self.volume, self.volume.claim, self.volume.demand
         size = None if claim.size is None else claim.size_with(overhead)
-        demand = volume.demand
         if name := demand.get("signed_by"):
             keys = self._values(f"metadata.annotations[{datavolume.SIGNED_BY}]", "ConfigMap", name)
             demand["signed_by"] = self._write("signed-by", b"\n".join(keys[key] for key in sorted(keys)))

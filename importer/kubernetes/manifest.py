@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cdi_worker import errors, units
@@ -72,15 +72,12 @@ def objects(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) ->
     return [*made, _job(pod, name, datavolume_pod.importer(pod))]
 
 
-def all_objects(
-    volumes: Iterable[datavolume.DataVolume], settings: Iterable[datavolume_pod.Settings]
-) -> list[Object]:
+def all_objects(pairs: Sequence[tuple[datavolume.DataVolume, datavolume_pod.Settings]]) -> list[Object]:
     """Return the objects of several DataVolumes, each with its own settings.
 
     Raises ``RequestError`` with the faults of all, by name.
     """
     made, faults = [], []
-    pairs = list(zip(volumes, settings, strict=True))
     for volume, own in pairs:
         try:
             made += objects(volume, own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cdi_worker import errors
@@ -46,15 +46,20 @@ def check(content: object, schema: Mapping[str, Any], faults: dict[str, str]) ->
 
     extend: Any = jsonschema.validators.extend
     validator = extend(jsonschema.Draft202012Validator, {"check": check_string})(schema)
-    content = _without_nulls(content)
+    copy: Any = _without_nulls(content)
     found: dict[Path, str] = {}
-    for error in validator.iter_errors(content):
+    for error in validator.iter_errors(copy):
         for path, sentence in _sentences(error):
             found.setdefault(path, sentence)
     for path, sentence in found.items():
         faults.setdefault(dotted(path), sentence)
-    _remove(content, found)
-    return content
+    # Deepest and last first: the other paths stay valid.
+    last: Any
+    for *above, last in sorted(found, reverse=True):
+        holder: Any = functools.reduce(operator.getitem, above, copy)
+        if isinstance(holder, list) or last in holder:
+            del holder[last]
+    return copy
 
 
 def dotted(path: Path) -> str:
@@ -97,12 +102,3 @@ def _without_nulls(content: object) -> object:
     if isinstance(content, dict):
         return {name: _without_nulls(value) for name, value in content.items() if value is not None}
     return [_without_nulls(value) for value in content] if isinstance(content, list) else content
-
-
-def _remove(content: Any, paths: Iterable[Path]) -> None:
-    # Deepest and last first: the other paths stay valid.
-    last: Any
-    for *above, last in sorted(paths, reverse=True):
-        holder: Any = functools.reduce(operator.getitem, above, content)
-        if isinstance(holder, list) or last in holder:
-            del holder[last]

@@ -182,18 +182,17 @@ def fingerprint(settings: Settings) -> str:
 @contextlib.contextmanager
 def plain(settings: Settings, reporter: progress.Progress) -> Iterator[Iterator[memoryview]]:
     """Yield the content of CDI's clone format, before compression: the device's bytes, or a tar."""
-    with contextlib.ExitStack() as stack:
-        if settings.kind == headers.BLOCK:
-            device = stack.enter_context(volume.Volume(settings.path))
+    path = settings.path
+    if settings.kind == headers.BLOCK:
+        with volume.Volume(path) as device:
             device.check_finished()
             reporter.phase("transfer", device.size)
             yield _device(device, reporter)
-        else:
-            reporter.phase("transfer", occupied(settings.path))
-            tar = gnu_tar.TarReader(
-                settings.path, gnu_tar.names(settings.path), sparse=not settings.preallocation
-            )
-            yield _archive(stack.enter_context(contextlib.closing(tar)), reporter)
+        return
+    reporter.phase("transfer", occupied(path))
+    tar = gnu_tar.TarReader(path, gnu_tar.names(path), sparse=not settings.preallocation)
+    with contextlib.closing(tar):
+        yield _archive(tar, reporter)
 
 
 def _device(device: volume.Volume, reporter: progress.Progress) -> Iterator[memoryview]:
