@@ -134,7 +134,7 @@ def test_stream_completes_what_ranges_began(
     )
     done = import_disk(url, target, scratch=scratch)
     assert not done.plan.random
-    if form != "vhdx-log":  # converted with random reads: qemu-img has no journal
+    if form != "vhdx-log":  # converted with random reads
         # Half of it: tables, and what two connections had received but not written when the ranges ended.
         assert done.resumed > ranged(server) / 2 > 3 * MIB
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
