@@ -1,6 +1,7 @@
 """One import: claim the target, open the source, find the disk, survey, plan, deliver, commit.
 
-``import_disk`` is the whole way, and ``attempts`` its middle, also that of ``verification``.
+``import_disk`` is the whole way, and ``attempts`` its middle, also that of ``verification``. It is one module
+because it is one story: what differs between imports is a disk, a target, or a round.
 """
 
 from __future__ import annotations
