@@ -73,7 +73,7 @@ BUDGETS = {
     ),
     "server": _budget(
         117,
-        230,
+        240,
         f"click {DECOMPRESSORS} h11 multipart",
         f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests",
     ),
