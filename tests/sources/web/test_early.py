@@ -111,7 +111,7 @@ def test_few_to_a_server_that_is_near(
 
     monkeypatch.setattr(urllib3.connection.HTTPConnection, "_new_conn", slowly)
     few = min(6, max(2, round(kernel.processors())))
-    for attempt in range(10):
+    for attempt in range(40):
         with misbehave.Server() as server:
             server.serve("/disk", misbehave.Page(DATA))
             check(server, tmp_path)
