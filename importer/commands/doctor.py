@@ -55,7 +55,10 @@ def findings() -> Iterator[Finding]:
         yield Finding(program, what, works, f"apt-get install {package}")
     works = importlib.util.find_spec("nbd") is not None
     yield Finding(
-        "libnbd for Python", "nbd://, qcow2 files as targets, and vddk", works, version.install_libnbd()
+        "libnbd for Python",
+        "nbd://, vddk, qcow2 files as targets, and rare features of disk images",
+        works,
+        version.install_libnbd(),
     )
     # As the distribution declares them.
     declared = (metadata.requires("cdi-worker") or []) if _is_installed("cdi-worker") else []
