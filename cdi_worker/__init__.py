@@ -1,9 +1,8 @@
 """Import a virtual machine's disk from a source to a file or block device, as a raw disk.
 
 >>> import cdi_worker
->>> request = cdi_worker.Request(
-...     source="http", location=cdi_worker.Location("https://example.org/disk.qcow2"), target="disk.img"
-... )
+>>> location = cdi_worker.Location("https://example.org/disk.qcow2")
+>>> request = cdi_worker.Request(location=location, target="disk.img")
 >>> cdi_worker.run(request)  # doctest: +SKIP
 
 The public API (docs/reference/library.md). Each name is imported when it is first used (PEP 562): the command

@@ -241,9 +241,7 @@ def cell(form: str, compressions: tuple[str, ...], column: Column) -> str:
 
 def chosen(facts: base.Facts, found: Survey) -> str:
     """Return the planner's route with scratch space, marked if it needs it."""
-    wanted = request.Request(
-        source="http", location=cdi_worker.Location("http://host/disk"), target="disk.img"
-    )
+    wanted = request.Request(location=cdi_worker.Location("http://host/disk"), target="disk.img")
     made = plan.plan(wanted, trust.Demanded(), facts, found)
     if made.scratch:
         return f"{made.route}, **scratch**"

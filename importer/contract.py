@@ -65,6 +65,8 @@ HEADERS = Variable("IMPORTER_EXTRA_HEADER_<n>", "extra HTTP header, `Name: value
 
 #: What a pod's role sets, by field of ``request.Request``, where an administrator has set nothing.
 POD: Mapping[str, Any] = MappingProxyType({"existing": "remove", "permissions": FILE_MODE, "wait": WAIT})
+#: In place of a value of ``existing``: compares the disk, and changes nothing.
+COMPARE = "compare"
 #: The fault of a setting that only the role of importer has.
 NOT_VERIFIED = f"{PREFIX}_VERIFY: only the disk of an import can be verified"
 

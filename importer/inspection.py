@@ -120,7 +120,7 @@ def _check_target(found: Survey, request: Request, size: int | None, export: tar
     """
     if size is not None:
         plans.check_room(size, request, found)
-    if not request.target or found.ordered or request.existing == "compare":
+    if not request.target or found.ordered or request.compares:
         return
     if export is not None:
         destination.check_replaceable(export, request)

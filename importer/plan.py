@@ -95,10 +95,8 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
         chosen = _delta(request, demanded, survey)
     else:
         chosen = _choose(demanded, stated, survey, two_passes)
-        if request.existing in {"update", "compare"} and survey.present:
-            done = (
-                "only what differs is written" if request.existing == "update" else "nothing is written to it"
-            )
+        if (request.compares or request.existing == "update") and survey.present:
+            done = "nothing is written to it" if request.compares else "only what differs is written"
             reason = f"{chosen.reason}; compared with the target, {done}"
             chosen = dataclasses.replace(chosen, reason=reason, compared=True)
     if chosen.scratch and survey.scratch is None:
@@ -199,7 +197,7 @@ def _delta(request: Request, demanded: Demanded, survey: Survey) -> Plan:
         _check_random(survey)
         return Plan(Route.UPDATE, f"{why}: qcow2 clusters fetched by range, written in place", random=True)
     if survey.format == "qcow2":
-        if request.existing == "compare":
+        if request.compares:
             reason = f"{why} in qcow2, which only qemu-img can apply; compare the whole disk instead"
             raise errors.Unsupported(reason=reason)
         return Plan(

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
@@ -27,7 +27,7 @@ CONTENT_TYPES = ("kubevirt", "archive")
 CLONE = "filesystem-clone"
 
 #: What becomes of a disk that exists: see ``Request``.
-Existing: TypeAlias = Literal["refuse", "replace", "remove", "update", "compare"]
+Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
 
 #: Sections of the help.
 SOURCE, SIGNATURE, DISK, WRITING, OUTPUT = "Source", "Signature", "Disk", "Writing", "Output"
@@ -70,10 +70,10 @@ class Room:
 class Request:
     """One import. Sizes in bytes, times in seconds.
 
-    ``source``: the name of a source for ``sources.find``. ``layers``: qcow2 files of the same kind of source,
-    each with what changed since the one before it, the first since the one at ``location``. ``target``: a
-    block device, the file to create, the URL of an NBD export, or for an archive the directory to unpack
-    into; ``-`` is standard output; empty only to ``inspect``.
+    ``source``: the name of a kind of source; empty: that of the address. ``layers``: qcow2 files of the same
+    kind of source, each with what changed since the one before it, the first since the one at ``location``.
+    ``target``: a block device, the file to create, the URL of an NBD export, or for an archive the directory
+    to unpack into; ``-`` is standard output; empty only to ``inspect``.
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
@@ -81,14 +81,14 @@ class Request:
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
-    compare all of it and write what differs (``compare`` is set by ``verify``). ``wait``: seconds to wait for
-    another run that writes to the target, at least one. ``permissions`` of the disk's file; None: by the
-    umask. ``read_back``: read the finished disk once, for its SHA-256. ``to``: the location of a target that
-    is an NBD export, for TLS; None: that of its address alone. ``format``: of the target's file, ``raw`` or
-    ``qcow2[,OPTION=VALUE…]``; empty: raw.
+    compare all of it and write what differs. ``wait``: seconds to wait for another run that writes to the
+    target, at least one. ``permissions`` of the disk's file; None: by the umask. ``read_back``: read the
+    finished disk once, for its SHA-256. ``to``: the location of a target that is an NBD export, for TLS;
+    None: that of its address alone. ``format``: of the target's file, ``raw`` or ``qcow2[,OPTION=VALUE…]``;
+    empty: raw.
     """
 
-    source: str
+    source: str = ""
     location: base.Location
     content_type: str = _source(
         "kubevirt",
@@ -193,7 +193,7 @@ class Request:
         ),
         _existing(
             option="--verify",
-            sets="compare",
+            sets=contract.COMPARE,
             help="Compare the disk on the volume with the source, instead of importing it.",
             verbs=(fields.POD,),
         ),
@@ -240,12 +240,18 @@ class Request:
     permissions: int | None = None
     to: base.Location | None = None
 
+    #: Whether the disk at ``target`` is compared with the source, and not written.
+    compares: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_type(self.location, "Location(URL)")
+        if not self.source:
+            object.__setattr__(self, "source", sources.of(self.location.endpoint).name)
+
     @property
     def form(self) -> file_format.Qcow2Format | None:
         """The qcow2 file to write; None: a raw disk. Raises ``errors.RequestError``."""
-        if self.existing == "compare" or not self.format:
-            return None
-        return file_format.parse(self.format)
+        return file_format.parse(self.format) if self.format and not self.compares else None
 
     @property
     def is_qcow2(self) -> bool:
@@ -292,6 +298,13 @@ class Request:
         return bool(self.stage.previous)
 
 
+class Comparison(Request):
+    """The request to compare the disk at ``target``, as ``verify`` does."""
+
+    __slots__ = ()
+    compares = True
+
+
 def make(source: str, location: base.Location, target: str, settings: Mapping[str, Any]) -> Request:
     """Return the request to import the disk at ``location`` to ``target``, which ``execute`` checks.
 
@@ -300,7 +313,10 @@ def make(source: str, location: base.Location, target: str, settings: Mapping[st
     """
     access = location.access
     layers = settings.get("layers", ())
-    return Request(
+    made, values = Request, dict(settings)
+    if values.get("existing") == contract.COMPARE:
+        made, values["existing"] = Comparison, "replace"
+    return made(
         source=source,
         location=location,
         target=target,
@@ -308,7 +324,7 @@ def make(source: str, location: base.Location, target: str, settings: Mapping[st
         fetch=fetch.FetchOptions(
             connections=access.connections, no_progress=access.patience, slowest=access.slowest
         ),
-        **{**settings, "layers": tuple(dataclasses.replace(location, endpoint=each) for each in layers)},
+        **{**values, "layers": tuple(dataclasses.replace(location, endpoint=each) for each in layers)},
     )
 
 
@@ -318,8 +334,6 @@ def resolved(made: Request) -> Request:
     Raises ``errors.RequestError`` that lists all faults.
     """
     check(made)
-    if made.existing == "compare":
-        raise errors.RequestError("a disk is compared by verify")
     if made.room.mount or made.existing == "remove":
         # On a volume, an earlier pod may have created a link that leads to other mounts.
         return made
@@ -328,7 +342,9 @@ def resolved(made: Request) -> Request:
 
 def comparing(made: Request) -> Request:
     """Return the request to compare the disk at its target, and check it."""
-    made = dataclasses.replace(made, existing="compare")
+    _check_type(made, "Request(location=…, target=…)")
+    values = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
+    made = Comparison(**{**values, "existing": "replace"})
     check(made)
     return made
 
@@ -374,8 +390,8 @@ def for_upload(made: Request, content_type: str, checksum_text: str | None, owne
 
 
 def of(address: str) -> Request:
-    """Return the request for a URL or path, whose kind of source it shows, without a target."""
-    return Request(source=sources.of(address).name, location=base.Location(address))
+    """Return the request for a URL or path, without a target."""
+    return Request(location=base.Location(address))
 
 
 def disk_path(target: str, settings: Mapping[str, Any]) -> str:
@@ -387,6 +403,7 @@ def disk_path(target: str, settings: Mapping[str, Any]) -> str:
 
 def check(made: Request, faults: list[str] | None = None, *, needs_target: bool = True) -> None:
     """Raise ``RequestError`` that lists all faults of an invalid request."""
+    _check_type(made, "Request(location=…, target=…)")
     faults = [*(faults or []), *_target_faults(made, needs_target)]
     if made.content_type not in CONTENT_TYPES:
         hint = errors.supported(made.content_type, CONTENT_TYPES)
@@ -409,6 +426,12 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
         raise errors.RequestError(*faults)
 
 
+def _check_type(given: object, wanted: str) -> None:
+    """Raise ``RequestError`` for an address in place of a request or of its location."""
+    if not isinstance(given, Request | base.Location):
+        raise errors.RequestError(f"expected cdi_worker.{wanted}, not {type(given).__name__}")
+
+
 def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     is_stream, is_export = made.target == targets.STDOUT, targets.is_export(made.target)
     is_block, is_stage = targets.is_block(made.target), bool(made.stage.current or made.is_delta)
@@ -425,12 +448,12 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         form = file_format.parse(made.format)
     except errors.RequestError as err:
         yield from err.faults
-    if made.existing != "compare" and not made.format and made.target.lower().endswith(".qcow2"):
+    if not made.compares and not made.format and made.target.lower().endswith(".qcow2"):
         yield (
             f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "
             "or a raw disk with --format raw"
         )
-    if made.existing != "compare" and form is not None:
+    if not made.compares and form is not None:
         if is_stream or is_export or is_block:
             where = f"{made.target}: --format qcow2 writes a file"
             yield f"{where}; a device, an export and a pipe get a raw disk"
@@ -451,7 +474,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
     if made.existing == "update" and (made.is_archive or is_stream):
         yield "only a disk on a file or a device can be updated in place (--update)"
-    if made.existing == "compare" and (made.is_archive or is_stream):
+    if made.compares and (made.is_archive or is_stream):
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
 

@@ -229,7 +229,7 @@ def with_room(found: Survey, request: Request, held: targets.Claim | None = None
     found = dataclasses.replace(found, scratch=spare(request))
     if not request.target:
         return dataclasses.replace(found, block=True, available=ANYTHING, usable=ANYTHING, thin=False)
-    if request.existing == "compare":
+    if request.compares:
         # A comparison reports another size; it does not refuse it.
         usable = targets.facts(request.target, held).size
         return dataclasses.replace(found, available=ANYTHING, usable=usable, present=True)

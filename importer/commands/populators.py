@@ -149,7 +149,7 @@ def _request(
     if not Path(target).is_absolute():
         # What this program prints is its log, and a success there fills no volume.
         raise errors.RequestError(f"--volume-path {target!r}: is not an absolute path")
-    if settings.get("existing") == "compare":
+    if settings.get("existing") == contract.COMPARE:
         raise errors.RequestError(contract.NOT_VERIFIED)
     mount = None if Path(target).is_block_device() else str(Path(target).parent)
     room = Room(limit=size or None, mount=mount, owner=given["owner_uid"])

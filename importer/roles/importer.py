@@ -66,7 +66,7 @@ def run(env: Mapping[str, str], paths: contract.Paths, cancel: cancelling.Cancel
     """Run the import that the environment requests, and return the report."""
     request = read(env, paths)
     with metrics.expose("importer", request.room.owner, paths.metrics_port) as reporter:
-        if request.existing == "compare":
+        if request.compares:
             # Imported when used: few pods verify (start-up time).
             from cdi_worker.importer import verification
 

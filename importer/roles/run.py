@@ -54,7 +54,7 @@ def run(
     try:
         if faults:
             raise errors.RequestError(*faults)
-        if paths.settings.get("existing") == "compare" and role != "importer":
+        if paths.settings.get("existing") == contract.COMPARE and role != "importer":
             raise errors.RequestError(contract.NOT_VERIFIED)
         if os.path.lexists(paths.policy):
             log.warning(

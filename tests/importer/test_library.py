@@ -51,13 +51,8 @@ class Recorder(cdi_worker.NullProgress):
 
 
 def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
-    return cdi_worker.Request(
-        existing="replace",
-        source="http",
-        location=cdi_worker.Location(url),
-        target=str(target),
-        **changes,
-    )
+    changes = {"existing": "replace", "location": cdi_worker.Location(url), **changes}
+    return cdi_worker.Request(target=str(target), **changes)
 
 
 @pytest.mark.parametrize("name", cdi_worker.__all__)
@@ -277,6 +272,37 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path, more: dict[str, An
     with pytest.raises(errors.RequestError) as caught:
         cdi_worker.run(wanted)
     assert caught.value.faults == (fault,)
+
+
+@pytest.mark.parametrize("call", [cdi_worker.run, cdi_worker.verify, together.run_all])
+def test_address_in_place_of_a_request_is_refused(call: Any) -> None:
+    with pytest.raises(errors.RequestError, match=r"expected cdi_worker\.Request\(.*, not str"):
+        call("http://localhost/disk.img")
+
+
+def test_address_in_place_of_a_location_is_refused() -> None:
+    with pytest.raises(errors.RequestError, match=r"expected cdi_worker\.Location\(URL\), not str"):
+        cdi_worker.Request(location="http://localhost/disk.img")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"), [("https://localhost/x", "http"), ("s3://bucket/x", "s3"), ("disk.img", "local")]
+)
+def test_kind_of_source_is_that_of_the_address(address: str, kind: str) -> None:
+    made = cdi_worker.Request(location=cdi_worker.Location(address))
+    assert made.source == kind
+    assert dataclasses.replace(made, source="imageio").source == "imageio"
+
+
+def test_unknown_scheme_is_refused() -> None:
+    with pytest.raises(errors.RequestError, match="unsupported URL scheme 'gopher'"):
+        cdi_worker.Request(location=cdi_worker.Location("gopher://localhost/x"))
+
+
+def test_comparison_is_no_value_of_existing(tmp_path: Path) -> None:
+    made = request("http://localhost/x", tmp_path / "x", existing="compare")
+    with pytest.raises(errors.RequestError, match="unknown value of existing 'compare'; supported: refuse"):
+        cdi_worker.run(made)
 
 
 def test_inspect_without_target_looks_at_no_file_of_the_working_directory(

@@ -571,11 +571,11 @@ class World:
             loaded.load("cdi_worker.importer.request"),
             loaded.load("cdi_worker.images.engine.fetch"),
         )
-        wanted = request.Request(
+        wanted = request.Comparison(
             source="http",
             location=location,
             target=self.plan.target,
-            existing="compare",
+            existing="replace",
             fetch=fetch.FetchOptions(connections=options["connections"], chunk=options["chunk"]),
         )
         cancelling = loaded.load("cdi_worker.images.engine.cancelling")
