@@ -33,6 +33,8 @@ SIGNED_BY = f"{PREFIX}signed-by"
 DEMANDS: Mapping[str, str] = {SIGNED_BY: "signed_by", f"{PREFIX}checksum-file": "checksum_file"}
 #: Requests that the claim is bound at once, not when a virtual machine first uses it.
 BIND_IMMEDIATELY = "cdi.kubevirt.io/storage.bind.immediate.requested"
+#: Where a VirtualMachine of KubeVirt has DataVolumes.
+TEMPLATES = "spec.dataVolumeTemplates"
 #: The kind of source that provides the bytes, where its name is another.
 KINDS = {"blank": "none", "upload": "local", "pvc": "volume", "snapshot": "volume"}
 #: Sources that are an object of the cluster, which knows its own size.
@@ -165,16 +167,42 @@ class DataVolume:
 
 
 def find(found: list[documents.Document]) -> list[documents.Document]:
-    """Return the DataVolumes among documents. Raises ``RequestError`` if there is none, or a name twice."""
-    volumes = [document for document in found if document.kind == "DataVolume"]
+    """Return the DataVolumes in documents. Raises ``RequestError`` if there is none, or a name twice."""
+    volumes = [each for document in found for each in _volumes(document)]
     if not volumes:
         kinds = ", ".join(document.kind or "a document without kind" for document in found) or "none"
-        raise errors.RequestError(f"expected a DataVolume, found none (documents: {kinds})")
+        raise errors.RequestError(
+            f"expected a DataVolume, or a VirtualMachine with {TEMPLATES}, found none (documents: {kinds})"
+        )
     counts = collections.Counter((document.namespace, document.name) for document in volumes)
     twice = ["/".join(filter(None, name)) for name, count in counts.items() if count > 1]
     if twice:
         raise errors.RequestError(*(f"DataVolume {name}: appears twice; remove one" for name in twice))
     return volumes
+
+
+def _volumes(document: documents.Document) -> Iterable[documents.Document]:
+    """Yield a DataVolume, and those that KubeVirt would create of the templates of a VirtualMachine."""
+    if document.kind == "DataVolume":
+        yield document
+    for index, template in enumerate(templates(document)):
+        if not isinstance(template, Mapping):
+            raise errors.RequestError(f"{document.where}: {TEMPLATES}[{index}]: is not an object (a mapping)")
+        content = {"apiVersion": API_VERSION, **template, "kind": "DataVolume"}
+        if document.namespace and isinstance(metadata := content.get("metadata"), Mapping):
+            content["metadata"] = {"namespace": document.namespace, **metadata}
+        yield documents.Document(document.where, content, f"{TEMPLATES}[{index}].")
+
+
+def templates(document: documents.Document) -> list[Any]:
+    """Return the templates of DataVolumes that a VirtualMachine has. Raises ``RequestError``."""
+    spec = document.content.get("spec")
+    if document.kind != "VirtualMachine" or not isinstance(spec, Mapping):
+        return []
+    found = spec.get("dataVolumeTemplates") or []
+    if not isinstance(found, list):
+        raise errors.RequestError(f"{document.where}: {TEMPLATES}: is not a list")
+    return found
 
 
 def parse_all(found: list[documents.Document]) -> list[DataVolume]:
@@ -221,7 +249,7 @@ def parse(document: documents.Document, faults: list[str]) -> DataVolume:
             found[f"metadata.annotations[{name}]"] = f"unknown; {errors.supported(name, sorted(known))}"
         elif name.startswith(PREFIX) and not value.strip():
             found[f"metadata.annotations[{name}]"] = "is empty"
-    faults += (f"{path}: {what}" for path, what in found.items())
+    faults += (f"{document.path}{path}: {what}" for path, what in found.items())
     return volume
 
 

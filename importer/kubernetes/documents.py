@@ -51,10 +51,14 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """One object. ``where``: names it in messages until it is known to have a name."""
+    """One object. ``where``: names it in messages until it is known to have a name.
+
+    ``path``: of an object within another one, with a dot at its end, to which messages add that of a field.
+    """
 
     where: str
     content: Mapping[str, Any]
+    path: str = ""
 
     @property
     def kind(self) -> str:

@@ -103,7 +103,11 @@ def companions(
     for document in found:
         name = f"{document.kind or 'document without kind'} {document.name}".rstrip()
         if document.kind not in {"Secret", "ConfigMap"}:
-            if document.kind != "DataVolume":
+            if datavolume.templates(document):
+                # KubeVirt would start it with a disk that is not complete.
+                when = "without spec.dataVolumeTemplates, when the Jobs have finished"
+                warnings.append(f"{name}: not printed; apply it {when}")
+            elif document.kind != "DataVolume":
                 warnings.append(f"{name}: not printed; apply it on its own")
             continue
         metadata = document.content.get("metadata")

@@ -264,6 +264,55 @@ def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None
     assert ("VirtualMachine", "vm") not in printed
 
 
+def machine(path: Path, *templates: object) -> Path:
+    """Write a VirtualMachine with templates of DataVolumes."""
+    metadata = {"name": "vm", "namespace": "vms"}
+    spec = {"running": False, "dataVolumeTemplates": list(templates)}
+    path.write_text(yaml.safe_dump({"kind": "VirtualMachine", "metadata": metadata, "spec": spec}))
+    return path
+
+
+def test_templates_of_a_virtual_machine_are_data_volumes(tmp_path: Path) -> None:
+    example, *_ = yaml.safe_load_all((repository.DATAVOLUMES / "https.yaml").read_text())
+    example["metadata"]["namespace"] = "vms"
+    alone = tmp_path / "dv.yaml"
+    alone.write_text(yaml.safe_dump(example))
+    # KubeVirt's templates have no kind, and the namespace of the machine.
+    metadata = {name: value for name, value in example["metadata"].items() if name != "namespace"}
+    path = machine(tmp_path / "vm.yaml", {"metadata": metadata, "spec": example["spec"]})
+    done = worker.run("manifest", path, "--image=cdi-worker")
+    assert done.status == 0, done.errors
+    assert done.output == text(alone)
+    assert (
+        "VirtualMachine vm: not printed; apply it without spec.dataVolumeTemplates, when the" in done.errors
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("x", "spec.dataVolumeTemplates[0]: is not an object"),
+        ({"spec": {"storage": {}}}, "spec.dataVolumeTemplates[0].metadata: missing"),
+        (
+            {"metadata": {"name": "x"}, "spec": {"sourceRef": {}}},
+            "spec.dataVolumeTemplates[0].spec.sourceRef",
+        ),
+    ],
+)
+def test_fault_of_a_template_has_its_path(tmp_path: Path, template: object, fault: str) -> None:
+    done = worker.run("manifest", machine(tmp_path / "vm.yaml", template), "--image=x")
+    assert done.status == 2
+    assert fault in done.errors
+
+
+def test_templates_are_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "vm.yaml"
+    for given in ("x", {"a": 1}, 1):
+        path.write_text(yaml.safe_dump({"kind": "VirtualMachine", "spec": {"dataVolumeTemplates": given}}))
+        with pytest.raises(errors.RequestError, match=r"spec.dataVolumeTemplates: is not a list"):
+            datavolume.find(documents.read(str(path)))
+
+
 def test_secrets_are_referenced_not_copied() -> None:
     for example in EXAMPLES:
         for secret in ("YWRtaW4=", "admin", "c2VjcmV0", "6789", "service_account"):
