@@ -79,7 +79,8 @@ def set_up(tmp_path: Path, status: int) -> tuple[list[str], str]:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / "place").mkdir()
-    shutil.copytree(TOOLS, tmp_path / "checkout/tools")
+    for name in ("tools", "share"):
+        shutil.copytree(repository.ROOT / name, tmp_path / "checkout" / name)
     shutil.copy(repository.ROOT / "pyproject.toml", tmp_path / "checkout")
     command = ["unshare", "--mount", "sh", "-euc", PLACE, "sh", tmp_path / "place", programs]
     done = subprocess.run(
@@ -105,6 +106,16 @@ def test_setup_prints_what_apt_says_only_if_it_fails(tmp_path: Path) -> None:
     (_, output, _), errors = set_up(tmp_path / "failed", 100)
     assert "failed: 1\n" in output
     assert "noise of apt\ninvoke-rc.d: noise\n" in errors
+
+
+def test_setup_leaves_completions_and_manual_pages_where_a_wheel_has_them(tmp_path: Path) -> None:
+    set_up(tmp_path, 0)
+    checkout, share = tmp_path / "checkout", repository.ROOT / "share"
+    files = [path.relative_to(share) for path in share.rglob("*") if path.is_file()]
+    assert len(files) > len(("bash", "zsh", "fish"))
+    for path in files:
+        # A link: `make share` changes them where they are used.
+        assert os.path.samefile(checkout / ".venv/share" / path, checkout / "share" / path)
 
 
 @pytest.fixture
