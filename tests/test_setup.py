@@ -115,7 +115,7 @@ def test_setup_leaves_completions_and_manual_pages_where_a_wheel_has_them(tmp_pa
     assert len(files) > len(("bash", "zsh", "fish"))
     for path in files:
         # A link: `make share` changes them where they are used.
-        assert os.path.samefile(checkout / ".venv/share" / path, checkout / "share" / path)
+        assert (checkout / ".venv/share" / path).samefile(checkout / "share" / path)
 
 
 @pytest.fixture

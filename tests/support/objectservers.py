@@ -75,6 +75,8 @@ def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]
         "-volume.preStopSeconds=0",
         f"-s3.port={store.port}",
         f"-s3.config={rights}",
+        # Otherwise it is in /tmp, and stays.
+        f"-s3.localSocket={directory / 's3.sock'}",
     ]
     ports = ("admin", "admin.port.grpc", "filer", "filer.port.grpc", "master", "master.port.grpc")
     ports += ("volume", "volume.port.grpc", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import socket as socket_module
 import threading
 import time
@@ -118,18 +119,25 @@ class Ends:
         self.found.append((str(failure), again))
 
 
+def kill(told: Path) -> None:
+    """Kill the nbdkit that wrote its process and its folder to a file; in /tmp the folder would stay."""
+    pid, folder = told.read_text().split()
+    os.kill(int(pid), 9)
+    shutil.rmtree(folder)
+
+
 def test_nbdkit_is_started_again_on_the_same_socket(tmp_path: Path) -> None:
     pids, ends = tmp_path / "pid", Ends()
-    plugin = nbdkit.Plugin("eval", {"get_size": f"echo $PPID > {pids}; echo 1M"})
+    plugin = nbdkit.Plugin("eval", {"get_size": f"echo $PPID $tmpdir > {pids}; echo 1M"})
     with nbdkit.serve(plugin, nbdkit.Follow(on_end=ends.take)) as socket:
         for count in range(1, nbdkit.MOST_ENDS):
             assert size_of(socket) == MiB
-            os.kill(int(pids.read_text()), 9)
+            kill(pids)
             processes.wait_for(lambda count=count: len(ends.found) == count, "its end")
             processes.wait_for(lambda: accepts(socket), "its answer")
         assert all("SIGKILL" in reason and again for reason, again in ends.found)
         assert size_of(socket) == MiB
-        os.kill(int(pids.read_text()), 9)
+        kill(pids)
         processes.wait_for(lambda: len(ends.found) == nbdkit.MOST_ENDS, "the last end")
         assert not ends.found[-1][1]
     assert not Path(socket).parent.exists()
@@ -145,13 +153,13 @@ def test_nbdkit_that_cannot_be_started_again_is_given_up(tmp_path: Path) -> None
     plugin = nbdkit.Plugin(
         "eval",
         {
-            "get_ready": f"test ! -e {once} || {{ echo EIO no second time >&2; exit 1; }}",
-            "get_size": f"echo $PPID > {once}; echo 1M",
+            "get_ready": f"test ! -e {once} || {{ rm -r $tmpdir; echo EIO no second time >&2; exit 1; }}",
+            "get_size": f"echo $PPID $tmpdir > {once}; echo 1M",
         },
     )
     with nbdkit.serve(plugin, nbdkit.Follow(on_end=ends.take)) as socket:
         assert size_of(socket) == MiB
-        os.kill(int(once.read_text()), 9)
+        kill(once)
         processes.wait_for(lambda: len(ends.found) == 2, "the failed start")
     assert [again for _, again in ends.found] == [True, False]
     assert "no second time" in ends.found[1][0]
