@@ -8,17 +8,26 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdi_worker import errors, sources
+from cdi_worker import errors, sources, units
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.targets import storage
+from cdi_worker.images.targets import export, storage
 from cdi_worker.sources import base
 
 if TYPE_CHECKING:
     from cdi_worker.images.targets import remote
     from cdi_worker.importer.request import Request
+
+
+#: What becomes of a disk that exists, by ``Request.existing``.
+_OUTCOMES: Final = {
+    "refuse": "needs --force",
+    "replace": "is replaced",
+    "remove": "is replaced",
+    "update": "is changed in place",
+}
 
 
 def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
@@ -72,17 +81,57 @@ def check_replaceable(claim: targets.Claim, request: Request) -> None:
     if request.is_delta or request.existing == "remove":
         return
     targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
-    if request.existing not in {"refuse", "update"} or not targets.is_foreign(claim):
-        return
-    from cdi_worker.images.targets import export
+    if request.existing == "refuse" and (found := contents(claim.path, claim)):
+        raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(found)}")
+
+
+class Standing(NamedTuple):
+    """What is at a target before an import, for a person. Sizes in bytes.
+
+    ``size``: of the device, or of the disk that exists; ``available``: of the file system. ``holds``: see
+    ``contents``. ``outcome``: what an import makes of it.
+    """
+
+    path: str
+    kind: str
+    size: int
+    available: int
+    holds: list[str]
+    outcome: str
+
+    def __str__(self) -> str:
+        if self.kind == "stream":
+            return "standard output"
+        size = units.format_size(self.size) if self.size else f"{units.format_size(self.available)} free"
+        return f"{self.path}: {', '.join(filter(None, (size, *self.holds, self.outcome)))}"
+
+
+def standing(request: Request, claim: targets.Claim | None) -> Standing:
+    """Return what is at the target of a request. ``claim``: on an NBD export."""
+    path, holds = request.target, list[str]()
+    found = targets.facts(f"{path}/disk.img" if request.is_archive else path, claim)
+    # What prevents finding that prevents the import.
+    with contextlib.suppress(errors.Error):
+        holds = contents(path, claim)
+    outcome = ""
+    if holds or (found.kind == "file" and found.size):
+        outcome = "is changed in place" if request.is_delta else _OUTCOMES[request.existing]
+    return Standing(path, found.kind, found.size, found.available, holds, outcome)
+
+
+def contents(path: str, claim: targets.Claim | None = None) -> list[str]:
+    """Return what a device or a claimed export holds, see ``wipefs.contents``; of a file, nothing."""
+    if isinstance(claim, export.ExportClaim):
+        opened: AbstractContextManager[str] = export.image(claim)
+    elif targets.is_block(path):
+        opened = contextlib.nullcontext(path)
+    else:
+        return []
     from cdi_worker.images.tools import wipefs
 
-    opened = contextlib.nullcontext(claim.path)
-    with export.image(claim) if isinstance(claim, export.ExportClaim) else opened as path:
-        # The signatures of swap, LVM and RAID are at the ends of the device.
-        owners = wipefs.in_use(path)
-    if owners:
-        raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(owners)}")
+    # The signatures of RAID and the second GPT are at the end of the device.
+    with opened as image:
+        return wipefs.contents(image)
 
 
 # -- a finished disk, which is only read

@@ -31,6 +31,7 @@ class Inspection:
 
     ``volume_size``: bytes of the smallest volume for the disk, of which its file system takes ``overhead``.
     ``stated_size``: bytes of a raw disk that its compression states, unverified; None: it states none.
+    ``target``: what is there now; None: no target is named.
     """
 
     facts: base.Facts
@@ -41,6 +42,7 @@ class Inspection:
     details: Mapping[str, object]
     overhead: Fraction | int
     stated_size: int | None = None
+    target: destination.Standing | None = None
 
     @property
     def source(self) -> str:
@@ -110,7 +112,8 @@ def _inspect(
                 details["chain"] = _shares(disk.files, found, request, scope)
         details |= run.demanded.details
         details |= {"targetFormat": request.format} if request.format else {}
-        return Inspection(disk.facts, found, plan, obstacle, volume, details, overhead, size)
+        standing = destination.standing(request, export) if request.target else None
+        return Inspection(disk.facts, found, plan, obstacle, volume, details, overhead, size, standing)
 
 
 def _check_target(found: Survey, request: Request, size: int | None, export: targets.Claim | None) -> None:
@@ -128,10 +131,11 @@ def _check_target(found: Survey, request: Request, size: int | None, export: tar
         # Opens the device exclusively, and writes nothing.
         with targets.take(request.target) as claim:
             destination.check_replaceable(claim, request)
+    elif request.is_archive:
+        targets.check_folder(f"{request.target}/disk.img")
     else:
-        if found.present and request.existing == "refuse" and not request.is_delta:
-            raise errors.TargetExists(path=request.target, reason="exists")
-        targets.check_folder(f"{request.target}/disk.img" if request.is_archive else request.target)
+        destination.check_replaceable(targets.ReadingClaim(request.target), request)
+        targets.check_folder(request.target)
 
 
 def _shares(

@@ -173,11 +173,6 @@ def check_replaceable(held: claim.Claim, *, force: bool) -> None:
                 raise errors.TargetExists(path=path, reason="exists")
 
 
-def is_foreign(held: claim.Claim) -> bool:
-    """Return whether a claimed target is a device without the left-over of an interrupted run."""
-    return isinstance(held, claim.MarkedClaim) and not is_left_over(held)
-
-
 def in_use(path: str) -> bool:
     """Return whether a device is mounted, or opened exclusively by another program."""
     if not is_block(path):

@@ -176,7 +176,7 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
     """Print the result of an inspection; return the exit status, which is the obstacle's if there is one."""
     facts, survey, plan = found.facts, found.survey, found.plan
     obstacle = "" if found.obstacle is None else found.obstacle.at_terminal()
-    scratch = plan is not None and plan.scratch
+    scratch, target = plan is not None and plan.scratch, found.target
     if obj.as_json:
         fields = {
             "source": found.source,
@@ -192,6 +192,7 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
             "route": None if plan is None else str(plan.route),
             "reason": None if plan is None else plan.reason,
             "scratch": scratch,
+            "target": None if target is None else target._asdict(),
             "obstacle": obstacle or None,
             **({} if found.obstacle is None else {"error": found.obstacle.as_fields(obstacle)}),
             **found.details,
@@ -213,6 +214,7 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
             "byte ranges": "yes" if survey.ranges else "no",
             "route": "" if plan is None else f"{plan.route}: {plan.reason}",
             "scratch": "needed (--scratch DIRECTORY)" if scratch else "",
+            "target": "" if target is None else str(target),
             "obstacle": obstacle,
         }
         # The names are those of JSON fields: checksumFile is checksum file.
@@ -223,7 +225,11 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
                 )
         layers: Any = found.details.get("chain", ())
         _table(rows | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)})
-    return 0 if found.obstacle is None else found.obstacle.status
+    if found.obstacle is None:
+        return 0
+    # Standard output may be a file.
+    say(f"cdi-worker: {obstacle}", err=True)
+    return found.obstacle.status
 
 
 def _layer(fields: Mapping[str, Any]) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import stat
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cdi_worker import units
 from tests.support import devices, misbehave, processes, worker
 
 MIB = 1 << 20
@@ -127,34 +131,86 @@ def swap(device: Path) -> None:
     processes.run("mkswap", device)
 
 
-def dry_run(done: worker.Completed, url: str, target: Path, *options: str) -> None:
-    """Check that --dry-run finds what has stopped an import."""
+def dry_run(done: worker.Completed, url: str, target: Path, *options: str) -> str:
+    """Check that --dry-run finds what has stopped an import, and says it twice; return what it prints."""
     dry = worker.run("import", "--dry-run", url, target, *options)
-    assert (dry.status, dry.errors) == (done.status, "")
+    assert (dry.status, dry.error_message) == (done.status, done.error_message)
     assert dry.output.splitlines()[-1] == f"      obstacle  {done.error_message}"
+    return dry.output
 
 
-@pytest.mark.parametrize(("make", "name"), [(swap, "swap"), (lvm, "LVM2_member")])
-def test_device_in_use_is_refused_without_force(url: str, block: Path, make: object, name: str) -> None:
+def table(label: str) -> Callable[[Path], object]:
+    script = f"printf 'label: {label}\\nsize=1MiB\\nsize=1MiB\\n' | sfdisk --quiet --no-reread \"$1\""
+    return lambda device: processes.run("sh", "-c", script, "sh", device)
+
+
+def boot_sector(device: Path) -> None:
+    """Write a boot sector with code where a partition table would be."""
+    devices.change(device, 440, bytes(range(70)) + b"\x55\xaa")
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (swap, "swap"),
+        (lvm, "LVM2_member"),
+        (
+            lambda device: processes.run("mkfs.ext4", "-q", "-F", "-L", "of yesterday", device),
+            "ext4 'of yesterday'",
+        ),
+        (table("dos"), "MBR, 2 partitions"),
+        (table("gpt"), "GPT, 2 partitions"),
+        (boot_sector, "boot sector"),
+    ],
+)
+def test_device_that_holds_something_is_refused_without_force(
+    url: str, block: Path, make: Callable[[Path], object], found: str
+) -> None:
     make(block)
     before = block.read_bytes()
+    size = units.format_size(len(before))
     done = worker.run("import", url, block)
-    assert (done.status, done.error_message) == (BUSY, f"{block}: holds {name}; to replace it, use --force")
-    dry_run(done, url, block)
+    assert (done.status, done.error_message) == (BUSY, f"{block}: holds {found}; to replace it, use --force")
+    assert f"        target  {block}: {size}, {found}, needs --force\n" in dry_run(done, url, block)
+    assert worker.run("blank", block, "1Mi").error_message == done.error_message
     assert block.read_bytes() == before
+    dry = worker.run("import", "--dry-run", "--force", url, block)
+    assert (dry.status, f"{block}: {size}, {found}, is replaced\n" in dry.output) == (0, True), dry
     assert worker.run("import", url, block, "--force").status == 0
     assert block.read_bytes().startswith(DATA)
 
 
-def test_device_with_a_file_system_is_not_refused_and_pods_ask_nothing(
-    url: str, block: Path, tmp_path: Path
-) -> None:
-    processes.run("mkfs.ext4", "-q", "-F", block)
+def test_left_over_device_is_continued_without_force(url: str, block: Path) -> None:
+    """Also with the second GPT of the disk that was there, at the end of the device."""
+    table("gpt")(block)
+    assert worker.run("import", url, block, "--force", WRONG).status == 5
+    dry = worker.run("import", "--dry-run", url, block)
+    assert (dry.status, f"target  {block}: 32.0 MiB\n" in dry.output) == (0, True), dry
     assert worker.run("import", url, block).status == 0
+
+
+def test_update_and_pods_ask_nothing(url: str, block: Path, tmp_path: Path) -> None:
+    lvm(block)
+    assert worker.run("import", url, block, "--update").status == 0
     processes.run("mkswap", block)
     pod = worker.Pod(tmp_path / "pod", block=block)
     assert pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url).status == 0
     assert block.read_bytes().startswith(DATA)
+
+
+def test_dry_run_names_a_file_a_folder_and_standard_output(url: str, tmp_path: Path) -> None:
+    (tmp_path / "old.img").write_bytes(DATA)
+    for target, shown in (
+        (tmp_path / "new.img", r"new\.img: [0-9.]+ .iB free"),
+        (tmp_path / "old.img", r"old\.img: 4\.0 MiB, needs --force"),
+        (tmp_path, r"/disk\.img: [0-9.]+ .iB free"),
+        ("-", "standard output"),
+    ):
+        dry = worker.run("import", "--dry-run", url, target)
+        assert re.search(rf"^ +target  .*{shown}$", dry.output, re.MULTILINE), dry
+    dry = worker.run("import", "--json", "--dry-run", url, tmp_path / "old.img")
+    found = json.loads(dry.output)["target"]
+    assert (found["path"], found["size"], found["holds"]) == (f"{tmp_path}/old.img", len(DATA), [])
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])

@@ -405,9 +405,9 @@ class Machines:
 
 
 def _wipefs() -> types.ModuleType:
-    """Return the module that looks for swap, LVM and RAID with a program: no device here has any."""
+    """Return the module that looks for signatures with a program: no device here has any."""
     made = types.ModuleType("wipefs")
-    made.__dict__["in_use"] = lambda _: []
+    made.__dict__["contents"] = lambda _: []
     return made
 
 

@@ -14,13 +14,6 @@ MUTANTS = (
         "tests/end_to_end/test_existing.py::test_mounted_device_is_never_written",
     ),
     mutant(
-        "importer/inspection.py",
-        "plans an import to a folder that cannot be written",
-        '        targets.check_folder(f"{request.target}/disk.img" if request.is_archive else request.target)\n',
-        "",
-        "tests/end_to_end/test_existing.py::test_read_only_file_system_is_noticed_before_anything_is_read",
-    ),
-    mutant(
         "importer/commands/bar.py",
         "wraps a bar that is too long",
         '        return f"{numbers.phase:>8} {bar}{text}"[: columns - 1]\n',
