@@ -1,0 +1,51 @@
+"""What the first bytes of a raw disk show: its partition table."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from cdi_worker.formats import raw
+from tests.support import processes
+
+SECTOR = 512
+
+
+@pytest.fixture
+def gpt(tmp_path):
+    """The first 64 KiB of a disk with a GPT of 512-byte sectors."""
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(8 << 20))
+    processes.need("sfdisk")
+    subprocess.run(["sfdisk", "-q", path], input=b"label: gpt\n,,L\n", check=True)
+    return path.read_bytes()[: 64 << 10]
+
+
+def of_large_sectors(gpt):
+    """Move the header of a GPT to the second sector of 4096 bytes; its fields are the same."""
+    header = gpt[SECTOR : 2 * SECTOR]
+    return gpt[:SECTOR] + bytes(4096 - SECTOR) + header + bytes(60 << 10)
+
+
+def test_sector_size_is_that_of_the_gpt(gpt):
+    assert raw.partition_sector_size(gpt) == 512
+    assert raw.partition_sector_size(of_large_sectors(gpt)) == 4096
+
+
+def test_a_disk_for_both_sizes_of_sectors_has_none(gpt):
+    both = gpt[:4096] + gpt[SECTOR : 2 * SECTOR] + gpt[4096 + SECTOR :]
+    assert raw.partition_sector_size(both) is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 512, 1023, 4096, 4607])
+def test_a_head_without_a_whole_gpt_has_no_sector_size(gpt, length):
+    assert raw.partition_sector_size(gpt[: min(length, 1023)]) is None
+    assert raw.partition_sector_size(of_large_sectors(gpt)[:length]) is None
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 24, 40, 91])
+def test_a_damaged_gpt_has_no_sector_size(gpt, at):
+    damaged = bytearray(gpt)
+    damaged[SECTOR + at] ^= 0xFF
+    assert raw.partition_sector_size(bytes(damaged)) is None
