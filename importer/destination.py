@@ -81,7 +81,13 @@ def check_replaceable(claim: targets.Claim, request: Request) -> None:
     if request.is_delta or request.existing == "remove":
         return
     targets.check_replaceable(claim, force=request.existing in {"replace", "update"})
-    if request.existing == "refuse" and (found := contents(claim.path, claim)):
+    found = contents(claim.path, claim) if request.existing in {"refuse", "update"} else []
+    if request.existing == "update" and found:
+        from cdi_worker.images.tools import wipefs
+
+        # An earlier import has left a disk.
+        found = wipefs.in_use(found)
+    if found:
         raise errors.TargetExists(path=claim.path, reason=f"holds {', '.join(found)}")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 from cdi_worker import errors, units
+from cdi_worker.formats import raw
 from cdi_worker.images import directio, kernel
 from cdi_worker.images.targets import base, claim, storage, zeroing
+
+log = logging.getLogger(__name__)
 
 #: Bytes at the start that hold boot sectors, partition tables, volume labels and superblocks.
 HEAD: Final = 1 << 20
@@ -163,6 +167,20 @@ class BlockStorage(storage.Storage):
         """
         return (b"" if part.start else self._device.record).ljust(part.stop - part.start, b"\0")
 
+    def warn_of_sectors(self) -> None:
+        """Warn if the disk has a partition table for other sectors than those of the device."""
+        size = raw.partition_sector_size(bytes(self.head))
+        # The smallest block of an NBD export is not the sector that a machine sees.
+        if size not in {None, self._sector} and not self.is_remote:
+            log.warning(
+                "%s has sectors of %d bytes, the partition table is for %d: no machine boots from it; use "
+                "another device, or give the virtual machine sectors of %d bytes",
+                self.path,
+                self._sector,
+                size,
+                size,
+            )
+
     def store(self) -> None:
         """Write the head, which makes the disk usable. Raises ``errors.TargetLost`` if others write there."""
         self._device.expect(b"")
@@ -244,6 +262,7 @@ class BlockTarget(base.Target):
 
     def _ready(self, _size: int) -> None:
         self.storage.sync()
+        self.storage.warn_of_sectors()
 
     def _finish(self) -> None:
         self._is_stored = True

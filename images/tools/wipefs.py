@@ -12,6 +12,8 @@ from cdi_worker.images.tools import process
 
 #: Names of libblkid for partition tables. A GPT has a protective MBR as well.
 _TABLES: Final = {"gpt": "GPT", "dos": "MBR", "PMBR": "protective MBR"}
+#: Names for swap and for parts of something larger. LVM and RAID: ``LVM2_member``, ``linux_raid_member``, …
+_IN_USE: Final = frozenset({"swap", "swsuspend", "bcache", "drbd", "ceph_bluestore", "stratis"})
 _SECTOR: Final = 512
 _BOOT: Final = b"\x55\xaa"
 
@@ -40,6 +42,11 @@ def contents(path: str) -> list[str]:
         found.append("1 partition" if count == 1 else f"{count} partitions")
     # libblkid wants a valid partition table behind it.
     return found or ["boot sector"] * first.endswith(_BOOT)
+
+
+def in_use(found: list[str]) -> list[str]:
+    """Return which ``contents`` another machine or a storage system may use, such as swap, LVM and RAID."""
+    return [each for each in found if (name := each.split()[0]) in _IN_USE or name.endswith("_member")]
 
 
 def _signatures(path: str) -> list[dict[str, object]]:

@@ -189,10 +189,12 @@ def test_left_over_device_is_continued_without_force(url: str, block: Path) -> N
     assert worker.run("import", url, block).status == 0
 
 
-def test_update_and_pods_ask_nothing(url: str, block: Path, tmp_path: Path) -> None:
-    lvm(block)
+def test_update_changes_a_disk_and_pods_ask_nothing(url: str, block: Path, tmp_path: Path) -> None:
+    table("gpt")(block)
     assert worker.run("import", url, block, "--update").status == 0
     processes.run("mkswap", block)
+    done = worker.run("import", url, block, "--update")
+    assert (done.status, "holds swap; to replace it, use --force" in done.errors) == (BUSY, True), done
     pod = worker.Pod(tmp_path / "pod", block=block)
     assert pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url).status == 0
     assert block.read_bytes().startswith(DATA)

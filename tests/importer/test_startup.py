@@ -51,7 +51,7 @@ BUDGETS = {
         25, 83, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
     ),
     "blank": _budget(
-        109, 196, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions importlib.metadata"
+        110, 197, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions importlib.metadata"
     ),
     "raw": _budget(
         129,
@@ -72,7 +72,7 @@ BUDGETS = {
         f"{COMMANDS} cdi_worker.importer.execute cdi_worker.sources.base fractions requests",
     ),
     "server": _budget(
-        117,
+        118,
         240,
         f"click {DECOMPRESSORS} h11 multipart",
         f"{COMMANDS} {ROUTES} cdi_worker.importer.send.volume requests",

@@ -426,3 +426,24 @@ def test_rest_of_the_last_sector_is_zeroed(block: Path, size: int) -> None:
     written = block.read_bytes()
     assert written[:size] == b"a" * size
     assert not any(written[size : -(-size // 512) * 512])
+
+
+@pytest.mark.parametrize(("sector", "of"), [(512, 512), (512, 4096), (4096, 512)])
+def test_partition_table_of_other_sectors_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sector: int, of: int
+) -> None:
+    with devices.loop(tmp_path, 8 * MiB, sector=of) as source:
+        processes.run("sh", "-c", f"printf 'label: gpt\n,,L\n' | sfdisk --quiet --no-reread {source}")
+        image = source.read_bytes()
+    with devices.loop(tmp_path, 8 * MiB, sector=sector) as device:
+        for mode in ("new", "update"):
+            caplog.clear()
+            with targets.open(device, len(image), targets.TargetOptions(mode=mode)) as disk:
+                if mode == "new":
+                    disk.write(0, memoryview(image))
+                disk.commit()
+            message = (
+                f"{device} has sectors of {sector} bytes, the partition table is for {of}: no machine boots "
+                f"from it; use another device, or give the virtual machine sectors of {of} bytes"
+            )
+            assert [each.getMessage() for each in caplog.records] == [message] * (of != sector)
