@@ -30,7 +30,8 @@ class ImageFacts(NamedTuple):
     ``length``: bytes of the file that are the image, which zeros may follow; None: all of them.
     ``geometry``: the disk has the size of its geometry, not that of its size field (VHD).
     ``layout``: set if the built-in reader supports the image; ``unplaceable``: why it does not, although it
-    supports the format.
+    supports the format. ``sector_size``: bytes of a sector, as the image states it or its partition table was
+    made for; None: unknown.
     """
 
     format: str
@@ -45,6 +46,7 @@ class ImageFacts(NamedTuple):
     geometry: bool = False
     layout: Layout | None = None
     unplaceable: str = ""
+    sector_size: int | None = None
 
 
 def refuse(name: str, rule: str, reason: str) -> errors.Refused:

@@ -103,8 +103,9 @@ def check(view: views.View) -> facts.ImageFacts:
     if any(header.log) and header.log_length:
         facts.check_table("vhdx", disk.bat[1])
         reason = "it has a log that may have to be replayed"
-        return facts.ImageFacts("vhdx", disk.virtual_size, unplaceable=reason)
-    return facts.ImageFacts("vhdx", disk.virtual_size, layout=VhdxLayout(header, disk))
+        return facts.ImageFacts("vhdx", disk.virtual_size, unplaceable=reason, sector_size=disk.sector_size)
+    layout = VhdxLayout(header, disk)
+    return facts.ImageFacts("vhdx", disk.virtual_size, layout=layout, sector_size=disk.sector_size)
 
 
 class VhdxLayout(blocks.BlockLayout):

@@ -631,7 +631,8 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
         reading.verify_again(attempt)
     attempt.image.verify()
     attempt.accept()
-    counts.size = size
+    # As stored: the rest of the last sector is zeros.
+    counts.size = units.whole_sectors(size)
     if counts.comparison is not None:
         counts.comparison.finish(size, is_device=out.is_device)
         return

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import checksum, detect
+from cdi_worker.formats.tar import walk
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
+from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded
 
@@ -64,3 +67,25 @@ def is_tar(facts: base.Facts, request: Request) -> bool:
     if facts.blank or facts.format is not None or request.is_archive:
         return False
     return detect.detect(facts.head) == "tar"
+
+
+def not_a_disk(request: Request, survey: Survey) -> errors.Unsupported:
+    """Return the error for a tar archive that is not a package; at a terminal it unpacks the largest file."""
+    files = list(walk.files(survey.head))
+    if any(each.name.lower().endswith(".ovf") for each in files):
+        reason = (
+            "an OVA is read uncompressed; decompress it first"
+            if survey.compressions
+            else "in an OVA the OVF descriptor is the first file; pack the archive again"
+        )
+        return errors.Unsupported(reason=reason)
+    largest = max(files, key=lambda each: each.size, default=None)
+    name = request.location.endpoint if request.source == "local" else request.location.file_name
+    # A name may look like an option.
+    unpack = ["tar", "-xOf", name or "ARCHIVE", "--", largest.name if largest else "DISK"]
+    write = ["cdi-worker", "import", "-", request.target or "disk.img"]
+    shown = masking.quoted(f"{shlex.join(unpack)} | {shlex.join(write)}", 1000)
+    return errors.Unsupported(
+        reason="a tar archive is not a disk; unpack the disk, or import all files (content type archive)",
+        remedy=errors.Remedy([(f"for example {shown}", "command")]),
+    )

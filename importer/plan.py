@@ -7,6 +7,7 @@ import enum
 
 from cdi_worker import errors, units
 from cdi_worker.formats import detect, facts
+from cdi_worker.importer import package
 from cdi_worker.importer import request as request_module
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
@@ -79,13 +80,7 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
     if request.is_archive:
         return _unpack(request, survey)
     if survey.format == "tar":
-        reason = (
-            "a compressed tar archive is not a disk; decompress an OVA first"
-            if survey.compressions
-            else "a tar archive is not a disk; import it with content type archive. In an OVA the OVF "
-            "descriptor is the first file; pack it again: tar -cf vm.ova vm.ovf, then the other files"
-        )
-        raise errors.Unsupported(reason=reason)
+        raise package.not_a_disk(request, survey)
     size = survey.virtual_size
     if size is not None:
         check_room(size, request, survey)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
-from cdi_worker.formats import detect, facts, safety, vhd, views
+from cdi_worker.formats import detect, facts, raw, safety, vhd, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
@@ -43,10 +43,10 @@ class Survey:
 
     Of the content, detected from the first bytes: ``virtual_size``: None while unknown (until the end of a
     compressed raw disk). ``layout``: of an image that our own reader supports; ``unplaceable``: why it does
-    not support this image of its format. ``raw``: bytes of the source that are a raw disk, if a footer
-    follows it (fixed VHD). ``footer``: bytes at the end of a stream that may be such a footer, which is known
-    only then. ``chain``: the files of a chain, or the one file with the changes since a checkpoint. ``head``:
-    the first bytes after decompression, which were checked.
+    not support this image of its format. ``sector_size``: see ``facts.ImageFacts``. ``raw``: bytes of the
+    source that are a raw disk, if a footer follows it (fixed VHD). ``footer``: bytes at the end of a stream
+    that may be such a footer, which is known only then. ``chain``: the files of a chain, or the one file with
+    the changes since a checkpoint. ``head``: the first bytes after decompression, which were checked.
 
     Of the target: ``available`` for an image, ``usable`` for growing it. ``thin``: holes need no space, so
     that the disk may be larger. ``ordered``: it is a stream, written in order. ``present``: it holds a disk,
@@ -61,6 +61,7 @@ class Survey:
     virtual_size: int | None = None
     layout: mapped.Layout | None = None
     unplaceable: str = ""
+    sector_size: int | None = None
     raw: int | None = None
     footer: int = 0
     chain: tuple[chain.ChainFile, ...] = ()
@@ -133,6 +134,11 @@ def examine(
     if source.format is not None:
         return _declared(source, source.format, read, request)
     detected = _look(only, read, request, cancel)
+    is_text = detected.format == "text"
+    if is_text and request.existing == "remove":
+        # A pod, or an upload to one: CDI imports it.
+        log.warning("the source is plain text, imported as it is: check whether this is the right file")
+        detected = detected._replace(format="raw")
     found = Survey(format=detected.format, compressions=detected.compressions, head=detected.head)
     if request.is_archive or detected.format not in detect.DISKS:
         return found
@@ -159,8 +165,14 @@ def examine(
         if form in {"raw", "iso"} and size:
             end = at_random(max(0, size - vhd.FOOTER), min(vhd.FOOTER, size))
             form = "vhd" if vhd.is_fixed(end) else form
+            if form == "raw" and detect.is_dmg(end) and not raw.is_plausible(head):
+                return dataclasses.replace(found, format="dmg")
         checked = safety.check(form, head, read=at_random, size=size)
     virtual_size = checked.virtual_size
+    if form == "raw" and not is_text and not raw.is_plausible(head):
+        log.warning(
+            "no partition table, file system or boot sector at the start: check whether the source is a disk"
+        )
     if form in {"raw", "iso"}:
         # That of a compressed disk is known only at its end.
         virtual_size = None if detected.compressions or size is None else units.whole_sectors(size)
@@ -171,6 +183,7 @@ def examine(
         virtual_size=virtual_size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
+        sector_size=checked.sector_size,
         raw=checked.raw,
         footer=vhd.FOOTER if form in {"raw", "iso"} and at_random is None else 0,
     )
@@ -217,6 +230,7 @@ def _declared(source: base.Facts, form: str, read: views.Read | None, request: R
         virtual_size=size,
         layout=checked.layout,
         unplaceable=checked.unplaceable,
+        sector_size=checked.sector_size,
         head=source.head,
     )
 

@@ -16,9 +16,9 @@ _DEPTH = 3
 #: The format of a layer whose first bytes are not available: bz2 returns no output for the first 900 kB.
 UNKNOWN = "unknown"
 
-#: First bytes of the content that are enough to detect it: every signature, and the headers of the formats
-#: that are read from a stream.
-ENOUGH = 64 << 10
+#: First bytes of the content that are enough to detect it: every signature (btrfs has the last one), and the
+#: headers of the formats that are read from a stream.
+ENOUGH = 65 << 10
 
 
 class Content(NamedTuple):

@@ -195,14 +195,18 @@ class Walk:
             count -= got
 
 
-def first_file(head: bytes) -> str:
-    """Return the name of the first file of an archive that begins with ``head``; empty: none found."""
+def files(head: bytes) -> Iterator[Member]:
+    """Yield the files of an archive whose headers are in ``head``, its first bytes."""
     entries = Walk(readers.BytesReader(head))
     with contextlib.suppress(errors.ImageError):
         while (entry := entries.next()) is not None:
             if entry.type != headers.DIRECTORY and not is_metadata(entry):
-                return entry.name
-    return ""
+                yield entry
+
+
+def first_file(head: bytes) -> str:
+    """Return the name of the first file of an archive that begins with ``head``; empty: none found."""
+    return next((entry.name for entry in files(head)), "")
 
 
 def is_metadata(entry: Member) -> bool:

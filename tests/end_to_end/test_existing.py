@@ -18,7 +18,7 @@ from cdi_worker import units
 from tests.support import devices, misbehave, processes, worker
 
 MIB = 1 << 20
-DATA = bytes(range(256)) * 4 * 4096
+DATA = (bytes(510) + b"\x55\xaa" + bytes(range(256)) * 2) * 4096
 WRONG = "--checksum=md5:" + 32 * "0"
 BUSY = 6
 

@@ -41,7 +41,7 @@ class Importer:
         self._directory = directory
         self.target = directory / "disk.img"
 
-    def run(self, data: bytes, way: str, **options: str) -> cdi_worker.Result:
+    def run(self, data: bytes, way: str, existing: str = "replace", **options: str) -> cdi_worker.Result:
         writing = None
         if way in {"ranges", "stream"}:
             page = misbehave.Page(data, ranges=way == "ranges")
@@ -58,7 +58,7 @@ class Importer:
         try:
             return cdi_worker.run(
                 cdi_worker.Request(
-                    existing="replace", source=kind, location=location, target=str(self.target), **options
+                    existing=existing, source=kind, location=location, target=str(self.target), **options
                 )
             )
         finally:
@@ -275,3 +275,75 @@ def test_luks_disk_is_imported_with_a_notice(
         importer.run(SHORT[wrapping](data), way)
     assert importer.target.read_bytes() == data
     assert "LUKS" in caplog.text
+
+
+# -- what is no known disk
+
+TEXT = b"Access denied: quota exceeded, try again later\n" * 30
+NOISE = random.Random(9).randbytes(2 * MiB)
+BOOT = bytes(510) + b"\x55\xaa" + NOISE
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrapping", ["plain", "gz"])
+def test_text_is_refused(importer: Importer, way: str, wrapping: str) -> None:
+    assert "the source is plain text" in str(importer.refused(SHORT[wrapping](TEXT), way))
+
+
+@pytest.mark.parametrize("wrapping", ["plain", "gz"])
+def test_text_is_imported_in_a_pod_with_a_warning(
+    importer: Importer, wrapping: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by CDI."""
+    result = importer.run(SHORT[wrapping](TEXT), "ranges", existing="remove")
+    assert importer.target.read_bytes().rstrip(b"\0") == TEXT
+    assert (result.format, result.size) == ("raw", importer.target.stat().st_size)
+    assert [each.message.partition(",")[0] for each in caplog.records if each.levelno == logging.WARNING] == [
+        "the source is plain text"
+    ]
+
+
+def test_text_is_uploaded_with_a_warning(
+    receiver: uploads.Server, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert receiver.ask("POST", uploads.SYNC, TEXT).status == 200
+    assert disk.read_bytes().rstrip(b"\0") == TEXT
+    assert "plain text" in caplog.text
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrapping", ["plain", "gz"])
+@pytest.mark.parametrize(("data", "warned"), [(NOISE, True), (BOOT, False), (bytes(2 * MiB), False)])
+def test_only_a_head_without_any_signature_is_warned_of(
+    importer: Importer, way: str, wrapping: str, data: bytes, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    importer.run(SHORT[wrapping](data), way)
+    assert importer.target.read_bytes() == data
+    assert caplog.text.count("no partition table, file system or boot sector") == warned
+
+
+def test_disk_image_of_apple_is_known_by_its_end(importer: Importer) -> None:
+    trailer = b"koly" + struct.pack(">II", 4, 512) + bytes(500)
+    assert "Apple disk image" in str(importer.refused(NOISE + trailer, "ranges"))
+    importer.run(BOOT + trailer, "ranges")
+    assert importer.target.read_bytes() == BOOT + trailer
+
+
+@pytest.mark.parametrize("wrapping", ["plain", "gz"])
+def test_tar_archive_with_a_disk_is_refused_with_a_command_at_a_terminal(
+    importer: Importer, wrapping: str
+) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in (("metadata.json", b"{}"), ("a disk.raw", BOOT), ("Vagrantfile", b"x")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    failure = importer.refused(SHORT[wrapping](file.getvalue()), "local")
+    source = importer.target.parent / "image"
+    advice = f"tar -xOf {source} -- 'a disk.raw' | cdi-worker import - {importer.target}"
+    assert failure.at_terminal().endswith(f"; for example {advice}")
+    assert "tar -x" not in failure.message()
+    command = advice.replace("cdi-worker import -", "cat >")
+    subprocess.run(command, shell=True, check=True)
+    assert importer.target.read_bytes() == BOOT

@@ -131,6 +131,70 @@ def test_several_formats_at_once_are_refused(head):
         detect.detect(head)
 
 
+def riff(kind):
+    return b"RIFF\x24\x08\0\0" + kind + b"fmt "
+
+
+EXE = patched(b"MZ", 60, b"\x80\0\0\0")
+#: Files that are not disks, which have more than a fixed signature; the others are in ``detect``.
+STRANGERS = [
+    ("lzma", lzma.compress(bytes(1000), format=lzma.FORMAT_ALONE)),
+    ("Z", b"\x1f\x9d\x90\x78"),
+    ("jpeg", b"\xff\xd8\xff\xe0\0\x10JFIF"),
+    ("riff", riff(b"WAVE")),
+    ("riff", riff(b"WEBP")),
+    ("mp4", b"\0\0\0\x20ftypisom"),
+    ("mp4", b"\0\0\0\x14ftypqt  "),
+    ("exe", patched(EXE, 128, b"PE\0\0")),
+    ("text", b"Access denied: quota exceeded, try again later\n" * 30),
+    ("text", "Zugriff verweigert: größer als erlaubt\n".encode() * 30),
+    *((name, magic) for name, _, _, magics in detect._STRANGERS for magic in magics),
+]
+
+
+@pytest.mark.parametrize(("name", "head"), STRANGERS)
+def test_file_that_is_not_a_disk_is_named(name, head):
+    assert detect.detect(head.ljust(4096, b"\0") if name != "text" else head) == name
+    # All of it is a signature.
+    assert name == "text" or detect.detect(head[1:].ljust(4096, b"\0")) == "raw"
+
+
+def test_every_stranger_has_a_test_and_long_signatures():
+    assert {name for name, _ in STRANGERS} == {name for name, *_ in detect._STRANGERS}
+    assert all(len(magic) >= 4 for *_, magics in detect._STRANGERS for magic in magics)
+
+
+@pytest.mark.parametrize(("name", "head"), [each for each in STRANGERS if each[0] in detect._WEAK])
+def test_boot_sector_outweighs_a_short_signature(name, head):
+    assert detect.detect(patched(head[:500], 510, b"\x55\xaa")) == "raw"
+    assert detect.detect(patched(head[:500], 32769, b"CD001")) == "iso"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"x" * 4096,  # a pattern of a test
+        b"words\n" * 700 + b"\0",
+        b"words\n" * 80,  # less than a sector
+        b"gr\xf6\xdfer als erlaubt\n" * 300,  # may be text, in another encoding
+        b"\x5d\0\0\x10\0" + bytes(7) + b"\1" + bytes(100),  # lzma of 2**56 bytes
+        b"\x5d\0\0\x11\0" + bytes(100),  # with a dictionary of no size
+        b"\x5d\0\0\x10\0" + bytes(8),  # cut
+        EXE,
+        riff(b"disk"),
+        b"\0\0\0\x20ftyp\0\0\0\0",
+    ],
+)
+def test_what_only_resembles_another_file_is_raw(head):
+    assert detect.detect(head) == "raw"
+
+
+@pytest.mark.parametrize("cut", range(3))
+def test_text_may_end_in_the_middle_of_a_character(cut):
+    text = "größer €\n".encode() * 100
+    assert detect.detect(text[: len(text) - 1 - cut]) == "text"
+
+
 @pytest.mark.parametrize("name", sorted(detect.STRANGERS))
 def test_format_that_is_not_a_disk_is_unsupported(name):
     with pytest.raises(errors.Unsupported):
