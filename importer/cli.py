@@ -110,18 +110,24 @@ def _arguments() -> list[str]:
 
 
 class _Formatter(logging.Formatter):
-    """Masks the secrets, also in tracebacks and in what libraries log."""
+    """Write ``warning: …``, or with ``is_log`` a line with the header of klog, as CDI's own pods.
+
+    klog's header is ``Lmmdd hh:mm:ss.uuuuuu pid file:line]``; it has no level for debugging. Masks the
+    secrets, also in tracebacks and in what libraries log; erases the bar before it.
+    """
+
+    def __init__(self, *, is_log: bool) -> None:
+        header = "{level}{asctime} {process:7d} {filename}:{lineno}] " if is_log else "{level}: "
+        super().__init__(header + "{message}", "%m%d %H:%M:%S", style="{")
+        self._is_log = is_log
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  (logging's)
+        return f"{super().formatTime(record, datefmt)}.{int(record.created % 1 * 1e6):06}"
 
     def format(self, record: logging.LogRecord) -> str:
-        return masking.mask(super().format(record))
-
-
-class _Terminal(_Formatter):
-    """A warning for a person: ``warning: …``, on a line without the bar."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        record.levelname = record.levelname.lower()
-        return f"{commands.erase}{super().format(record)}"
+        name = record.levelname
+        record.level = {"DEBUG": "I"}.get(name, name[0]) if self._is_log else name.lower()
+        return f"{commands.erase}{masking.mask(super().format(record))}"
 
 
 def set_up_logging(verbosity: int) -> None:
@@ -132,10 +138,7 @@ def set_up_logging(verbosity: int) -> None:
     levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.INFO}
     level = levels.get(max(-1, verbosity), logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
-    if level >= logging.WARNING and sys.stderr.isatty():
-        handler.setFormatter(_Terminal("%(levelname)s: %(message)s"))
-    else:
-        handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(name)s %(message)s"))
+    handler.setFormatter(_Formatter(is_log=level < logging.WARNING))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     # What Python would print itself is logged, and so masked.
     logging.captureWarnings(True)

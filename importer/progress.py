@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +14,13 @@ from typing import NamedTuple, Self, TextIO
 
 from cdi_worker import errors, units
 
+log = logging.getLogger(__name__)
+
 #: The percentages at which a phase begins and ends. The last 0.1 is for the sync.
 SHARES = {"transfer": (0.0, 99.9), "spool": (0.0, 60.0), "convert": (60.0, 99.9), "merge": (60.0, 99.9)}
-#: Seconds between two lines in a log.
+#: Seconds between two lines at first; later a tenth of the time so far, but at most ``LONGEST``.
 INTERVAL = 5.0
+LONGEST = 60.0
 #: A speed is the mean of this many seconds, of arrivals at least ``STEP`` seconds apart.
 WINDOW = 10.0
 STEP = 0.5
@@ -175,6 +180,8 @@ class Meter(NullProgress):
         #: Bytes of the phase that are done: moved, or kept from an earlier attempt.
         self.count = 0
         self.percent = 0.0
+        #: Whether it is known what an earlier attempt has done: before, 0 % may be wrong.
+        self.begun = False
         self.finished = False
         self._kept = 0
         #: Bytes kept and skipped that are reported before their phase begins; None: the phase has begun.
@@ -196,6 +203,7 @@ class Meter(NullProgress):
             kept, skipped = self._ahead or (0, 0)
             self._ahead = None
             self.name, self.total = name, None if total is None else max(0, total - skipped)
+            self.begun = self.begun or name in SHARES
             self.count = self._kept = kept
             self._update()
             self._read_before = self._read
@@ -255,7 +263,7 @@ class Meter(NullProgress):
             self._failure = failure
 
     def done(self) -> None:
-        self.percent, self.finished = 100.0, True
+        self.percent, self.begun, self.finished = 100.0, True, True
         self.changed(new_phase=True)
 
     def changed(self, *, new_phase: bool) -> None:
@@ -299,10 +307,12 @@ class Meter(NullProgress):
 
 
 class Lines(Meter):
-    """Progress as lines of text: at each phase, and every ``interval`` seconds of its ``with`` block.
+    """Progress as lines of text: at each phase, and during its ``with`` block.
 
-    A line has the percentage, the phase, the bytes, the speed and the time left; with ``as_json`` it is a
-    JSON object. Use it for one import. An error of ``stream`` is ignored.
+    A line has the percentage, the phase, the bytes, the speed and the time left, and while a failure is
+    retried its reason: then, and with ``as_json``, there is one every ``interval`` seconds, and otherwise
+    fewer after a while. With ``as_json`` it is a JSON object. Use it for one import. An error of ``stream``
+    is ignored.
     """
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
@@ -310,6 +320,7 @@ class Lines(Meter):
         self._stream = stream
         self._json = as_json
         self._interval = interval
+        self._began = self._printed = time.monotonic()
         self._over = threading.Event()
         self._printing = threading.Lock()
         # A transfer that stalls calls no method.
@@ -338,10 +349,15 @@ class Lines(Meter):
 
     def _run(self) -> None:
         while not self._over.wait(self._interval):
-            if not self.finished:
+            if not self.finished and (self._failure or self._is_due(time.monotonic())):
                 self._print_numbers()
 
+    def _is_due(self, now: float) -> bool:
+        """Return whether it is time for the next line."""
+        return self._json or now - self._printed >= min(LONGEST, (now - self._began) / 10)
+
     def _print_numbers(self) -> None:
+        self._printed = time.monotonic()
         numbers = self.numbers()
         if self._json:
             left, disk_speed = numbers.left, numbers.disk_speed
@@ -371,6 +387,16 @@ class Lines(Meter):
         # A reader that has closed its end (``2>&1 | head``) does not end the import.
         with self._printing, contextlib.suppress(OSError):
             print(line, file=self._stream, flush=True)
+
+
+class Logged(Lines):
+    """Progress as lines of the log, for a log whose other lines have times, too."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def _print(self, line: str) -> None:
+        log.info("%s", line)
 
 
 def _each(name: str) -> Callable[..., None]:

@@ -39,6 +39,9 @@ class Bar(progress.Lines):
     def changed(self, *, new_phase: bool) -> None:
         """Do nothing: the thread draws."""
 
+    def _is_due(self, now: float) -> bool:
+        return True
+
     def _print(self, line: str) -> None:
         self._write(f"{ERASE}{line}\n")
 

@@ -39,8 +39,11 @@ def progress(style: str, obj: parameters.Context) -> Iterator[progress_module.Pr
         with bar.Bar(sys.stderr) as drawn:
             yield drawn
     else:
-        with progress_module.Lines(sys.stderr, as_json=style == "json") as lines:
-            yield lines
+        # One format of lines, if there is a log.
+        is_logged = obj.verbosity > 0 and style == "lines"
+        lines = progress_module.Lines(sys.stderr, as_json=style == "json")
+        with progress_module.Logged() if is_logged else lines as reporter:
+            yield reporter
 
 
 def say(text: str, *, err: bool = False) -> None:

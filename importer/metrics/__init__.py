@@ -7,7 +7,6 @@ import contextlib
 import logging
 import select
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
@@ -69,10 +68,11 @@ class Metrics(progress.Meter):
             return made
 
         # CDI's controllers match the name, exactly this label, and the value with a regular expression.
-        percent = round(numbers.percent, 2)
-        yield family(counter, self.counter, "Percentage of the work that is done.", percent)
-        if self.gauge:
-            yield family(gauge, self.gauge, "The same, under Forklift's name.", percent)
+        if self.begun:
+            percent = round(numbers.percent, 2)
+            yield family(counter, self.counter, "Percentage of the work that is done.", percent)
+            if self.gauge:
+                yield family(gauge, self.gauge, "The same, under Forklift's name.", percent)
         yield family(counter, "cdi_worker_read_bytes", "Bytes on the wire.", numbers.read)
         yield family(counter, "cdi_worker_retries", "Retries after a failure.", numbers.retries)
         kinds = counter(
@@ -102,11 +102,11 @@ class Metrics(progress.Meter):
 
 @contextlib.contextmanager
 def expose(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
-    """Yield the progress of a pod: lines on standard error, and metrics on ``port``; 0: no metrics.
+    """Yield the progress of a pod: lines of its log, and metrics on ``port``; 0: no metrics.
 
     If metrics cannot be served, a warning is logged and the work continues.
     """
-    with progress.Lines(sys.stderr) as lines:
+    with progress.Logged() as lines:
         if not port:
             yield lines
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -103,7 +102,7 @@ class Running:
 
     def _import(self, size: int | None) -> Result:
         with (
-            progress.Lines(sys.stderr) as reporter,
+            progress.Logged() as reporter,
             self._failing,
             cancelling.Reads(self._failing) as reads,
         ):

@@ -49,10 +49,9 @@ class Shown(metrics.Metrics):
     def _record(self) -> None:
         found = [sample.value for family in self.collect() for sample in family.samples
                  if family.name == PERCENT]  # fmt: skip
+        self.series += found
         if self.name in progress.SHARES:
             self.first = self.first or self.numbers()
-            (value,) = found
-            self.series.append(value)
 
 
 class Stopping(progress.Meter):
