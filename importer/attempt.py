@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 class Counts:
     """What an attempt has counted so far, in bytes.
 
-    ``read``: from the source. ``size``: of the disk. ``resumed``: written by an earlier attempt, holes too;
-    ``kept``: moved by it. ``refetched``: written by it, but storage did not hold them. ``layers``: the names
-    of the files of a chain, and how many bytes of the disk come from each. ``changes``: what an update in
-    place found. ``comparison``: what a verification found. ``received``: the digests of what was delivered,
-    to read it back. ``verified``: the checksum of the bytes as served was verified.
+    ``read``: from the source. ``written``: of data, to the target. ``size``: of the disk. ``resumed``:
+    written by an earlier attempt, holes too; ``kept``: moved by it. ``refetched``: written by it, but storage
+    did not hold them. ``layers``: the names of the files of a chain, and how many bytes of the disk come from
+    each. ``changes``: what an update in place found. ``comparison``: what a verification found. ``received``:
+    the digests of what was delivered, to read it back. ``verified``: the checksum of the bytes as served was
+    verified.
     """
 
     read: int = 0
+    written: int = 0
     size: int = 0
     resumed: int = 0
     kept: int = 0

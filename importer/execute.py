@@ -248,7 +248,7 @@ class Place(NamedTuple):
     """Where a disk is delivered to.
 
     ``phase``: of the progress, with ``total``, the most bytes of the image that are moved (None: unknown);
-    empty: the phase has begun.
+    empty: the phase has begun. ``by_disk``: what counts, and ``total``, is the data of the disk instead.
     ``limit``: bytes of the largest disk of unknown size; of its data, if it is ``thin``.
     """
 
@@ -258,6 +258,7 @@ class Place(NamedTuple):
     phase: str = "transfer"
     total: int | None = None
     thin: bool = False
+    by_disk: bool = False
 
 
 def deliver(attempt: Attempt) -> None:
@@ -291,6 +292,9 @@ def deliver(attempt: Attempt) -> None:
             attempt.accept()
         phase = "" if spooled.plan.route is Route.CONVERT else phase
         place = Place(request.target, options, found.available, phase, total, found.thin)
+        if total is None:
+            # The image has no known length. Its disk has one, or at most that of the request.
+            place = place._replace(total=plan.virtual_size or request.disk_size, by_disk=True)
         with delivered(spooled, make, place) as (out, size):
             commit(attempt, out, out.size or size if options.mode == "delta" else size)
 
@@ -442,6 +446,9 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
         size, count, before = 0, 0, attempt.counts.resumed
         with contextlib.closing(_rounds(attempt, place, made, out, noted)) as rounds:
             for each in rounds:
+                of_image, of_disk = each.meter, disks.DeliveryMeter()
+                if place.by_disk:
+                    of_image, of_disk = of_disk, of_image
                 sink = delivery.DeliverySink(
                     each.into,
                     # The size of others is known, and checked by the target.
@@ -449,10 +456,14 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
                     thin=place.thin,
                     journals=each.journals,
                     flush=out.flush,
+                    data=of_disk.advance,
+                    holes=of_disk.skip,
                 )
-                size = made.deliver(sink, each.missing, each.meter._replace(moved=sink.moved))
+                size = made.deliver(sink, each.missing, of_image._replace(moved=sink.moved))
                 sink.note_holes()
                 count += sink.delivered
+                if place.path == attempt.request.target:
+                    attempt.counts.written += sink.written
         if made.repeats or made.keep:
             count += attempt.counts.resumed - before
         _check_whole(attempt, made, noted, size, count)
@@ -527,6 +538,8 @@ def _rounds(
         noted.discard(end, noted.total)
         counts.count_kept(end - start + refetched, min(end - start, noted.counted[0]) + refetched, refetched)
         made.keep(start, end)
+        if place.by_disk:
+            progress.keep(end - start)
         yield Round(into, missing, meter, (noted, *received))
     else:
         # A stream cannot skip what ranges have written: it is compared, and only what differs is written.

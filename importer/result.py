@@ -77,6 +77,11 @@ class Result:
         return self.counts.read
 
     @property
+    def written(self) -> int:
+        """Bytes of data written to the target: without zeros, and without what QEMU or an archive writes."""
+        return self.counts.written if self.changes is None else self.changes.written
+
+    @property
     def resumed(self) -> int:
         """Bytes moved by an earlier attempt (without holes), and read back."""
         return self.counts.kept
@@ -130,6 +135,7 @@ class Result:
             "compression": list(self.compressions),
             "size": self.size,
             "read": self.read,
+            "written": self.written,
             "resumed": self.resumed,
             "refetched": self.refetched,
             "seconds": round(self.seconds, 3),

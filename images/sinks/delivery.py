@@ -39,16 +39,20 @@ class DeliverySink:
         shortest_zero: int = SHORTEST_ZERO,
         journals: Sequence[journal.Journal] = (),
         flush: Callable[[], None] = lambda: None,
+        data: Callable[[int], None] = lambda _: None,
+        holes: Callable[[int], None] = lambda _: None,
     ) -> None:
         #: Bytes of the disk delivered so far, as data and as zeros.
         self.delivered = 0
-        self._data = 0
+        #: Bytes of these that were data.
+        self.written = 0
         self._to = to
         self._limit = None if thin else limit
         self._most_data = limit if thin else None
         self._shortest = shortest_zero
         self._journals = journals
         self._flush = flush
+        self._count_data, self._count_hole = data, holes
         self._holes: collections.deque[journal.Range] = collections.deque()
         self._lock = threading.Lock()
 
@@ -93,14 +97,16 @@ class DeliverySink:
             noted.wrote(offset, data, each)
         with self._lock:
             self.delivered += len(data)
-            self._data += len(data)
-        if self._most_data is not None and self._data > self._most_data:
-            raise errors.TooLarge(virtual_size=self._data, available=self._most_data)
+            self.written += len(data)
+        self._count_data(len(data))
+        if self._most_data is not None and self.written > self._most_data:
+            raise errors.TooLarge(virtual_size=self.written, available=self._most_data)
 
     def _zero(self, offset: int, length: int) -> None:
         self._to.zero(offset, length)
         with self._lock:
             self.delivered += length
+        self._count_hole(length)
         if self._journals:
             self._holes.append((offset, offset + length))
             if length >= _LONG or len(self._holes) >= _TOGETHER:

@@ -107,6 +107,7 @@ def result(done: Result, request: Request, obj: parameters.Context) -> None:
             **({"created": done.target} if is_blank else source),
             "disk": _size(done.size),
             "read": "" if is_blank else read,
+            "written": f"{_size(done.written)} of data" if done.written and not updated else "",
             "updated": updated,
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
             "sha256": digest,

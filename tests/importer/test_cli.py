@@ -92,10 +92,23 @@ def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tm
     assert rows["imported"] == f"{url} -> {tmp_path}/disk.img"
     assert rows["format"] == "raw in xz"
     assert rows["disk"].startswith(f"{8 * MiB} bytes (8.0 MiB)")
+    (written, _) = rows["written"].split(" ", 1)
+    assert 0 < int(written) < 8 * MiB
     assert rows["route"].startswith("stream: ")
     lines = done.errors.splitlines()
     assert any("transfer" in line for line in lines)
     assert lines[-1] == "100.0% done"
+
+
+def test_warning_is_for_people_also_in_a_pipe(disks: disks_module.Disks, tmp_path: Path) -> None:
+    argv = [*worker.COMMAND, "import", "-", tmp_path / "disk.img"]
+    with disks.raw().open("rb") as disk:
+        done = subprocess.run(
+            argv, check=True, stdin=disk, env=worker.ENVIRONMENT, capture_output=True, text=True
+        )
+    assert done.stderr.splitlines()[0] == (
+        "warning: standard input can be read only once: an interrupted import starts over"
+    )
 
 
 def test_progress_is_printed_as_json_lines(

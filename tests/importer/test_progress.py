@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -325,6 +327,60 @@ def test_interrupted_upload_says_that_it_continues(
         assert message == (
             "cdi-worker: interrupted: the server keeps what it has received; the same command continues\n"
         )
+
+
+@pytest.mark.parametrize(("form", "options"), [("qcow2", ()), ("raw", ("--size=16Mi",))])
+def test_image_of_unknown_length_has_a_percentage(
+    server: misbehave.Server, tmp_path: Path, form: str, options: tuple[str, ...]
+) -> None:
+    """That of the data of its disk: by the tables of a qcow2 image, or of the requested size."""
+    disk = tmp_path / "disk.raw"
+    with disk.open("wb") as stream:
+        stream.write(random.Random(4).randbytes(8 * MiB))
+        stream.truncate(16 * MiB)
+    image = disk if form == "raw" else image_of(disk, form, tmp_path)
+    page = misbehave.Page(image.read_bytes(), framing="chunked", ranges=False, drip=(64 << 10, 0.01))
+    command = ["import", server.serve("/disk", page), tmp_path / "disk.img", "--progress=json", *options]
+    done = worker.run(*command)
+    assert done.status == 0, done.errors
+    oracle.same(tmp_path / "disk.img", disk)
+    lines = [json.loads(line) for line in done.errors.splitlines()]
+    first = next(line for line in lines if line["phase"] == "transfer")
+    last = next(line for line in lines if line["phase"] == "sync")
+    assert first["total"] == 16 * MiB
+    assert last["percent"] == 99.9
+
+
+def test_lines_become_fewer() -> None:
+    """A day's log must not be thousands of lines; the first minute is not silent."""
+    times = []
+
+    class Noting(io.StringIO):
+        def write(self, text: str) -> int:
+            times.extend([time.monotonic()] * text.count("\n"))
+            return len(text)
+
+    began = time.monotonic()
+    with progress.Lines(Noting(), interval=0.01) as lines:
+        lines.phase("transfer", 100)
+        time.sleep(1.5)
+    assert len(times) > 10
+    for before, now in itertools.pairwise(times):
+        assert now - before > 0.09 * (now - began - 0.1)
+
+
+def test_log_of_a_pod_has_one_format_of_lines(pod: worker.Pod, server: misbehave.Server) -> None:
+    """That of klog, as the log of CDI's own pods."""
+    page = misbehave.Page(random.Random(6).randbytes(4 * MiB), framing="close", ranges=False)
+    with worker.started(
+        *pod.arguments, env={**pod.env, "IMPORTER_ENDPOINT": server.serve("/disk", page)}
+    ) as process:
+        _, log = process.communicate(timeout=processes.PATIENCE)
+    lines = log.splitlines()
+    assert {line[0] for line in lines} == {"I", "W"}
+    for line in lines:
+        assert re.match(r"[IW]\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ \w+\.py:\d+] .", line), line
+    assert any(line.endswith("] 100.0% done") for line in lines)
 
 
 def test_log_shows_that_nothing_moves(server: misbehave.Server, tmp_path: Path) -> None:
