@@ -6,14 +6,20 @@ Early Hints for the final one. The overrides are of private methods, because ``b
 
 from __future__ import annotations
 
+import email.message
 import http.client
 import io
+import logging
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, BinaryIO, ClassVar, Final
 
+from cdi_worker import masking
 from cdi_worker.images.engine import retry
 from cdi_worker.sources import sockets
+
+log = logging.getLogger(__name__)
 
 #: Bytes of a head with all interim responses before it, or of the trailers. Headers need a few KiB.
 LARGEST = 256 << 10
@@ -28,6 +34,31 @@ _LENGTH: Final = re.compile(r"0*([0-9]{1,19})")
 _CHUNK: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
 #: Statuses of responses without a body.
 _EMPTY: Final = frozenset({204, 304})
+
+
+def log_answer(
+    method: str,
+    url: str,
+    status: int,
+    headers: Mapping[str, str] | email.message.Message,
+    byte_range: str | bytes | None = None,
+) -> None:
+    """Log a request and its answer (log level 4). ``url``: without secrets."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    shown = {
+        name: masking.quoted(value)
+        for name, value in (
+            ("range", byte_range),
+            ("content_range", headers.get("Content-Range")),
+            ("length", headers.get("Content-Length")),
+            ("etag", headers.get("ETag")),
+            ("retry_after", headers.get("Retry-After")),
+        )
+        if value
+    }
+    more = "".join(f" {name}={value!r}" for name, value in shown.items())
+    log.debug("%s %s: %d%s", method, url, status, more)
 
 
 class Malformed(http.client.HTTPException):
@@ -169,6 +200,11 @@ class Bounded(Response):
 
     most: ClassVar[int]
     _kept = 0
+
+    def begin(self) -> None:
+        super().begin()
+        # The libraries that use it keep the address to themselves.
+        log_answer(self._method or "", "", self.status, self.headers)  # type: ignore[attr-defined]  # private
 
     def read(self, amt: int | None = None) -> bytes:
         """Read a body as ``http.client`` does. Raises ``TooLong``."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,8 @@ from typing import Self
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.tools import workspace
+
+log = logging.getLogger(__name__)
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # glibc reserves 64 MiB of address space for the arena of each thread: too much with a limit.
@@ -124,6 +128,7 @@ class Process:
             self._directory.cleanup()
             raise
         self.pid = self._popen.pid
+        log.debug("program pid=%d %s", self.pid, shlex.join(command.argv))
         pipes = self._popen.stdin, self._popen.stdout, self._popen.stderr
         self._stderr: int | None
         #: The descriptors of its standard input and output, -1 unless they are pipes.

@@ -160,6 +160,7 @@ class Client:
             with self._remind(work) if work else contextlib.nullcontext():
                 response = connection.getresponse()
                 text = response.read(_ANSWER).decode("utf-8", "replace")
+                responses.log_answer(method, self._origin + path, response.status, response.headers)
         if response.status == 400 and self._tls is None:
             from cdi_worker.sources import wire
 

@@ -17,7 +17,7 @@ import urllib3.exceptions
 
 from cdi_worker import errors, masking
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import wire
+from cdi_worker.sources import responses, wire
 from cdi_worker.sources.base import Access
 from cdi_worker.sources.web import connections, proxies
 
@@ -134,6 +134,8 @@ def ask(
     sent = [(name, value) for name, value in answer.request.headers.items() if isinstance(value, str)]
     cookies = (cookie.value or "" for cookie in answer.cookies)
     masking.register(connection, *masking.credentials(sent), *cookies)
+    byte_range = answer.request.headers.get("Range")
+    responses.log_answer(method, wire.safe_url(url), answer.status_code, answer.headers, byte_range)
     return answer
 
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import logging
+import random
 import re
 import socket
 import ssl
@@ -181,3 +182,20 @@ def test_signature_is_not_logged_with_malformed_headers(tmp_path: Path) -> None:
         done = worker.run("-v=5", *pod.arguments, env={"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url})
     assert done.status == 1
     check_hidden(done.errors, done.output, pod.message)
+
+
+def test_log_of_level_4_shows_each_request_without_secrets(server: misbehave.Server, tmp_path: Path) -> None:
+    """The address that a redirect leads to may be signed, too."""
+    page = misbehave.Page(random.Random(1).randbytes(6 << 20), password="me:hunter2hunter2")
+    there = server.serve(f"/there?X-Amz-Signature={SIGNATURE}", page)
+    url = server.serve(f"/disk?sig={SIGNATURE}", misbehave.Page(to=(there,), status=302))
+    url = url.replace("//", "//me:hunter2hunter2@")
+    done = worker.run("-v=4", "import", url, tmp_path / "disk.img")
+    assert done.status == 0, done.errors
+    shown = re.findall(r"\] (GET) http://[^/]+(/\w+)\?…: (\d+)(.*)", done.errors)
+    assert len(shown) == len(server.requests)
+    assert shown[0][1:3] == ("/disk", "302")
+    assert shown[1][1:3] == ("/there", "206")
+    assert "range='bytes=0-327679' content_range='bytes 0-327679/" in shown[1][3]
+    assert SIGNATURE not in done.errors
+    assert "hunter2" not in done.errors
