@@ -19,7 +19,7 @@ from cdi_worker import masking, units
 #: What a remedy changes: a field of ``base.Access`` or of a location; ``root``: the user of the process;
 #: ``device``: the container runtime; ``command``: only a person who typed the command can do it.
 Setting = Literal[
-    "ca_files", "certificate", "command", "device", "insecure", "patience", "root", "slowest",
+    "ca_files", "certificate", "command", "device", "insecure", "patience", "root", "min_speed",
     "thumbprint", "token", "user and password",
 ]  # fmt: skip
 #: An action, and the setting that does it; empty if no setting of ours does.
@@ -35,7 +35,7 @@ TERMINAL: Final[Mapping[str, str]] = {
     "insecure": "--insecure",
     "patience": "--stall-timeout",
     "root": "sudo",
-    "slowest": "--speed-limit",
+    "min_speed": "--min-speed",
     "thumbprint": "--thumbprint",
     "token": "--token-file",
     "user and password": "--user and --password-file",

@@ -320,7 +320,7 @@ class Image:
             facts.size,
             name=facts.name,
             no_progress=engine.options.no_progress,
-            slowest=engine.options.slowest,
+            min_speed=engine.options.min_speed,
             cancel=cancel,
             delivered=facts.head[:start],
             advance=advance,

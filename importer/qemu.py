@@ -69,8 +69,8 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
                 reason = f"{name}: has a log that must be replayed; {cure}"
             raise errors.Unsupported(reason=f"{form}: {reason}") from err
         disk = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
-        limits = client.Limits(parallel, stall=_HANGS, patience=_HANGS, slowest=0)
-        local = dataclasses.replace(options, slowest=0)
+        limits = client.Limits(parallel, stall=_HANGS, patience=_HANGS, min_speed=0)
+        local = dataclasses.replace(options, min_speed=0)
         served = stack.enter_context(contextlib.closing(client.Client(disk, attempt.reads, limits, explain)))
         size, available = served.open(), attempt.survey.available
         if size > available:

@@ -322,7 +322,7 @@ def make(source: str, location: base.Location, target: str, settings: Mapping[st
         target=target,
         connect_patience=min(CONNECT_PATIENCE, access.patience),
         fetch=fetch.FetchOptions(
-            connections=access.connections, no_progress=access.patience, slowest=access.slowest
+            connections=access.connections, no_progress=access.patience, min_speed=access.min_speed
         ),
         **{**values, "layers": tuple(dataclasses.replace(location, endpoint=each) for each in layers)},
     )

@@ -9,10 +9,10 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from cdi_worker import errors, masking
+from cdi_worker import errors, masking, units
 from cdi_worker.formats import readers
 from cdi_worker.images import extents, image
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import fields
 
 if TYPE_CHECKING:
@@ -53,11 +53,8 @@ def _login(option: str, variable: str, meaning: str, **more: Any) -> Any:
 
 def _limit(option: str, meaning: str, form: str, default: float, **more: Any) -> Any:
     """Return a field with a number that limits the transfer."""
-    more = {"verbs": (*fields.READ, fields.POD), **more}
-    parse = type(default)
-    return fields.field(
-        default, option=option, help=meaning, form=form, parse=parse, section=TRANSFER, **more
-    )
+    more = {"verbs": (*fields.READ, fields.POD), "parse": type(default), **more}
+    return fields.field(default, option=option, help=meaning, form=form, section=TRANSFER, **more)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -66,8 +63,8 @@ class Access:
 
     ``session_token``: part of temporary S3 keys. ``headers``, like the credentials, are only sent to the
     origin of the request. ``ca_files``: PEM files trusted in addition to the system's. ``patience``: seconds
-    without data after which a source that retries by itself fails. ``slowest``: bytes per second, on average
-    over that time, that count as data; 0: each byte does.
+    without data after which a source that retries by itself fails. ``min_speed``: bytes per second, on
+    average over that time, that count as data; 0: each byte does.
     """
 
     user: str = _login("--user", "IMPORTER_ACCESS_KEY_ID", "User or access key.", parse=fields.secret)
@@ -141,12 +138,12 @@ class Access:
         least=1,
         verbs=(*fields.READ, fields.POD, "upload"),
     )
-    slowest: float = _limit(
-        "--speed-limit",
-        "Give up when slower than this per second, on average over --stall-timeout; 0: never.",
-        "BYTES",
-        1024.0,
-        least=0,
+    min_speed: float = _limit(
+        "--min-speed",
+        "Give up below so many bytes per second, such as 10M, on average over --stall-timeout; 0: never.",
+        "SIZE",
+        retry.MIN_SPEED,
+        parse=units.parse_quantity,
     )
 
     @property

@@ -81,13 +81,13 @@ class Response(http.client.HTTPResponse):
     """A response; interim responses before it and trailers after it are skipped, up to a limit.
 
     A socket with a timeout also limits the time: a head or trailers may take twice as long. A body with fewer
-    than ``slowest`` bytes per second, on average over the timeout, is a ``TimeoutError``.
+    than ``min_speed`` bytes per second, on average over the timeout, is a ``TimeoutError``.
     """
 
-    def __init__(self, sock: Any, *args: Any, slowest: float = retry.SLOWEST, **kwargs: Any) -> None:
+    def __init__(self, sock: Any, *args: Any, min_speed: float = retry.MIN_SPEED, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self._timeout: float | None = sock.gettimeout()
-        self._slowest = slowest
+        self._slowest = min_speed
         self._body = _Metered(self.fp.detach())
         self._plain = io.BufferedReader(self._body)
         self._receiver = sockets.Receiver(sock)

@@ -50,14 +50,14 @@ class FetchOptions:
 
     ``chunk``: bytes of a request for a small object; from 4 MiB on the cost of a request on the network no
     longer matters (virt-v2v measured the same). ``window``: chunks in memory for delivery in order.
-    ``slowest``: bytes per second, on average over ``no_progress`` seconds; fewer are no progress, 0: each is.
+    ``min_speed``: bytes per second, on average over ``no_progress`` seconds; fewer are none, 0: any is.
     """
 
     connections: int = 6
     chunk: int = 4 * MIB
     window: int = 12
     no_progress: float = 180.0
-    slowest: float = retry.SLOWEST
+    min_speed: float = retry.MIN_SPEED
 
 
 def split(start: int, end: int, chunk: int) -> Iterator[ByteRange]:
@@ -176,7 +176,7 @@ class Fetcher:
             patience = self._thread.patience = retry.Patience(
                 self.options.no_progress,
                 self._scope,
-                slowest=self.options.slowest,
+                min_speed=self.options.min_speed,
                 retried=self._retried,
                 shared=self._shared,
             )

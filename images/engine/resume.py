@@ -33,7 +33,7 @@ class Resuming:
         *,
         name: str,
         no_progress: float,
-        slowest: float = retry.SLOWEST,
+        min_speed: float = retry.MIN_SPEED,
         cancel: cancelling.Cancel,
         delivered: bytes = b"",
         advance: Callable[[int], None] = lambda _: None,
@@ -44,7 +44,7 @@ class Resuming:
         self._name = name
         self._cancel = cancel
         self._no_progress = no_progress
-        self._patience = retry.Patience(no_progress, cancel, slowest=slowest, retried=retried)
+        self._patience = retry.Patience(no_progress, cancel, min_speed=min_speed, retried=retried)
         #: When the last new byte arrived: skipped bytes are not progress.
         self._last_new = time.monotonic()
         self._advance = advance

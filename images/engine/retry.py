@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cdi_worker import errors
+from cdi_worker import errors, units
 from cdi_worker.images.engine import cancelling
 
 log = logging.getLogger(__name__)
@@ -21,16 +21,16 @@ LONGEST_DELAY = 20.0
 #: counted per minute; a request for more is answered by a later run.
 LONGEST_SILENCE = 600.0
 #: Bytes per second, on average over the stall timeout, below which a peer counts as one that sends nothing.
-SLOWEST = 1024.0
+MIN_SPEED = 1024
 
 
 class Slow(TimeoutError):
     """A peer has sent nothing, or too little, for too long. ``remedy``: how to wait for it nevertheless."""
 
-    def __init__(self, count: int, seconds: float, slowest: float) -> None:
-        reason = f"only {count} bytes in {seconds:.0f} s, less than {slowest:g} per second"
+    def __init__(self, count: int, seconds: float, min_speed: float) -> None:
+        reason = f"only {count} bytes in {seconds:.0f} s, less than {units.format_size(min_speed)} per second"
         super().__init__(reason if count else f"no data for {seconds:.0f} s")
-        self.remedy = errors.Remedy([("accept less", "slowest") if count else ("wait longer", "patience")])
+        self.remedy = errors.Remedy([("accept less", "min_speed") if count else ("wait longer", "patience")])
 
 
 class Shared:
@@ -46,7 +46,7 @@ class Patience:
     The number of attempts and the total time are not limited: only ``limit`` seconds without progress end the
     retries. There is one retry in any case, because a silent connection may use up the limit. After a
     malformed response it is the only one, unless there are new bytes. Less than
-    ``slowest`` bytes per second, on average since the last progress, is not progress. The time that the
+    ``min_speed`` bytes per second, on average since the last progress, is not progress. The time that the
     server asks to wait (Retry-After) is added to the limit, up to ``longest`` seconds in total. ``retried``
     is called with each failure before its wait, with ``failure.pause``. Not thread-safe: each thread has its
     own, and the progress of those with the same ``shared`` counts for all.
@@ -57,13 +57,13 @@ class Patience:
         limit: float,
         cancel: cancelling.Cancel,
         *,
-        slowest: float = SLOWEST,
+        min_speed: float = MIN_SPEED,
         longest: float = LONGEST_SILENCE,
         retried: Callable[[errors.Transient], object] = lambda _: None,
         shared: Shared | None = None,
     ) -> None:
         self._limit = limit
-        self._slowest = slowest
+        self._slowest = min_speed
         self._longest = max(limit, longest)
         self._cancel = cancel
         self._retried = retried
@@ -163,13 +163,13 @@ def patiently(
 class SpeedMeter:
     """Measure a peer's speed during reads. It is given up after ``seconds`` without data or too slow.
 
-    ``slowest``: bytes per second, on average since it last had that speed; 0: every byte is enough. The time
+    ``min_speed``: bytes per second, on average since it last had that speed; 0: any is enough. The time
     between the reads is not counted: the caller needs it, for example for slow storage. Not thread-safe.
     """
 
-    def __init__(self, seconds: float, slowest: float = SLOWEST) -> None:
+    def __init__(self, seconds: float, min_speed: float = MIN_SPEED) -> None:
         self._limit = seconds
-        self._slowest = slowest
+        self._slowest = min_speed
         self._seconds = 0.0
         self._bytes = 0
 

@@ -238,7 +238,7 @@ def _form(field: fields.Field, default: Any) -> dict[str, Any]:
         form = TypedLines("text", field.parse)
     elif field.parse is not str and not is_number:
         form = Typed("text", field.parse)
-    shown = (default or None) if is_number or isinstance(default, str) else None
+    shown = (default or None) if isinstance(default, str | int | float) else None
     return {"type": form, "multiple": field.lines, "metavar": field.form or None, "default": shown}
 
 

@@ -143,7 +143,7 @@ class Sender:
             offset = now
 
     def _new_patience(self) -> retry.Patience:
-        return retry.Patience(self.patience, self.cancel, slowest=0, retried=self.reporter.retry)
+        return retry.Patience(self.patience, self.cancel, min_speed=0, retried=self.reporter.retry)
 
     def _attempt(self, stream: Stream, offset: int) -> errors.Transient | None:
         """Send the stream from ``offset`` on in one request; return why it did not end, None if it did."""

@@ -56,12 +56,12 @@ class Limits(NamedTuple):
     """Limits for a client.
 
     ``idle``: seconds to send the head. ``patience``: seconds without a byte of the body, or with fewer than
-    ``slowest`` per second.
+    ``min_speed`` per second.
     """
 
     idle: float
     patience: float
-    slowest: float = retry.SLOWEST
+    min_speed: float = retry.MIN_SPEED
 
 
 class Request:
@@ -182,7 +182,7 @@ class Body:
         self._failure: OSError | None = None
         self.at_end = length == 0
         self._patience = limits.patience
-        self._meter = retry.SpeedMeter(limits.patience, limits.slowest)
+        self._meter = retry.SpeedMeter(limits.patience, limits.min_speed)
 
     def interrupt(self) -> None:
         self._connection.interrupt()

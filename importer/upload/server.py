@@ -86,7 +86,7 @@ class Server:
     def listen(self) -> Iterator[None]:
         """Answer requests in the block; at its end, those of the uploads already admitted."""
         settings, request = self._settings, self._settings.request
-        limits = http.Limits(settings.idle, self._patience, request.fetch.slowest)
+        limits = http.Limits(settings.idle, self._patience, request.fetch.min_speed)
         listener = upload_listener.Listener(settings.tls.context(), self._answer, limits)
         with listener.listen(settings.host, settings.port, self._end) as port:
             log.info("listening address=%r port=%d target=%r", settings.host, port, request.target)

@@ -56,7 +56,7 @@ class LocalSource(base.Source):
         self.name = path
         self._is_volume = is_volume
         self._cancel = cancel
-        self._meter = retry.SpeedMeter(access.patience, access.slowest)
+        self._meter = retry.SpeedMeter(access.patience, access.min_speed)
         self._fd = -1
         self._seekable = False
         self._pipe: readers.Peek | None = None

@@ -44,7 +44,7 @@ class Limits:
 
     ``always``: open them in any case, because the disk does not change. ``connect``: for one attempt,
     ``another``: beside a connection that works, because qemu-nbd leaves excess clients waiting. ``stall``:
-    without a byte of a reply. ``patience``: without progress in a list of extents. ``slowest``: bytes per
+    without a byte of a reply. ``patience``: without progress in a list of extents. ``min_speed``: bytes per
     second that are progress. ``longest``: bytes of a read.
     """
 
@@ -54,7 +54,7 @@ class Limits:
     another: float = 3.0
     stall: float = wire.TIMEOUT[1]
     patience: float = 180.0
-    slowest: float = retry.SLOWEST
+    min_speed: float = retry.MIN_SPEED
     longest: int = connection.LONGEST
 
 
@@ -215,7 +215,7 @@ class Client:
                 self.allowed = max(1, len(self._connections))
             log.info("no more connections number=%d reason=%s", self.allowed, err)
             return
-        made = connection.Connection(handle, self._limits.stall, self._limits.slowest)
+        made = connection.Connection(handle, self._limits.stall, self._limits.min_speed)
         with contextlib.ExitStack() as undo:
             undo.callback(made.close)
             self._accept(made)
@@ -282,7 +282,7 @@ class Client:
         those that it cannot list.
         """
         size = self.open()
-        patience = retry.Patience(self._limits.patience, self._cancel, slowest=self._limits.slowest)
+        patience = retry.Patience(self._limits.patience, self._cancel, min_speed=self._limits.min_speed)
         requests = covered = failures = 0
         for start, end in [(0, size)] if parts is None else parts:
             offset = start

@@ -42,11 +42,11 @@ Entries = list[tuple[int, int]]
 class Connection:
     """A connection, with a thread for its I/O. Thread-safe.
 
-    ``stall``: seconds without a byte of a reply after which it is given up. ``slowest``: bytes per second, on
-    average over ``stall`` and the time for what is requested at ``SLOWEST``. ``load``: for its users.
+    ``stall``: seconds without a byte of a reply after which it is given up. ``min_speed``: bytes per second,
+    on average over ``stall`` and the time for what is requested at ``SLOWEST``. ``load``: for its users.
     """
 
-    def __init__(self, handle: Any, stall: float, slowest: float) -> None:
+    def __init__(self, handle: Any, stall: float, min_speed: float) -> None:
         self.load = 0
         self.dead = False
         #: Why it is dead, and whether a reply was not NBD.
@@ -68,7 +68,7 @@ class Connection:
         self._stall = stall
         self._heard = time.monotonic()
         #: When a reply last brought data, extents, or its end.
-        self._useful = _Clock(slowest)
+        self._useful = _Clock(min_speed)
         self._leaving = False
         self._pending: set[_Pending] = set()
         self._lock = threading.Lock()
@@ -217,8 +217,8 @@ class Connection:
 class _Clock:
     """A time that callbacks of libnbd set. It keeps no connection open."""
 
-    def __init__(self, slowest: float) -> None:
-        self._slowest = slowest
+    def __init__(self, min_speed: float) -> None:
+        self._slowest = min_speed
         self.tick()
 
     def tick(self) -> None:

@@ -38,7 +38,7 @@ class NbdSource(base.Source):
             connect=connect,
             stall=stall,
             patience=access.patience,
-            slowest=access.slowest,
+            min_speed=access.min_speed,
         )
         with contextlib.ExitStack() as stack:
             folder = ""

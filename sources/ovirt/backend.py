@@ -34,7 +34,7 @@ class Backend(http.Backend):  # type: ignore[misc]  # without types
     """The library's connection. It reads lists, options and errors whole, whatever their length."""
 
     #: Bytes per second, and the disk in messages. ``clone`` makes another object of the same class.
-    slowest: ClassVar[float]
+    min_speed: ClassVar[float]
     disk: ClassVar[str]
 
     def extents(self, context: str = "zero") -> Iterator[Any]:
@@ -103,11 +103,11 @@ class Backend(http.Backend):  # type: ignore[misc]  # without types
         return self._bounded(super()._create_unix_connection(unix_socket))
 
     def _bounded(self, connection: Any) -> Any:
-        connection.response_class = functools.partial(_Response, slowest=self.slowest)
+        connection.response_class = functools.partial(_Response, min_speed=self.min_speed)
         return connection
 
 
-def connect(url: str, *, disk: str, cafile: str | None, secure: bool, slowest: float) -> Any:
+def connect(url: str, *, disk: str, cafile: str | None, secure: bool, min_speed: float) -> Any:
     """Connect to the ticket at ``url``."""
-    backend = type("Backend", (Backend,), {"slowest": slowest, "disk": disk})
+    backend = type("Backend", (Backend,), {"min_speed": min_speed, "disk": disk})
     return backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)

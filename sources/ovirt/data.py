@@ -195,7 +195,7 @@ class Pool:
                 disk=self._name,
                 cafile=None if insecure else self._authorities,
                 secure=not insecure,
-                slowest=self._access.slowest,
+                min_speed=self._access.min_speed,
             )
             return self._model
 

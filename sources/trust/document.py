@@ -43,7 +43,7 @@ class Place:
         """Return the file. Raises ``errors.SourceError``, also for one of more than ``limit`` bytes."""
         access = self.location.access
         # The limits of the disk's transfer: a server that sends a byte now and then cannot hold the import.
-        engine = image.Engine(fetch.FetchOptions(no_progress=access.patience, slowest=access.slowest))
+        engine = image.Engine(fetch.FetchOptions(no_progress=access.patience, min_speed=access.min_speed))
         with base.open_image(self.kind.open(self.location, cancel), base.Opening(engine)) as opened:
             data, size = b"", opened.facts.size
             if size is None or size <= limit:

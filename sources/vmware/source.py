@@ -75,7 +75,7 @@ class VddkSource(base.Source):
                 another=vddk.LIMIT,
                 stall=access.patience,
                 patience=vddk.LISTING_LIMIT,
-                slowest=access.slowest,
+                min_speed=access.min_speed,
                 longest=self.longest_read,
             )
             served = handshake.Server(self.name, nbd.Address(socket=socket))

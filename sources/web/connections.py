@@ -87,11 +87,11 @@ class Adapter(requests.adapters.HTTPAdapter):
         context: Callable[[], ssl.SSLContext],
         connections: int,
         cancel: cancelling.Cancel,
-        slowest: float = retry.SLOWEST,
+        min_speed: float = retry.MIN_SPEED,
     ) -> None:
         self._context = context
         # A pool passes unknown arguments on to its connections.
-        shared: dict[str, Any] = {"cancel": cancel, "border": Border(), "slowest": slowest}
+        shared: dict[str, Any] = {"cancel": cancel, "border": Border(), "min_speed": min_speed}
         self._pools = {
             "http": functools.partial(_PlainPool, **shared),
             "https": functools.partial(_SecurePool, **shared),
@@ -186,16 +186,16 @@ class _Plain(urllib3.connection.HTTPConnection):
     _is_abandoned = False
 
     def __init__(
-        self, *args: Any, cancel: cancelling.Cancel, border: Border, slowest: float, **kwargs: Any
+        self, *args: Any, cancel: cancelling.Cancel, border: Border, min_speed: float, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._slowest = slowest
+        self._slowest = min_speed
         self._cancel = cancel
         self._border = border
 
     # http.client only calls it; a class is not needed.
     def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a class attribute in http.client
-        self.answer = responses.Response(*args, slowest=self._slowest, **kwargs)
+        self.answer = responses.Response(*args, min_speed=self._slowest, **kwargs)
         return self.answer
 
     def connect(self) -> None:

@@ -61,7 +61,7 @@ def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
     adapter = connections.Adapter(
-        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel, access.slowest
+        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel, access.min_speed
     )
     session.mount("https://", adapter)
     session.mount("http://", adapter)

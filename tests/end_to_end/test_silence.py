@@ -152,7 +152,7 @@ def test_server_that_trickles_is_given_up(
     )
     assert done.status == errors.TransferFailed.status
     # A range keeps the bytes that came, and its next request fails.
-    assert ("no data for" if ranges else "--speed-limit") in done.error_message
+    assert ("no data for" if ranges else "--min-speed") in done.error_message
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["by ranges", "in order"])
@@ -172,7 +172,7 @@ def test_message_of_a_pod_names_no_option_of_the_terminal(server: misbehave.Serv
     whole = misbehave.Page(NOISE, ranges=False, cut=4 * MIB)
     url = server.serve("/disk", (whole, 1), misbehave.Page(NOISE, ranges=False, drip=(1, 0.05)))
     assert pod.run(IMPORTER_ENDPOINT=url, CDI_WORKER_STALL_TIMEOUT="1").status == 1
-    assert "less than 1024 per second" in pod.message
+    assert "less than 1.0 KiB per second" in pod.message
     assert "--" not in pod.message
 
 
@@ -180,7 +180,7 @@ def test_slow_server_is_read_without_a_floor(server: misbehave.Server, tmp_path:
     url = server.serve("/disk", misbehave.Page(NOISE[:1024], drip=(32, 0.1)))
     arguments = ("import", "--stall-timeout", "1", url, tmp_path / "disk.img")
     assert worker.run(*arguments).status != 0
-    done = worker.run(*arguments, env={"CDI_WORKER_SPEED_LIMIT": "0"})
+    done = worker.run(*arguments, env={"CDI_WORKER_MIN_SPEED": "0"})
     assert done.status == 0, done.errors
     assert (tmp_path / "disk.img").read_bytes() == NOISE[:1024]
 

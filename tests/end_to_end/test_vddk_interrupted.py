@@ -148,13 +148,13 @@ def test_temporary_error_is_retried(tmp_path: Path) -> None:
         vmware_stages.check(vcsim, target, 0)
 
 
-def impatient(vcsim: vmware.Vcsim, target: Path, slowest: int = 0) -> cdi_worker.Request:
+def impatient(vcsim: vmware.Vcsim, target: Path, min_speed: int = 0) -> cdi_worker.Request:
     """Return a request for the first stage that waits two seconds for progress, as ``--stall-timeout 2``."""
     request = vmware_stages.request(vcsim, target, 0)
-    access = dataclasses.replace(request.location.access, patience=2, slowest=slowest)
+    access = dataclasses.replace(request.location.access, patience=2, min_speed=min_speed)
     location = dataclasses.replace(request.location, access=access)
     # One read after the other: several at once may have all that there is within two seconds.
-    fetch = dataclasses.replace(request.fetch, no_progress=2, slowest=slowest, connections=1)
+    fetch = dataclasses.replace(request.fetch, no_progress=2, min_speed=min_speed, connections=1)
     return dataclasses.replace(request, location=location, fetch=fetch)
 
 
@@ -171,9 +171,9 @@ def test_slow_library_is_given_up(tmp_path: Path) -> None:
     vcsim.settings["delay"] = "1500000"
     with (
         vcsim.running(),
-        pytest.raises(errors.TransferFailed, match=r"in [2-9] s, less than 1.07374e.09 per second"),
+        pytest.raises(errors.TransferFailed, match=r"in [2-9] s, less than 1.0 GiB per second"),
     ):
-        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", slowest=1 << 30))
+        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", min_speed=1 << 30))
 
 
 # -- killed at any moment --------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def listening(pair: tls.KeyPair) -> Iterator[Listening]:
 
 
 def _of_imageio(trust: Trust) -> ssl.SSLContext:
-    backend = type("Backend", (backends.Backend,), {"slowest": 1.0})
+    backend = type("Backend", (backends.Backend,), {"min_speed": 1.0})
     made = backend(urllib.parse.urlparse("https://host/x"), cafile=str(trust.anchor), connect=False)
     context: ssl.SSLContext = made._create_ssl_context()
     return context

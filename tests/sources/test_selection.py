@@ -30,7 +30,7 @@ ACCESS = {
     "no_proxy",
     "connections",
     "patience",
-    "slowest",
+    "min_speed",
 }
 CREDENTIALS = {
     "glance": {

@@ -320,7 +320,7 @@ def test_short_reads_that_are_too_slow_together_end_the_transfer() -> None:
             time.sleep(0.06)
             return length
 
-    options = dataclasses.replace(OPTIONS, connections=1, no_progress=0.15, slowest=1 << 20)
+    options = dataclasses.replace(OPTIONS, connections=1, no_progress=0.15, min_speed=1 << 20)
     with pytest.raises(errors.TransferFailed, match="less than"):
         fetcher(Slow(), options).each(fetch.split(0, len(DATA), 4096), lambda _o, _d: None)
 

@@ -176,5 +176,5 @@ def test_source_that_trickles_is_given_up() -> None:
     stream = resume.Resuming(
         lambda _: Trickle(DATA, None), len(DATA), name="memory", no_progress=0.3, cancel=cancelling.Cancel()
     )
-    with pytest.raises(errors.TransferFailed, match=r"only \d+ bytes in 0 s, less than 1024 per second"):
+    with pytest.raises(errors.TransferFailed, match=r"only \d+ bytes in 0 s, less than 1.0 KiB per second"):
         readers.fill(stream, memoryview(bytearray(len(DATA))))

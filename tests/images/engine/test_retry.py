@@ -95,25 +95,25 @@ def trickle(waiting: retry.Patience) -> None:
 
 
 def test_bytes_below_the_floor_do_not_restart_the_limit() -> None:
-    waiting = retry.Patience(0.2, cancelling.NEVER, slowest=1000)
+    waiting = retry.Patience(0.2, cancelling.NEVER, min_speed=1000)
     with pytest.raises(
-        errors.TransferFailed, match=r"in 0 s, less than 1000 per second; accept less \(slowest\)"
+        errors.TransferFailed, match=r"in 0 s, less than 1000 B per second; accept less \(min_speed\)"
     ):
         trickle(waiting)
 
 
 def test_peer_below_the_floor_is_given_up() -> None:
-    meter = retry.SpeedMeter(10, slowest=1000)
+    meter = retry.SpeedMeter(10, min_speed=1000)
     for _ in range(100):
         meter.count(1000, 1)
     for _ in range(9):
         meter.count(999, 1)
-    with pytest.raises(TimeoutError, match=r"only 9990 bytes in 10 s, less than 1000 per second"):
+    with pytest.raises(TimeoutError, match=r"only 9990 bytes in 10 s, less than 1000 B per second"):
         meter.count(999, 1)
 
 
 def test_peer_that_becomes_fast_again_is_kept() -> None:
-    meter = retry.SpeedMeter(10, slowest=1000)
+    meter = retry.SpeedMeter(10, min_speed=1000)
     for _ in range(9):
         meter.count(1, 1)
     meter.count(1 << 20, 1)

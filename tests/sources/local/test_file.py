@@ -170,14 +170,14 @@ def test_pipe_that_trickles_is_given_up(tmp_path: Path) -> None:
         trickling(tmp_path / "pipe"),
         pytest.raises(
             errors.Unreachable,
-            match=r"only \d+ bytes in 1 s, less than 1024 per second; .*accept less \(slowest\)",
+            match=r"only \d+ bytes in 1 s, less than 1.0 KiB per second; .*accept less \(min_speed\)",
         ),
     ):
         cdi_worker.run(request)
 
 
 def test_pipe_that_trickles_is_read_without_a_floor(tmp_path: Path) -> None:
-    access = base.Access(patience=1.0, slowest=0)
+    access = base.Access(patience=1.0, min_speed=0)
     with trickling(tmp_path / "pipe"):
         made = file.LocalSource(str(tmp_path / "pipe"), cancelling.Cancel(), access)
         made._fd = made._open()
