@@ -76,13 +76,33 @@ def ranges(attempt: Attempt, file: Image | None = None) -> raw.OpenRanges:
     return opened
 
 
+class OrderedDisk(raw.StreamDisk):
+    """The first ``size`` bytes of an image that is read in order, by ranges, for its checksum.
+
+    It continues behind what the target holds. That is hashed, too: it is read from the target.
+    """
+
+    def __init__(self, attempt: Attempt, size: int, *, footer: bool) -> None:
+        super().__init__(functools.partial(reading.plain, attempt), attempt.scope, footer=footer, size=size)
+        self._attempt = attempt
+        self.keep = self._keep
+
+    def _keep(self, stored: base.Stored) -> None:
+        self._opened = functools.partial(reading.plain, self._attempt, stored=stored)
+
+
 def _stream(attempt: Attempt) -> base.Disk:
     """Return the raw disk that the source serves as an ordered stream."""
+    found, image, is_declared = attempt.survey, attempt.image, bool(attempt.facts.format)
+    if image.seeks and not (found.compressions or found.ordered or image.source.wire):
+        # Without the footer of a fixed VHD.
+        length = (attempt.facts.size or 0) if found.raw is None else found.raw
+        return OrderedDisk(attempt, length, footer=not is_declared)
     if attempt.continues(attempt.request.target, attempt.facts.size or 0):
         # The attempt that began it read by ranges, and found no footer.
         return continued(attempt)
     opened = functools.partial(reading.plain, attempt)
-    return raw.StreamDisk(opened, attempt.scope, footer=not attempt.facts.format)
+    return raw.StreamDisk(opened, attempt.scope, footer=not is_declared)
 
 
 def continued(attempt: Attempt) -> base.Disk:

@@ -338,6 +338,8 @@ def _download(attempt: Attempt, path: str) -> None:
     is_random = attempt.image.seeks and size and not attempt.survey.compressions
 
     def make(attempt: Attempt) -> disks.Disk:
+        if is_random and attempt.checksums:
+            return disk.OrderedDisk(attempt, size, footer=False)
         if is_random:
             return raw.whole(disk.ranges(attempt), size)
         if attempt.continues(path, size):
@@ -352,10 +354,6 @@ def _download(attempt: Attempt, path: str) -> None:
     except errors.TooLarge as err:
         # The limit here is scratch space, not the target's.
         raise errors.ScratchTooSmall(size=f"more than {available}", available=available) from err
-    if is_random:
-        # Fetched in any order, perhaps in several attempts.
-        with open(path, "rb", buffering=0) as stream:
-            reading.verify(attempt, stream)
     # Ends the transfer, so that the source's disk is not locked meanwhile.
     attempt.image.verify()
 
@@ -441,7 +439,7 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     ):
         if options.mode == "delta":
             stage.begin(attempt, out)
-        if noted is not None and noted.covered and made.repeats and attempt.facts.weak:
+        if noted is not None and noted.covered and (made.repeats or made.keep) and attempt.facts.weak:
             _compare_sample(attempt, make, out, noted)
         size, count, before = 0, 0, attempt.counts.resumed
         with contextlib.closing(_rounds(attempt, place, made, out, noted)) as rounds:
@@ -497,20 +495,21 @@ def _rounds(
             counts.received = journal.Journal.in_memory(out.size or place.limit)
             received = (counts.received,)
     covered = 0 if noted is None else noted.covered
-    if place.phase and (noted is None or not made.repeats):
+    is_kept = covered and (made.repeats or made.keep)
+    if place.phase and not (is_kept or made.repeats):
         progress.phase(place.phase, place.total)
     if noted is None or not (made.repeats or covered):
         if made.keep:
-            made.keep(out.withheld, out.withheld)
+            made.keep(disks.Stored(out.withheld, out.withheld, out.storage.read))
         journals = received if noted is None or made.tentative else (noted, *received)
         yield Round(into, missing, meter, journals)
-    elif made.repeats:
+    elif made.repeats or made.keep:
         # What is missing, while the rest is read back; then what storage has lost.
         kept, skipped = noted.counted if covered else (0, 0)
         counted = progress_module.Continued(progress, kept, skipped)
         noted.counting = counted.figures
         if place.phase:
-            counted.begin(place.phase, place.total or 0, is_resumed=bool(covered))
+            counted.begin(place.phase, place.total, is_resumed=bool(covered))
         meter = disks.DeliveryMeter(counted.advance, counted.skip, counted.keep)
         journals = (noted, *received)
         if not covered:
@@ -521,26 +520,24 @@ def _rounds(
             counted.skip(-count)
 
         with readback.ReadBack(out.storage, noted, attempt.scope, lost) as reading_back:
-            yield Round(into, noted.missing_of, meter, journals)
+            if made.repeats:
+                yield Round(into, noted.missing_of, meter, journals)
             refetched = reading_back.wait()
-        counts.count_kept(covered, kept, refetched)
         if refetched:
             log.warning("storage differs from what the last attempt wrote refetched=%d", refetched)
+        if made.keep:
+            # Read in order: the rest is sent again, perhaps with other bytes.
+            start, before = out.withheld, noted.covered
+            end = noted.cut_at_gap(start)
+            lost(before - noted.covered)
+            covered, kept = end - start + refetched, min(end - start, kept) + refetched
+            made.keep(disks.Stored(start, end, out.storage.read))
+        counts.count_kept(covered, kept, refetched)
+        if made.keep:
+            yield Round(into, noted.missing_of, meter, journals)
+        elif refetched:
             # Skipped and kept bytes were counted in the first round.
             yield Round(into, noted.missing_of, disks.DeliveryMeter(counted.advance), journals)
-    elif made.keep:
-        # A clone: the existing prefix is verified, and the sender told to skip it.
-        with readback.ReadBack(out.storage, noted, attempt.scope) as reading_back:
-            refetched = reading_back.wait()
-        start = out.withheld
-        end = next((first for first, _ in noted.missing(start, noted.total)), noted.total)
-        # The rest is sent again, perhaps with other bytes.
-        noted.discard(end, noted.total)
-        counts.count_kept(end - start + refetched, min(end - start, noted.counted[0]) + refetched, refetched)
-        made.keep(start, end)
-        if place.by_disk:
-            progress.keep(end - start)
-        yield Round(into, missing, meter, (noted, *received))
     else:
         # A stream cannot skip what ranges have written: it is compared, and only what differs is written.
         figures = noted.counted
@@ -575,7 +572,10 @@ def _compare_sample(attempt: Attempt, make: disk.Make, out: targets.Target, note
     try:
         with attempt.scoped() as sampling:
             sink = delivery.DeliverySink(stored)
-            make(sampling).deliver(sink, noted.sample().missing_of, disks.DeliveryMeter())
+            made = make(sampling)
+            if made.keep:
+                made = raw.whole(disk.ranges(sampling), noted.total)
+            made.deliver(sink, noted.sample().missing_of, disks.DeliveryMeter())
     except errors.SourceChanged as err:
         if not stored.differs:
             raise
@@ -592,7 +592,7 @@ def _check_whole(
         url = attempt.facts.name
         raise errors.SourceChanged(url=url, what="size", before=noted.total, now=size)
     expected = size if made.covers_all else made.declared
-    if made.repeats and attempt.comparing is not None and attempt.comparing.within is not None:
+    if attempt.comparing is not None and attempt.comparing.within is not None:
         # The size of the changes in a part of a chain is not known in advance.
         parts = verified.parts(attempt.comparing.within, [(0, size)]) if made.covers_all else ()
         expected = sum(end - start for start, end in parts)

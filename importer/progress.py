@@ -439,11 +439,14 @@ class Continued(Several):
         self._kept, self._skipped = Exceeding(moved), Exceeding(skipped)
         self._counting = threading.Lock()
 
-    def begin(self, phase: str, total: int, *, is_resumed: bool) -> None:
-        """Begin ``phase``, of at most ``total`` bytes, after reporting what is kept of an earlier attempt."""
+    def begin(self, phase: str, total: int | None, *, is_resumed: bool) -> None:
+        """Begin ``phase``, of at most ``total`` bytes; before it, report what is kept of an earlier attempt.
+
+        ``total`` None: unknown.
+        """
         if is_resumed:
             kept, skipped = self.figures()
-            self.resume(kept, max(kept, total - skipped))
+            self.resume(kept, max(kept, (total or 0) - skipped))
             super().skip(self._skipped.passed)
             super().keep(self._kept.passed)
         self.phase(phase, total)

@@ -11,7 +11,7 @@ from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, readers
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images.disks import base as disks
-from cdi_worker.images.engine import ahead
+from cdi_worker.images.engine import ahead, fetch
 from cdi_worker.importer.attempt import Attempt
 from cdi_worker.sources import base
 
@@ -32,14 +32,51 @@ def counted(attempt: Attempt, advance: disks.Advance) -> disks.Advance:
     return arrived
 
 
+class ContinuedReader:
+    """Read an image in order, by ranges: ``stored`` from the target, and the rest from the source."""
+
+    def __init__(self, fetcher: fetch.Fetcher, stored: disks.Stored) -> None:
+        self._fetcher = fetcher
+        self._stored = stored
+        self._at = 0
+        #: What follows; opened when it is needed, so that no request waits until ``stored`` has been read.
+        self._rest: fetch.OrderedStream | None = None
+
+    def readinto(self, into: memoryview, /) -> int:
+        start, end, read = self._stored
+        if self._at >= end:
+            self._rest = self._rest or self._fetcher.stream(end)
+            return self._rest.readinto(into)
+        if self._at < start:
+            into = into[: start - self._at]
+            self._fetcher.fill(self._at, into)
+            count = len(into)
+        else:
+            data = read(self._at, min(len(into), end - self._at))
+            count = len(data)
+            into[:count] = data
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        if self._rest is not None:
+            self._rest.close()
+
+
 @contextlib.contextmanager
-def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> Iterator[base.Reader]:
+def served(
+    attempt: Attempt, advance: disks.Advance, *, whole: bool = True, stored: disks.Stored | None = None
+) -> Iterator[base.Reader]:
     """Yield a reader of the bytes as served; when the block ends without error, verify the checksum.
 
-    ``whole``: read the rest then, also without a checksum.
+    ``whole``: read the rest then, also without a checksum. ``stored``: see ``ContinuedReader``.
     """
-    image = attempt.image
-    ordered: base.Reader = image.ordered(attempt.scope, counted(attempt, advance))
+    image, arrived = attempt.image, counted(attempt, advance)
+    ordered: base.Reader
+    if stored is None:
+        ordered = image.ordered(attempt.scope, arrived)
+    else:
+        ordered = ContinuedReader(image.fetcher(attempt.scope, arrived), stored)
     is_packed = bool(attempt.survey.compressions) or attempt.request.is_archive
     # Ranges have threads of their own, and the copy reads an uncompressed disk in a thread.
     if is_packed and not image.seeks and image.source.folder is None:
@@ -57,7 +94,12 @@ def served(attempt: Attempt, advance: disks.Advance, *, whole: bool = True) -> I
 
 @contextlib.contextmanager
 def plain(
-    attempt: Attempt, advance: disks.Advance, *, limit: int | None = None, whole: bool = True
+    attempt: Attempt,
+    advance: disks.Advance,
+    *,
+    limit: int | None = None,
+    whole: bool = True,
+    stored: disks.Stored | None = None,
 ) -> Iterator[base.Reader]:
     """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest.
 
@@ -67,7 +109,7 @@ def plain(
     facts, unwrap = attempt.facts, attempt.image.source.unwrap
     is_packed = bool(attempt.survey.compressions)
     whole = whole or attempt.demanded.checksum is not None or facts.once or is_packed
-    with served(attempt, advance, whole=whole) as bytes_served:
+    with served(attempt, advance, whole=whole, stored=stored) as bytes_served:
         if facts.format is None:
             found, reader = layers.open(bytes_served, limit=limit, tool=lambda packed: _xz(attempt, packed))
             head = found.head
@@ -108,12 +150,6 @@ def folder(attempt: Attempt) -> Iterator[clone.FolderDecoder | None]:
         found = decode(stream, ahead.buffers)
         yield found
         found.finish()
-
-
-def verify(attempt: Attempt, reader: base.Reader) -> None:
-    """Verify the checksum, if there is one, of all bytes as served, which ``reader`` returns."""
-    if expected := attempt.checksums:
-        _verify(attempt, checksum.HashingReader(reader, checksum.parse(expected)))
 
 
 def verify_again(attempt: Attempt) -> None:

@@ -195,6 +195,14 @@ class Journal:
         with self._lock:
             self._finished.discard(start, end)
 
+    def cut_at_gap(self, start: int) -> int:
+        """Remove what follows the first missing byte from ``start``; return the offset of that byte."""
+        for _ in range(2):
+            end = next((first for first, _ in self.missing(start, self.total)), self.total)
+            # Removes a part before it, too, if they share a digest.
+            self.discard(end, self.total)
+        return end
+
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.
 

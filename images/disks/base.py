@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from cdi_worker.formats import readers
+from cdi_worker.formats import readers, views
 from cdi_worker.images.sinks.base import Sink
 from cdi_worker.scratch.ranges import Range
 
@@ -44,6 +44,14 @@ class DeliveryMeter(NamedTuple):
     moved: Callable[[int], None] = lambda _: None
 
 
+class Stored(NamedTuple):
+    """A part of a disk, from ``start`` to ``end``, that the target holds. ``read`` returns its bytes."""
+
+    start: int
+    end: int
+    read: views.Read
+
+
 class Disk(abc.ABC):
     """One disk. Sizes in bytes.
 
@@ -51,8 +59,8 @@ class Disk(abc.ABC):
     what has changed since a checkpoint: these are ``declared`` bytes, after ``deliver``. ``repeats``: whether
     ``deliver`` can be called again, for the missing ranges only; a disk that follows a stream is delivered
     once, and always whole. ``tentative``: delivered data may turn out wrong until ``deliver`` returns: the
-    tables may come last. ``keep``: tells the sender of a stream, before ``deliver``, which part (start,
-    end) it may leave out.
+    tables may come last. ``keep``: is told, before ``deliver``, which part a disk that is read in order need
+    not read from its source.
     """
 
     size: int | None = None
@@ -60,7 +68,7 @@ class Disk(abc.ABC):
     declared: int = 0
     repeats: bool = False
     tentative: bool = False
-    keep: Callable[[int, int], None] | None = None
+    keep: Callable[[Stored], None] | None = None
 
     @abc.abstractmethod
     def deliver(self, sink: Sink, missing: Missing, meter: DeliveryMeter) -> int:

@@ -128,9 +128,9 @@ class StreamDisk(base.Disk):
     def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.DeliveryMeter) -> int:
         with self._opened(meter.advance) as reader:
             if not self._footer:
-                return copy(ahead.pieces(reader, self._scope), sink, meter, self._scope)
+                return copy(ahead.pieces(reader, self._scope), sink, meter, self._scope, missing)
             disk = vhd.WithoutFooter(reader)
-            size = copy(ahead.pieces(disk, self._scope), sink, meter, self._scope)
+            size = copy(ahead.pieces(disk, self._scope), sink, meter, self._scope, missing)
             if disk.footer:
                 vhd.check_fixed(disk.footer, size)
         facts.check_size("raw", size)
@@ -151,7 +151,8 @@ class RunsDisk(base.Disk):
         self._opened = opened
         self._scope = scope
         self.size = size
-        self.keep = keep
+        if keep is not None:
+            self.keep = lambda stored: keep(stored.start, stored.end)
 
     def deliver(self, sink: base.Sink, missing: base.Missing, meter: base.DeliveryMeter) -> int:
         with self._opened(meter.advance) as runs:
@@ -159,9 +160,15 @@ class RunsDisk(base.Disk):
 
 
 def copy(
-    runs: Iterator[base.Run], sink: base.Sink, meter: base.DeliveryMeter, scope: cancelling.Cancel
+    runs: Iterator[base.Run],
+    sink: base.Sink,
+    meter: base.DeliveryMeter,
+    scope: cancelling.Cancel,
+    missing: base.Missing = base.EVERYTHING,
 ) -> int:
     """Deliver runs (the length of a hole, or data) one after the other; return the number of bytes.
+
+    Of data, only what is ``missing``.
 
     One thread reads ahead, the caller's writes. What the target already holds (``clone.Kept``) is
     skipped. A failure sets ``scope``, which must end the read in progress.
@@ -175,9 +182,11 @@ def copy(
                 total += run
                 meter.moved(0)
             elif isinstance(run, memoryview):
-                sink.write(total, run)
+                parts = missing([(total, total + len(run))])
+                for start, end in parts:
+                    sink.write(start, run[start - total : end - total])
                 total += len(run)
-                meter.moved(len(run))
+                meter.moved(sum(end - start for start, end in parts))
             else:
                 total += run.length
     return total
