@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HASHED: Final = (
+    "the checksum needs every byte of the image in order: all of it is downloaded, and an interrupted import "
+    "starts over"
+)
 #: Scratch may still hold the image of a killed run, and have no room for a second one.
 _REMOVED: Final = targets.TargetOptions(existing="remove")
 
@@ -177,8 +181,8 @@ def attempts(
 
     Returns the attempt that succeeded, and what its source knows at the end.
 
-    The next attempt knows what a failed one has learned: byte ranges are not served, or the image must be
-    read twice. Everything is examined again, as what was read before may be wrong too.
+    The next attempt knows what a failed one has learned: byte ranges are not served, the image must be read
+    twice, or what was resumed was wrong. Everything is examined again, as what was read before may be too.
     """
     two_passes = ""
     while True:
@@ -189,6 +193,9 @@ def attempts(
                 plan = plans.plan(request, demanded, image.facts, found, two_passes)
                 load(plan, found)
                 log.info("plan %s", plan.describe())
+                if plan.route is Route.PLACE and not plan.random and found.ranges and not found.compressions:
+                    # Else it would be read by ranges. Nobody has to do anything about a server's checksum.
+                    log.log(logging.WARNING if demanded.checksum else logging.INFO, _HASHED)
                 if plan.virtual_size is not None:
                     run.progress.disk(plan.virtual_size)
                 shared = run._replace(demanded=demanded)._asdict()
@@ -202,6 +209,11 @@ def attempts(
                     two_passes = str(err.fields["reason"])
                     # Raises what prevents that: this image may be read only once.
                     plans.plan(request, demanded, image.facts, found, two_passes)
+                except errors.ChecksumMismatch as err:
+                    if not attempt.counts.resumed:
+                        raise
+                    # Controllers take this failure for final, and the bytes may be those of two versions.
+                    log.warning("starting over: what was resumed does not have the checksum reason=%s", err)
                 else:
                     return attempt, image.finish()
         except errors.NoRanges as err:
@@ -433,6 +445,8 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     if made.size and is_resumable and options.mode == "new":
         noted = attempt.journal(place.path, made.size)
     resume = noted is not None and noted.covered > 0
+    if not resume and options.mode == "new" and place.path == attempt.request.target:
+        _report_discarded(attempt)
     with (
         targets.open(place.path, made.size, options._replace(resume=resume)) as out,
         _keeping(attempt, place, out, noted),
@@ -466,6 +480,15 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
             count += attempt.counts.resumed - before
         _check_whole(attempt, made, noted, size, count)
         yield out, size
+
+
+def _report_discarded(attempt: Attempt) -> None:
+    """Report that a partial import on the target, which its own source could continue, is discarded."""
+    left = targets.partial(attempt.claim)
+    if left is not None:
+        held = f" ({units.format_size(left)})" if left else ""
+        what = "is of another source or other options, or cannot be continued"
+        log.warning("starting over: the partial import that %s holds%s %s", attempt.claim.path, held, what)
 
 
 class Round(NamedTuple):

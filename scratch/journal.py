@@ -311,13 +311,17 @@ class Journal:
 
 def is_at_end_of(path: str) -> bool:
     """Return whether a file ends with a journal, of whatever source, as an incomplete disk does."""
-    with open(path, "rb") as file:
+    # Others may have put a pipe or a link there.
+    with open(path, "rb", opener=_open) as file:
         start = max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA)
         file.seek(start)
         found = file.read(AREA + _PAGE)
-    # Of any version of this worker.
-    magic = _MAGIC.rstrip(b"0123456789")
-    return any(found.startswith(magic, at) for at in range(0, len(found), _PAGE))
+    return any(is_at(found, at) for at in range(0, len(found), _PAGE))
+
+
+def is_at(data: bytes, offset: int) -> bool:
+    """Return whether a slot begins at an offset, of any version of this worker."""
+    return data.startswith(_MAGIC.rstrip(b"0123456789"), offset)
 
 
 def _places(records: list[digests.Record]) -> Iterator[Range]:
@@ -330,9 +334,13 @@ def _places(records: list[digests.Record]) -> Iterator[Range]:
         yield at, min(end, at + digests.UNIT)
 
 
+def _open(path: str, _: int = 0) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def _read(slots: Slots) -> list[bytes]:
     try:
-        fd = os.open(slots.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = _open(slots.path)
     except OSError:
         return []
     try:

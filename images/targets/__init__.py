@@ -197,6 +197,18 @@ def unfinished(held: claim.Claim) -> str:
     return part if isinstance(held, claim.LockFileClaim) and os.path.lexists(part) else ""
 
 
+def partial(held: claim.Claim) -> int | None:
+    """Return the stored bytes of a partial import with a journal, of any source; 0: not known, None: none."""
+    with contextlib.suppress(OSError):
+        if isinstance(held, claim.DeviceClaim):
+            slots = os.pread(held.fd, journal.AREA, block.JOURNAL_OFFSET)
+            return 0 if journal.is_at(slots, 0) or journal.is_at(slots, journal.SLOT) else None
+        part = unfinished(held)
+        if part and (journal.is_at_end_of(part) or os.path.lexists(file.journal(held.path))):
+            return pathlib.Path(part).lstat().st_blocks * 512
+    return None
+
+
 def open(  # noqa: A001 - read as targets.open
     path: str | os.PathLike[str], size: int | None, options: TargetOptions = base.NEW
 ) -> Target:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import random
+import re
 import signal
 import sys
 from pathlib import Path
@@ -119,16 +120,45 @@ def test_wrong_checksum_discards_what_was_kept(server: misbehave.Server, target:
     assert target.read_bytes()[: len(DATA)] == DATA
 
 
-def test_kept_bytes_of_a_source_that_lies_are_not_verified(server: misbehave.Server, target: Path) -> None:
-    """It has other bytes under the same strong ETag: the checksum is right for these alone."""
-    lie = DATA[:MIB] + random.Random(9).randbytes(2 * MIB) + DATA[3 * MIB :]
-    url = kill_late(server, misbehave.Page(lie), target, None)
+def test_kept_bytes_of_another_version_are_not_a_mismatch(
+    server: misbehave.Server, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had the same strong ETag. Controllers take a mismatch for final."""
+    other = DATA[:MIB] + random.Random(9).randbytes(2 * MIB) + DATA[3 * MIB :]
+    url = kill_late(server, misbehave.Page(other), target, None)
     server.serve("/disk", misbehave.Page(DATA))
-    with pytest.raises(errors.ChecksumMismatch):
-        run(url, target, RIGHT)
-    assert not is_kept(target)
-    assert run(url, target, RIGHT).resumed == 0
+    result = run(url, target, RIGHT)
+    assert "starting over: what was resumed does not have the checksum" in caplog.text
+    assert result.resumed == 0
     assert target.read_bytes()[: len(DATA)] == DATA
+
+
+def test_partial_import_of_another_source_that_is_discarded_is_reported(
+    server: misbehave.Server, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill_late(server, misbehave.Page(DATA), target)
+    other = DATA[: 4 * MIB]
+    run(server.serve("/other", misbehave.Page(other)), target, None)
+    size = "" if target.is_block_device() else r" \(\d+\.\d MiB\)"
+    words = rf"starting over: the partial import that {target} holds{size} is of another source"
+    assert re.search(words, caplog.text)
+    caplog.clear()
+    run(server.url("/other"), target, None)
+    assert "starting over" not in caplog.text
+
+
+def test_checksum_that_costs_ranges_is_reported(
+    server: misbehave.Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "disk.qcow2"
+    processes.run("qemu-img", "create", "-f", "qcow2", path, "64M")
+    body = path.read_bytes()
+    url = server.serve("/disk", misbehave.Page(body))
+    words = "an interrupted import starts over"
+    run(url, tmp_path / "disk.img", None)
+    assert words not in caplog.text
+    run(url, tmp_path / "disk.img", sha256(body))
+    assert caplog.text.count(words) == 1
 
 
 def test_range_that_storage_has_lost_is_fetched_again(server: misbehave.Server, target: Path) -> None:
