@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pathlib
+import stat
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
@@ -17,10 +19,11 @@ from typing import ClassVar, Final, Literal, NamedTuple, get_args
 from cdi_worker import masking, units
 
 #: What a remedy changes: a field of ``base.Access`` or of a location; ``root``: the user of the process;
-#: ``device``: the container runtime; ``command``: only a person who typed the command can do it.
+#: ``device``: the container runtime; ``volume``: the pod or the storage; ``command``: only a person who typed
+#: the command can do it.
 Setting = Literal[
-    "ca_files", "certificate", "command", "device", "insecure", "patience", "root", "min_speed",
-    "thumbprint", "token", "user and password",
+    "ca_files", "certificate", "command", "device", "insecure", "min_speed", "patience", "root",
+    "thumbprint", "token", "user and password", "volume",
 ]  # fmt: skip
 #: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, Setting | Literal[""]]
@@ -565,6 +568,31 @@ def target_error(path: object, err: OSError, doing: str = "write") -> TargetErro
     reasons = {errno.ENOSPC: "no space left on device", errno.EDQUOT: "disk quota exceeded"}
     if full := reasons.get(err.errno or 0):
         return NoSpace(path=path, reason=f"{doing}: {full}")
-    advice = Remedy([("check the permissions, or name another target", "command")])
-    remedy = advice if err.errno == errno.EACCES else None
-    return TargetError(path=path, reason=f"{doing}: {words(err)}", remedy=remedy)
+    if err.errno == errno.EACCES:
+        remedy = Remedy(
+            [
+                ("check the permissions, or name another target", "command"),
+                ("give the volume to the pod's user", "volume"),
+            ]
+        )
+        return denied(str(path), remedy, doing)
+    return TargetError(path=path, reason=f"{doing}: {words(err)}")
+
+
+def denied(path: str, remedy: Remedy, doing: str = "open") -> TargetError:
+    """Return the error of a target that this user must not write to: it names user, owner and mode."""
+    reason = f"{doing}: {os.strerror(errno.EACCES).lower()}"
+    there = pathlib.Path(path)
+    places = [there.parent, there]
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(there.stat().st_mode):
+            places = [there]
+    for each in places:
+        with contextlib.suppress(OSError):
+            found = each.stat()
+            if not os.access(each, os.W_OK, effective_ids=True):
+                groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+                owner = f"owner {found.st_uid}:{found.st_gid}, mode {stat.S_IMODE(found.st_mode):04o}"
+                reason += f": user {os.geteuid()} of group {groups} must not write to {each} ({owner})"
+                break
+    return TargetError(path=path, reason=reason, remedy=remedy)

@@ -38,8 +38,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "nbd": {"ca_files": "IMPORTER_CERT_DIR", "insecure": "INSECURE_TLS"},
     "": {"ca_files": "delete this pod: CDI makes it again with its current CA"},
 }
-#: Of every source: a setting of the node.
-_DEVICE = {"device": "device_ownership_from_security_context = true in the node's container runtime"}
+#: Of every source: a setting of the node, and of the pod.
+_DEVICE = {
+    "device": "device_ownership_from_security_context = true in the node's container runtime",
+    "volume": "fsGroup in its security context; NFS: chown on the server",
+}
 
 
 class Report(NamedTuple):

@@ -379,7 +379,7 @@ class DeviceClaim(MarkedClaim):
                     ("give it to the pod's user", "device"),
                 ]
             )
-            raise errors.TargetError(path=path, reason=f"open: {errors.words(err)}", remedy=remedy) from err
+            raise errors.denied(path, remedy) from err
         except OSError as err:
             if err.errno != errno.EBUSY:
                 raise

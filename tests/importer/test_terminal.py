@@ -56,6 +56,28 @@ def test_closed_directory_is_an_error_without_traceback(
     assert "Traceback" not in done.errors
 
 
+@pytest.mark.parametrize("existing", ["", "disk.img"])
+def test_permission_denied_names_user_owner_and_mode(folder: Path, existing: str) -> None:
+    """In a pod, the volume's owner is the storage's matter, and its group that of the pod."""
+    if existing:
+        (folder / "closed" / existing).write_bytes(b"")
+    (folder / "closed").chmod(0o755)
+    pod = worker.Pod(folder / "open")
+    pod.directory.chmod(0o777)
+    data = folder / "closed"
+    arguments = [each for each in pod.arguments if "--data-dir" not in each] + [f"--data-dir={data}"]
+    env = {"IMPORTER_SOURCE": "none", "IMPORTER_IMAGE_SIZE": "1Mi"}
+    who = f"user 107 of group 107 must not write to {data} (owner 0:0, mode 0755)"
+    denied = f"{data}/disk.img: open: permission denied: {who}"
+    done = worker.run(*arguments, env=env, prefix=limits.unprivileged())
+    advice = "give the volume to the pod's user (fsGroup in its security context; NFS: chown on the server)"
+    assert done.status == 1, done.errors
+    assert pod.message == f"Unable to process data: {denied}; {advice}"
+    done = worker.run("blank", data / "disk.img", "1Mi", prefix=limits.unprivileged())
+    advice = "check the permissions, or name another target"
+    assert done.error_message == f"{denied}; {advice}"
+
+
 def test_device_without_permission_has_the_status_of_a_target(folder: Path, device: Path) -> None:
     device.chmod(0o600)
     done = worker.run("import", folder / "image", device, prefix=limits.unprivileged())

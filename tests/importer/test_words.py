@@ -109,8 +109,9 @@ def test_blank_disk_is_created_and_has_a_size(tmp_path: Path) -> None:
 def test_device_of_another_user_is_a_matter_of_rights(device: Path) -> None:
     device.chmod(0o600)
     done = worker.run("import", __file__, device, prefix=limits.unprivileged())
+    who = f"user 107 of group 107 must not write to {device} (owner 0:{device.stat().st_gid}, mode 0600)"
     advice = "run as root, or as a member of its group (sudo)"
-    assert done.error_message == f"{device}: open: permission denied; {advice}"
+    assert done.error_message == f"{device}: open: permission denied: {who}; {advice}"
 
 
 def test_refused_upload_says_what_it_needs(tmp_path: Path) -> None:
