@@ -1,12 +1,15 @@
-"""What the first bytes of a raw disk show: its partition table."""
+"""What the first bytes of a raw disk show: its partition table, and whether it is one."""
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
 
 import pytest
 
 from cdi_worker.formats import raw
+from cdi_worker.formats.compressed import layers
 from tests.support import processes
 
 SECTOR = 512
@@ -49,3 +52,44 @@ def test_a_damaged_gpt_has_no_sector_size(gpt, at):
     damaged = bytearray(gpt)
     damaged[SECTOR + at] ^= 0xFF
     assert raw.partition_sector_size(bytes(damaged)) is None
+
+
+MAKERS = {
+    "ext4": ("mkfs.ext4", "-q", "-F"),
+    "xfs": ("mkfs.xfs", "-q"),
+    "btrfs": ("mkfs.btrfs", "-q"),
+    "fat": ("mkfs.vfat",),
+    "swap": ("mkswap",),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_file_systems_are_known(tmp_path, maker):
+    path = tmp_path / "disk"
+    processes.need(MAKERS[maker][0])
+    path.touch()
+    os.truncate(path, 320 << 20)
+    processes.run(*MAKERS[maker], path)
+    with path.open("rb") as file:
+        head = file.read(layers.ENOUGH)
+    assert raw.is_plausible(head)
+
+
+def test_partition_tables_and_zeros_are_known(gpt):
+    assert raw.is_plausible(gpt)
+    assert raw.is_plausible(of_large_sectors(gpt))
+    assert raw.is_plausible(bytes(layers.ENOUGH))
+    assert raw.is_plausible(bytes(512))
+
+
+@pytest.mark.parametrize(("at", "magic"), raw._SIGNATURES)
+def test_every_signature_fits_into_the_head_and_counts_only_whole(at, magic):
+    head = b"\1" * at + magic
+    assert len(head) <= layers.ENOUGH
+    assert raw.is_plausible(head)
+    assert not raw.is_plausible(head[:-1])
+
+
+def test_noise_is_not_known():
+    assert not raw.is_plausible(random.Random(1).randbytes(layers.ENOUGH))
+    assert not raw.is_plausible(bytes(layers.ENOUGH - 1) + b"\1")
