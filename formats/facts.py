@@ -31,7 +31,7 @@ class ImageFacts(NamedTuple):
     ``geometry``: the disk has the size of its geometry, not that of its size field (VHD).
     ``layout``: set if the built-in reader supports the image; ``unplaceable``: why it does not, although it
     supports the format. ``sector_size``: bytes of a sector, as the image states it or its partition table was
-    made for; None: unknown.
+    made for; None: unknown. ``unrecognised``: nothing shows that a raw disk is one.
     """
 
     format: str
@@ -47,6 +47,7 @@ class ImageFacts(NamedTuple):
     layout: Layout | None = None
     unplaceable: str = ""
     sector_size: int | None = None
+    unrecognised: bool = False
 
 
 def refuse(name: str, rule: str, reason: str) -> errors.Refused:

@@ -77,7 +77,12 @@ def check(view: views.View) -> facts.ImageFacts:
     """Refuse a disk without a sector, and one larger than any volume."""
     if view.size is not None:
         facts.check_size("raw", view.size)
-    return facts.ImageFacts("raw", view.size, sector_size=partition_sector_size(view.head))
+    return facts.ImageFacts(
+        "raw",
+        view.size,
+        sector_size=partition_sector_size(view.head),
+        unrecognised=not is_plausible(view.head),
+    )
 
 
 def required_length(_view: views.View) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import checksum, detect
-from cdi_worker.formats.tar import walk
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
@@ -71,6 +69,11 @@ def is_tar(facts: base.Facts, request: Request) -> bool:
 
 def not_a_disk(request: Request, survey: Survey) -> errors.Unsupported:
     """Return the error for a tar archive that is not a package; at a terminal it unpacks the largest file."""
+    # Imported when used, like the packages above.
+    import shlex
+
+    from cdi_worker.formats.tar import walk
+
     files = list(walk.files(survey.head))
     if any(each.name.lower().endswith(".ovf") for each in files):
         reason = (

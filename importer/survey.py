@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdi_worker import errors, units
-from cdi_worker.formats import detect, facts, raw, safety, vhd, views
+from cdi_worker.formats import detect, facts, safety, vhd, views
 from cdi_worker.formats.compressed import layers
 from cdi_worker.images import targets
 from cdi_worker.images.engine import cancelling, retry
@@ -151,7 +151,7 @@ def examine(
         log.warning("the disk begins with a LUKS header, imported as it is: only the guest can decrypt it")
     head, size = detected.head, source.size
     # No range of a compressed disk can be read.
-    at_random = None if detected.compressions else read
+    at_random, end = None if detected.compressions else read, b""
     if at_random is None:
         checked = safety.check(form, head)
         # As much of the content is read in advance as the check needs.
@@ -165,11 +165,11 @@ def examine(
         if form in {"raw", "iso"} and size:
             end = at_random(max(0, size - vhd.FOOTER), min(vhd.FOOTER, size))
             form = "vhd" if vhd.is_fixed(end) else form
-            if form == "raw" and detect.is_dmg(end) and not raw.is_plausible(head):
-                return dataclasses.replace(found, format="dmg")
         checked = safety.check(form, head, read=at_random, size=size)
     virtual_size = checked.virtual_size
-    if form == "raw" and not is_text and not raw.is_plausible(head):
+    if form == "raw" and checked.unrecognised and not is_text:
+        if detect.is_dmg(end):
+            return dataclasses.replace(found, format="dmg")
         log.warning(
             "no partition table, file system or boot sector at the start: check whether the source is a disk"
         )

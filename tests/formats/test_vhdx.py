@@ -196,6 +196,7 @@ def test_sectors_of_4096_bytes_change_the_length_of_a_chunk(image: bytes, tmp_pa
     data = changed(size, (vhdx_images.metadata(image, vhdx_images.SECTOR), "<I", 4096))
     expected = check_same(size, tmp_path)
     assert placing.read_disk(data, "vhdx") == placing.streamed(data, form="vhdx") == expected
+    assert [vhdx.check(placing.view(each)).sector_size for each in (image, data)] == [512, 4096]
     for sector, blocks in ((image, 4096), (data, 32768)):
         layout = placing.layout(placing.view(sector), "vhdx")
         assert isinstance(layout, vhdx.VhdxLayout)

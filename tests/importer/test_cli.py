@@ -173,6 +173,17 @@ ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}
 # -- inspect, blank ----------------------------------------------------------------------------
 
 
+def test_inspect_names_the_size_of_a_sector(disks: disks_module.Disks, tmp_path: Path) -> None:
+    """As the image states it, or for which its partition table was made."""
+    image = tmp_path / "image"
+    image.write_bytes(bytes(8 * MiB))
+    subprocess.run(["/sbin/sfdisk", "-q", image], input=b"label: gpt\n,,L\n", check=True)
+    for path in (image, disks.image("vhdx")):
+        assert run_json("inspect", path)["sectorSize"] == 512
+        assert "sector size  512 bytes" in worker.run("inspect", path).output
+    assert run_json("inspect", disks.raw())["sectorSize"] is None
+
+
 @pytest.mark.parametrize("variant", disks_module.COMMON)
 def test_inspect_reports_format_and_sizes(web: servers.Web, disks: disks_module.Disks, variant: str) -> None:
     image = disks.image(variant)
