@@ -244,13 +244,6 @@ MUTANTS = (
         "tests/formats/vmdk/test_check.py::test_last_grain_may_end_with_the_disk",
     ),
     mutant(
-        "formats/detect.py",
-        "picks one of several formats",
-        "    if len(found) > 1:\n",
-        "    if False:\n",
-        "tests/formats/test_safety.py::test_hostile_image_is_refused[two-magics]",
-    ),
-    mutant(
         "formats/facts.py",
         "does not limit the size of a disk",
         "    if virtual_size > MAX_VIRTUAL_SIZE:\n",
