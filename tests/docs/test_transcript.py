@@ -42,6 +42,7 @@ VARIABLE = (
     (r"(calculated sha1:)\w+", r"\1…"),
     (r'(etag \\?")[^"\\]+', r"\1…"),
     (r"((?:interrupted|resumed): )[\d.]+ [KMG]iB", r"\1…"),
+    (r"(written  )\d+ bytes \(.*?\)", r"\1…"),
     (r"(read  )\d+ bytes \(.*?\), and \d+ bytes \(.*?\) (from an earlier attempt)", r"\1… and … \2"),
 )
 
