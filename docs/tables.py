@@ -3,6 +3,7 @@
 ``{commands}``: every command with its options. ``{variables} ROLE``: the environment of a role.
 ``{settings}``: the variables that set options.
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
+``{printed} CLASS``: how an error is printed, and the reasons that the program gives for it.
 Each returns lines of Markdown (tests/docs/test_tables.py).
 """
 
@@ -14,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
+import messages
 
 import cdi_worker
-from cdi_worker import sources
+from cdi_worker import errors, sources
 from cdi_worker.formats import detect
 from cdi_worker.importer import plan, request
 from cdi_worker.importer.commands import command, cron, group, parameters, populators
@@ -258,12 +260,30 @@ def strangers(_argument: str = "") -> list[str]:
     return table(("content", "message"), ((name, f"`{why}`") for name, why in detect.STRANGERS.items()))
 
 
+# -- errors ------------------------------------------------------------------------------------
+
+
+def printed(name: str) -> list[str]:
+    """Return the exit status of an error, how commands and pods print it, and its reasons."""
+    kind = messages.KINDS[name]
+    again = "; may be retried without a change" if kind.retryable else ""
+    remedy = f"; {kind.remedy.text(errors.TERMINAL)}" if kind.remedy else ""
+    rows = [
+        ("command", f"`{kind.terminal or kind.template}{remedy}`"),
+        ("pod", f"`{kind.phrase}{kind.template}`"),
+    ]
+    # Spaces at both ends are not part of the literal text, which may have a backquote.
+    known = [f"- `` {text} ``" for text in messages.reasons().get(name, ())]
+    return [f"Exit status {kind.status}{again}.", *table(("printed by", "message"), rows), *known, ""]
+
+
 DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "commands": commands,
     "variables": environment,
     "settings": settings,
     "matrix": matrix,
     "strangers": strangers,
+    "printed": printed,
 }
 
 

@@ -1,16 +1,21 @@
-"""docs/troubleshooting.md has every error: its message as in the code, its cause and its cure."""
+"""docs/troubleshooting.md has every error: its messages, from the code, its cause and its cure."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from cdi_worker import errors
 from tests.support import repository
+
+sys.path.insert(0, str(repository.ROOT / "docs"))
+import messages
+import tables
 
 PAGE = (repository.ROOT / "docs/troubleshooting.md").read_text()
 CLASSES = [
@@ -21,15 +26,55 @@ SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: str(kind.__name__))
-def test_error_has_message_cause_and_cure(kind: type[errors.Error]) -> None:
+def test_error_has_cause_cure_and_messages(kind: type[errors.Error]) -> None:
     section = SECTIONS.get(kind.__name__, "")
     assert section, f"docs/troubleshooting.md: add ### {kind.__name__}"
-    message, *_ = re.findall(r"```text\n(.*?)\n```", section, re.DOTALL)
-    assert " ".join(message.split()) == kind.template
-    assert f"Exit status {kind.status}" in section
-    assert ("retried" in section) == kind.retryable, "say 'may be retried' of a retryable error only"
     for part in ("Cause", "Cure"):
         assert re.search(rf"^\*\*{part}\.\*\* \S", section, re.MULTILINE), f"{kind.__name__}: no {part}"
+    assert f"```{{printed}} {kind.__name__}\n```" in section
+    made = "\n".join(tables.printed(kind.__name__))
+    assert f"Exit status {kind.status}" in made
+    assert ("retried" in made) == kind.retryable
+    assert f"`{kind.phrase}{kind.template}`" in made
+    assert kind.terminal in made
+
+
+def _shown(kind: str, printed: str) -> bool:
+    """Whether the reasons of ``kind`` have a message."""
+    return any(
+        re.search(".+".join(map(re.escape, text.split(messages.DETAILS))), printed)
+        for text in messages.reasons()[kind]
+        if len(re.findall(r"\w+", text)) > 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed"),
+    [
+        ("RequestError", "unsupported URL scheme 'htp'; did you mean 'http'?"),
+        ("RequestError", "an archive cannot be written to standard output; name a folder"),
+        ("Unreachable", "x: connection refused; check host and port, and that the server runs"),
+        ("Unreachable", "the disk has no snapshot 1"),
+        ("Transient", "the server closed the connection"),
+        ("WrongRanges", "206 response without a valid Content-Range"),
+        ("Refused", "the image is encrypted (method 2); decrypt it first"),
+        ("Corrupt", "L1 entry 7 is malformed"),
+        ("Truncated", "the file has 512 bytes, less than a header"),
+        ("TargetError", "has several hard links, and would change under all; copy it, and change the copy"),
+        ("TargetBusy", "it is mounted, or another program uses it; unmount it"),
+        ("ScratchRequired", "the image's mapping tables are too large for memory"),
+        ("Untrusted", "no OpenPGP signature in it"),
+    ],
+)
+def test_page_has_the_words_that_are_printed(kind: str, printed: str) -> None:
+    assert _shown(kind, printed)
+
+
+def test_reasons_are_those_of_the_program_and_no_others() -> None:
+    found = messages.reasons()
+    assert set(found) <= set(messages.KINDS)
+    assert sum(map(len, found.values())) > 600
+    assert not _shown("Corrupt", "no message of ours")
 
 
 def test_page_has_no_error_that_does_not_exist() -> None:
