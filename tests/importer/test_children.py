@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,10 +36,13 @@ def shown(process: int) -> str:
 
 def check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> None:
     """Run a pod until ``tool`` runs, look at all programs until then, and kill it."""
-    temporary = pod.directory / "tmp"
-    temporary.mkdir()
+    # The path of a pod's folder is too long for a socket: the worker would use /dev/shm.
+    with tempfile.TemporaryDirectory() as temporary:
+        _check(pod, {**env, "TMPDIR": temporary}, tool, *arguments)
+
+
+def _check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> None:
     seen: set[str] = set()
-    env = {**env, "TMPDIR": str(temporary)}
     with worker.started(*pod.arguments, *arguments, env=env, is_forked=False) as process:
 
         def runs() -> bool:
@@ -51,7 +55,9 @@ def check(pod: worker.Pod, env: dict[str, str], tool: str, *arguments: str) -> N
         assert MARK in own  # what is looked at has secrets where there are some
     # Until a child has become its program, it shows what the process itself shows.
     assert not [each for each in seen - {own} if MARK in each]
-    left = [path for path in pod.directory.rglob("*") if path.is_file()]
+    folders = (pod.directory, Path(env["TMPDIR"]))
+    assert list(folders[1].iterdir())
+    left = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert left
     assert not [path for path in left if MARK.encode() in path.read_bytes()]
 
