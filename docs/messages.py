@@ -47,10 +47,13 @@ def reasons() -> Mapping[str, list[str]]:
             if re.search("[A-Za-z]", text) and " " in text and text[0] not in ",; ":
                 found[kind].add(text)
     found["Unreachable"] |= {f"{reason}; {cure}" for reason, cure in errors._REACH.items()}  # noqa: SLF001
-    return {
-        kind: sorted(texts, key=lambda text: text.lstrip(f"{DETAILS}:(").lower())
-        for kind, texts in found.items()
-    }
+    return {kind: _sorted(texts) for kind, texts in found.items()}
+
+
+def _sorted(texts: Iterable[str]) -> list[str]:
+    """Sort by the first words of our own; texts with the same words are one."""
+    by_words = {text.lstrip(f"{DETAILS}: (").lower(): text for text in sorted(texts)}
+    return [text for _, text in sorted(by_words.items())]
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:

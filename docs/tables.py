@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -268,10 +269,9 @@ def printed(name: str) -> list[str]:
     kind = messages.KINDS[name]
     again = "; may be retried without a change" if kind.retryable else ""
     remedy = f"; {kind.remedy.text(errors.TERMINAL)}" if kind.remedy else ""
-    rows = [
-        ("command", f"`{kind.terminal or kind.template}{remedy}`"),
-        ("pod", f"`{kind.phrase}{kind.template}`"),
-    ]
+    texts = {"command": f"{kind.terminal or kind.template}{remedy}", "pod": kind.phrase + kind.template}
+    # Fields without their formats, such as {size:size}.
+    rows = [(by, re.sub(r"(\{[a-z_]+)[:!][^}]*", r"\1", f"`{text}`")) for by, text in texts.items()]
     # Spaces at both ends are not part of the literal text, which may have a backquote.
     known = [f"- `` {text} ``" for text in messages.reasons().get(name, ())]
     return [f"Exit status {kind.status}{again}.", *table(("printed by", "message"), rows), *known, ""]
