@@ -145,9 +145,11 @@ def usable(data: bytes, name: str) -> bytes:
     found = bundle(data, name)
     for number in found.damaged:
         log.warning("certificate ignored: it is damaged file=%r block=%d", name, number)
+    # Nobody here can renew those of a bundle of the public CAs.
+    level = logging.WARNING if len(found.certificates) <= LISTED else logging.INFO
     for each in found.certificates:
         if each.has_expired:
-            log.warning("certificate has expired file=%r block=%d subject=%r", name, each.block, each.subject)
+            log.log(level, "certificate %d of %s has expired subject=%r", each.block, name, each.subject)
     for each in found.certificates[:LISTED]:
         log.info("trusts file=%r subject=%r until=%s", name, each.subject, day(each.until))
     if more := len(found.certificates[LISTED:]):

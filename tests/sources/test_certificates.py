@@ -377,7 +377,19 @@ def test_what_is_trusted_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
     wire.tls_context(base.Access(ca_files=(str(bundle),)))
     until = (dt.datetime.now(dt.UTC) + dt.timedelta(days=30)).strftime("%Y-%m-%d")
     assert f"trusts file={str(bundle)!r} subject='CN=Test CA' until={until}" in caplog.text
-    assert f"certificate has expired file={str(bundle)!r} block=2 subject='CN=old.example.org'" in caplog.text
+    assert f"certificate 2 of {bundle} has expired subject='CN=old.example.org'" in caplog.text
+
+
+def test_expired_certificates_of_a_large_bundle_are_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in the bundle of a distribution, which has some of public CAs."""
+    authority = tls.Authority(tmp_path)
+    bundle = tmp_path / "bundle.pem"
+    issued = [authority.issue(common_name=f"{number}.example.org", days=-1) for number in range(21)]
+    bundle.write_bytes(b"".join(each.certificate.read_bytes() for each in issued))
+    wire.tls_context(base.Access(ca_files=(str(bundle),)))
+    assert "has expired" not in caplog.text
 
 
 def test_key_of_another_certificate_is_named(tmp_path: Path) -> None:
