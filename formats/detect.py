@@ -12,7 +12,7 @@ import re
 import struct
 from typing import Final
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 
 #: First bytes of a file that hold every signature, and the header tables that ``safety`` checks.
 HEAD = 256 << 10
@@ -193,10 +193,12 @@ def is_dmg(end: bytes) -> bool:
     return end.startswith(b"koly\0\0\0\4\0\0\2\0")
 
 
-def refuse_stranger(name: str) -> None:
-    """Raise ``errors.Unsupported`` with the reason if ``name`` is one of STRANGERS."""
+def refuse_stranger(name: str, head: bytes = b"") -> None:
+    """Raise ``errors.Unsupported`` with the reason if ``name`` is one of STRANGERS; quote a text."""
     if name in STRANGERS:
-        raise errors.Unsupported(reason=STRANGERS[name])
+        is_quoted = head and name in {"text", "json", "xml"}
+        quote = f"; it begins {masking.quoted(head)!r}" if is_quoted else ""
+        raise errors.Unsupported(reason=f"{STRANGERS[name]}{quote}")
 
 
 def refuse_unfinished(head: bytes) -> None:

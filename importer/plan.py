@@ -76,7 +76,7 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
         kept = "every byte zeroed" if request.is_exact else "nothing to write"
         how = "every byte written" if request.preallocation else kept if survey.block else "sparse"
         return Plan(Route.BLANK, f"blank disk, {how}", virtual_size=blank)
-    detect.refuse_stranger(survey.format)
+    detect.refuse_stranger(survey.format, survey.head)
     if request.is_archive:
         return _unpack(request, survey)
     if survey.format == "tar":

@@ -287,7 +287,11 @@ BOOT = bytes(510) + b"\x55\xaa" + NOISE
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrapping", ["plain", "gz"])
 def test_text_is_refused(importer: Importer, way: str, wrapping: str) -> None:
-    assert "the source is plain text" in str(importer.refused(SHORT[wrapping](TEXT), way))
+    failure = str(importer.refused(SHORT[wrapping](TEXT), way))
+    assert (
+        "the source is plain text; check whether this is the right file; it begins 'Access denied: "
+        in failure
+    )
 
 
 @pytest.mark.parametrize("wrapping", ["plain", "gz"])

@@ -201,6 +201,14 @@ def test_format_that_is_not_a_disk_is_unsupported(name):
         detect.refuse_stranger(name)
 
 
+def test_beginning_of_a_text_is_quoted():
+    with pytest.raises(errors.Unsupported, match=r"right file; it begins 'no such \ufffd\[1mobject'$"):
+        detect.refuse_stranger("text", b"no such\n\x1b[1mobject")
+    with pytest.raises(errors.Unsupported) as caught:
+        detect.refuse_stranger("json", b'{"error": "' + b"x" * 1000)
+    assert len(str(caught.value)) < 250
+
+
 @pytest.mark.parametrize("name", sorted(detect.DISKS | detect.COMPRESSIONS | {"tar"}))
 def test_disk_format_is_accepted(name):
     detect.refuse_stranger(name)
