@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HASHED: Final = (
-    "the checksum needs every byte of the image in order: all of it is downloaded, and an interrupted import "
-    "starts over"
+    "because of the checksum, all of the image is downloaded, and an interrupted import starts over"
 )
 #: Scratch may still hold the image of a killed run, and have no room for a second one.
 _REMOVED: Final = targets.TargetOptions(existing="remove")
