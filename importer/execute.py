@@ -440,7 +440,7 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     target and journal are kept for the next attempt.
     """
     made, noted, options = make(attempt), None, place.options
-    is_resumable = made.repeats or made.keep or attempt.continues(place.path, made.size)
+    is_resumable = made.resumes or attempt.continues(place.path, made.size)
     if made.size and is_resumable and options.mode == "new":
         noted = attempt.journal(place.path, made.size)
     resume = noted is not None and noted.covered > 0
@@ -452,7 +452,7 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     ):
         if options.mode == "delta":
             stage.begin(attempt, out)
-        if noted is not None and noted.covered and (made.repeats or made.keep) and attempt.facts.weak:
+        if noted is not None and noted.covered and made.resumes and attempt.facts.weak:
             _compare_sample(attempt, make, out, noted)
         size, count, before = 0, 0, attempt.counts.resumed
         with contextlib.closing(_rounds(attempt, place, made, out, noted)) as rounds:
@@ -475,7 +475,7 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
                 count += sink.delivered
                 if place.path == attempt.request.target:
                     attempt.counts.written += sink.written
-        if made.repeats or made.keep:
+        if made.resumes:
             count += attempt.counts.resumed - before
         _check_whole(attempt, made, noted, size, count)
         yield out, size
@@ -517,15 +517,14 @@ def _rounds(
             counts.received = journal.Journal.in_memory(out.size or place.limit)
             received = (counts.received,)
     covered = 0 if noted is None else noted.covered
-    is_kept = covered and (made.repeats or made.keep)
-    if place.phase and not (is_kept or made.repeats):
+    if place.phase and (noted is None or not (made.repeats or (made.keep and covered))):
         progress.phase(place.phase, place.total)
     if noted is None or not (made.repeats or covered):
         if made.keep:
             made.keep(disks.Stored(out.withheld, out.withheld, out.storage.read))
         journals = received if noted is None or made.tentative else (noted, *received)
         yield Round(into, missing, meter, journals)
-    elif made.repeats or made.keep:
+    elif made.resumes:
         # What is missing, while the rest is read back; then what storage has lost.
         kept, skipped = noted.counted if covered else (0, 0)
         counted = progress_module.Continued(progress, kept, skipped)

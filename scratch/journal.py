@@ -311,11 +311,12 @@ class Journal:
 
 def is_at_end_of(path: str) -> bool:
     """Return whether a file ends with a journal, of whatever source, as an incomplete disk does."""
-    # Others may have put a pipe or a link there.
-    with open(path, "rb", opener=_open) as file:
-        start = max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA)
-        file.seek(start)
-        found = file.read(AREA + _PAGE)
+    fd = _open(path)
+    try:
+        start = max(0, os.fstat(fd).st_size // _PAGE * _PAGE - AREA)
+        found = os.pread(fd, AREA + _PAGE, start)
+    finally:
+        os.close(fd)
     return any(is_at(found, at) for at in range(0, len(found), _PAGE))
 
 
@@ -334,7 +335,8 @@ def _places(records: list[digests.Record]) -> Iterator[Range]:
         yield at, min(end, at + digests.UNIT)
 
 
-def _open(path: str, _: int = 0) -> int:
+def _open(path: str) -> int:
+    # Others may have put a pipe or a link there.
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 

@@ -70,6 +70,11 @@ class Disk(abc.ABC):
     tentative: bool = False
     keep: Callable[[Stored], None] | None = None
 
+    @property
+    def resumes(self) -> bool:
+        """Whether what the target holds of it need not be read again."""
+        return self.repeats or self.keep is not None
+
     @abc.abstractmethod
     def deliver(self, sink: Sink, missing: Missing, meter: DeliveryMeter) -> int:
         """Deliver each missing range to ``sink`` once, as data or zeros; return the size of the disk.

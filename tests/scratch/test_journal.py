@@ -420,3 +420,9 @@ def test_places_are_chosen_from_all_data(location: Location) -> None:
     assert len(set(places)) == digests.SAMPLE
     assert all(start // size % 2 for start in places)
     assert min(places) < count // 4 * size < count // 4 * 3 * size < max(places)
+
+
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "disk.img.part")
+    with pytest.raises(OSError, match="seek"):
+        journal.is_at_end_of(str(tmp_path / "disk.img.part"))

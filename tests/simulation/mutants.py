@@ -90,7 +90,7 @@ MUTANTS = (
         "resumes an object that was replaced in the same second",
         {
             "importer/execute.py": {
-                "if noted is not None and noted.covered and made.repeats and attempt.facts.weak:": "if False:"
+                "if noted is not None and noted.covered and made.resumes and attempt.facts.weak:": "if False:"
             }
         },
         is_rare=True,
