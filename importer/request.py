@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -28,6 +29,10 @@ CLONE = "filesystem-clone"
 
 #: What becomes of a disk that exists: see ``Request``.
 Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
+
+#: Names that a raw disk does not get unasked: tools that go by the name would misread it.
+_OTHERS = (".qcow2", ".vmdk", ".vdi", ".vhd", ".vhdx", ".ova", ".gz", ".xz", ".zst", ".bz2")
+_ORDER = "SOURCE comes first, then TARGET"
 
 #: Sections of the help.
 SOURCE, SIGNATURE, DISK, WRITING, OUTPUT = "Source", "Signature", "Disk", "Writing", "Output"
@@ -448,11 +453,19 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         form = file_format.parse(made.format)
     except errors.RequestError as err:
         yield from err.faults
-    if not made.compares and not made.format and made.target.lower().endswith(".qcow2"):
-        yield (
-            f"{made.target}: a raw disk would get this name; write a qcow2 file with --format qcow2, "
-            "or a raw disk with --format raw"
-        )
+    scheme, separator, _ = made.target.partition("://")
+    is_new = made.existing in {"refuse", "replace"} and not (made.compares or is_stage)
+    missing = _missing_source(made) if is_new else ""
+    if separator and not is_export and not targets.is_folder(f"{scheme}:"):
+        where = "a file, a directory, a device, or an NBD export (nbd://…)"
+        yield f"{scheme}:// is not a target; name {where}; {_ORDER}"
+    elif missing and targets.is_file(made.target):
+        yield f"{missing}: does not exist, but {made.target} does; {_ORDER}"
+    elif not (made.compares or made.format or is_block or is_export or made.is_archive):
+        name = made.target.lower()
+        if name.endswith(_OTHERS):
+            way = "write a qcow2 file with --format qcow2" if name.endswith(".qcow2") else "name it disk.img"
+            yield f"{made.target}: a raw disk would get this name; {way}, or keep it with --format raw"
     if not made.compares and form is not None:
         if is_stream or is_export or is_block:
             where = f"{made.target}: --format qcow2 writes a file"
@@ -469,13 +482,21 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         if is_stage:
             yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
         yield from sources.find("nbd").accept(made.to or base.Location(made.target)).faults()
-    scheme, separator, _ = made.target.partition("://")
-    if separator and not is_export and not targets.is_folder(f"{scheme}:"):
-        yield f"{scheme}:// is not a target; name a file, a directory, a device, or an NBD export (nbd://…)"
     if made.existing == "update" and (made.is_archive or is_stream):
         yield "only a disk on a file or a device can be updated in place (--update)"
     if made.compares and (made.is_archive or is_stream):
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
+
+
+def _missing_source(made: Request) -> str:
+    """Return the path of a source that does not exist; empty: it does, or is not a path."""
+    path = made.location.endpoint
+    is_path = made.source == "local" and path not in {"", "-"} and not path.lower().startswith("file:")
+    # One that cannot be inspected is reported when it is opened.
+    with contextlib.suppress(PermissionError, ValueError):
+        if is_path and not pathlib.Path(path).exists():
+            return path
+    return ""
 
 
 def _source_faults(made: Request) -> Iterator[str]:

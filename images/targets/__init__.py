@@ -280,6 +280,11 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path)  # noqa: PTH112  (pathlib raises PermissionError)
 
 
+def is_file(path: str) -> bool:
+    """Return whether it is a regular file, False for what cannot be inspected."""
+    return os.path.isfile(path)  # noqa: PTH113  (pathlib raises PermissionError)
+
+
 def _is_block(path: str) -> bool:
     try:
         return stat.S_ISBLK(pathlib.Path(path).stat().st_mode)

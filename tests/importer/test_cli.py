@@ -290,6 +290,31 @@ def test_address_that_is_not_a_target_is_refused(tmp_path: Path, target: str) ->
     assert (done.status, "is not a target; name a file" in done.errors) == (2, True), done.errors
 
 
+@pytest.mark.parametrize(
+    "name", ["x.vmdk", "x.VDI", "x.vhd", "x.vhdx", "x.ova", "x.gz", "x.xz", "x.zst", "x.bz2"]
+)
+def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "image").write_bytes(bytes(4096))
+    done = worker.run("import", tmp_path / "image", tmp_path / name)
+    reason = "a raw disk would get this name; name it disk.img, or keep it with --format raw"
+    assert (done.status, done.error_message) == (2, f"{tmp_path}/{name}: {reason}")
+    assert worker.run("import", tmp_path / "image", tmp_path / name, "--format", "raw").status == 0
+    assert worker.run("verify", tmp_path / "image", tmp_path / name).status == 0
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("name", ["disk.img", "old.qcow2", "old.vmdk"])
+def test_swapped_source_and_target_are_named(tmp_path: Path, name: str, force: tuple[str, ...]) -> None:
+    old, new = tmp_path / name, tmp_path / "new.img"
+    old.write_bytes(bytes(4096))
+    done = worker.run("import", new, old, *force)
+    order = "SOURCE comes first, then TARGET"
+    assert (done.status, done.error_message) == (2, f"{new}: does not exist, but {old} does; {order}")
+    done = worker.run("import", new, "https://h/disk.qcow2")
+    assert (done.status, done.error_message.endswith(f"; {order}")) == (2, True), done.errors
+    assert old.read_bytes() == bytes(4096)
+
+
 def test_help_of_every_command_is_for_people() -> None:
     for command in group.COMMANDS:
         done = worker.run(command, "--help")
