@@ -173,8 +173,8 @@ class BlockStorage(storage.Storage):
         # The smallest block of an NBD export is not the sector that a machine sees.
         if size not in {None, self._sector} and not self.is_remote:
             log.warning(
-                "%s has sectors of %d bytes, the partition table is for %d: no machine boots from it; use "
-                "another device, or give the virtual machine sectors of %d bytes",
+                "%s has sectors of %d bytes, the partition table is for %d: the disk does not boot from it, "
+                "except in a virtual machine that sees sectors of %d bytes",
                 self.path,
                 self._sector,
                 size,

@@ -443,7 +443,7 @@ def test_partition_table_of_other_sectors_is_warned_of(
                     disk.write(0, memoryview(image))
                 disk.commit()
             message = (
-                f"{device} has sectors of {sector} bytes, the partition table is for {of}: no machine boots "
-                f"from it; use another device, or give the virtual machine sectors of {of} bytes"
+                f"{device} has sectors of {sector} bytes, the partition table is for {of}: the disk does "
+                f"not boot from it, except in a virtual machine that sees sectors of {of} bytes"
             )
             assert [each.getMessage() for each in caplog.records] == [message] * (of != sector)
