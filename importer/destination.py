@@ -1,4 +1,4 @@
-"""Targets behind NBD, and finished disks, which are only read."""
+"""Targets behind NBD, what is at a target, and finished disks, which are only read."""
 
 from __future__ import annotations
 
