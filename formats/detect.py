@@ -125,7 +125,7 @@ _TEXT = rb"(?:\xef\xbb\xbf)?\s*+"
 _LOOSE = re.IGNORECASE | re.DOTALL
 #: Shorter ones are not a disk either, whatever they hold.
 _SHORTEST_TEXT = 512
-_NOT_IN_TEXT = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_NOT_IN_TEXT = rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]"
 
 #: Installer images are an ISO and a partitioned disk at once, so that they boot from a USB stick.
 _HYBRIDS = ({"iso", "mbr"}, {"mbr"})
@@ -168,7 +168,8 @@ def detect(head: bytes) -> str:
     found |= {name for name, pattern in _patterns() if pattern.match(head)}
     found |= {name for name, matches in _STRUCTURES.items() if matches(head)}
     if len(found) > 1:
-        found -= _WEAK
+        # A tar archive begins with the name of a file, which may begin like anything.
+        found -= {name for name, *_ in _STRANGERS} if "tar" in found else _WEAK
     if found & COMPRESSIONS:
         # The two bytes of the mbr signature often occur by chance in compressed data.
         found.discard("mbr")
@@ -247,7 +248,7 @@ _STRUCTURES: Final = {"tar": _is_old_tar, "lzma": _is_lzma, "exe": _is_exe}
 
 def _is_text(head: bytes) -> bool:
     """Return whether all of ``head`` is ASCII or UTF-8, with a space or the end of a line."""
-    if len(head) < _SHORTEST_TEXT or _NOT_IN_TEXT.search(head) or not re.search(rb"\s", head):
+    if len(head) < _SHORTEST_TEXT or re.search(_NOT_IN_TEXT, head) or not re.search(rb"\s", head):
         return False
     try:
         # The last character may be cut.

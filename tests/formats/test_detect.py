@@ -201,6 +201,14 @@ def test_format_that_is_not_a_disk_is_unsupported(name):
         detect.refuse_stranger(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["VMA", "070701/disk.img", "shdw.img", "%PDF-1", "SQLite format 3", "GIF89a"]
+)
+@pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT])
+def test_name_of_a_file_in_a_tar_archive_is_not_a_signature(name, dialect):
+    assert detect.detect(tarfile.TarInfo(name).tobuf(dialect)) == "tar"
+
+
 def test_beginning_of_a_text_is_quoted():
     with pytest.raises(errors.Unsupported, match=r"right file; it begins 'no such \ufffd\[1mobject'$"):
         detect.refuse_stranger("text", b"no such\n\x1b[1mobject")
