@@ -26,12 +26,13 @@ COMPRESSIONS = frozenset({"gz", "xz", "zst", "bz2"})
 _CHECK = "check whether this is the right file"
 _CONVERT = "convert it to qcow2 or raw first"
 _DECOMPRESS = "use gz, xz, zst or bz2"
+_MESSAGE = "check whether it is an error message of the server"
 _DECRYPT = "decrypt it first"
 _RESTORE = "restore it to a disk first, and import that"
 _UNPACK = "unpack the image first"
 
 #: Formats that are not disk images: name, what it is, what to do about it, and its first bytes, of which each
-#: has at least four: a disk must not begin like one by chance. The others are in ``_patterns``.
+#: has at least four: a disk must not begin like one by chance. Those without are found otherwise.
 _STRANGERS: tuple[tuple[str, str, str, tuple[bytes, ...]], ...] = (
     ("qed", "a QED image", _CONVERT, (b"QED\x00",)),
     ("parallels", "a Parallels image", _CONVERT, (b"WithoutFreeSpace", b"WithouFreSpacExt")),
@@ -78,6 +79,10 @@ _STRANGERS: tuple[tuple[str, str, str, tuple[bytes, ...]], ...] = (
     ("exe", "a program for Windows", _CHECK, ()),
     ("sqlite", "an SQLite database", _CHECK, (b"SQLite format 3\0",)),
     ("torrent", "a torrent file", "download the image with it first", (b"d8:announce",)),
+    ("html", "an HTML page", "check whether the URL leads to a web page or a login", ()),
+    ("xml", "an XML document", _MESSAGE, ()),
+    ("json", "a JSON document", _MESSAGE, ()),
+    ("lfs", "a Git LFS pointer, not the file", "run git lfs pull, or use the file's own URL", ()),
     ("text", "plain text", _CHECK, ()),
 )
 
@@ -85,10 +90,6 @@ _STRANGERS: tuple[tuple[str, str, str, tuple[bytes, ...]], ...] = (
 STRANGERS = {
     "empty": "the source is empty",
     "unfinished": "it holds no complete disk: an import to it is running or was interrupted; finish it first",
-    "html": "the source is an HTML page; check whether the URL leads to a web page or a login",
-    "xml": "the source is an XML document; check whether it is an error message of the server",
-    "json": "the source is a JSON document; check whether it is an error message of the server",
-    "lfs": "the source is a Git LFS pointer, not the file; run git lfs pull, or use the file's own URL",
     **{name: f"the source is {what}; {cure}" for name, what, cure, _ in _STRANGERS},
 }
 
