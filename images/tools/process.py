@@ -13,7 +13,6 @@ import logging
 import os
 import pathlib
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -128,7 +127,7 @@ class Process:
             self._directory.cleanup()
             raise
         self.pid = self._popen.pid
-        log.debug("program pid=%d %s", self.pid, shlex.join(command.argv))
+        log.debug("program pid=%d argv=%r", self.pid, command.argv)
         pipes = self._popen.stdin, self._popen.stdout, self._popen.stderr
         self._stderr: int | None
         #: The descriptors of its standard input and output, -1 unless they are pipes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,5 +141,5 @@ def test_quiet_prints_nothing_but_errors(disks: disks_module.Disks, tmp_path: Pa
 def test_log_level_may_follow_the_command(tmp_path: Path, arguments: tuple[str, ...], debug: bool) -> None:
     done = worker.run(*arguments, tmp_path / "missing", tmp_path / "disk.img")
     assert done.status == SOURCE, done.errors
-    assert " I cdi_worker.importer.execute " in done.errors
-    assert (" D cdi_worker.importer.cli " in done.errors) is debug
+    assert re.search(r"^I.* execute\.py:\d+\] request ", done.errors, re.MULTILINE)
+    assert bool(re.search(r"^I.* cli\.py:\d+\] trace$", done.errors, re.MULTILINE)) is debug

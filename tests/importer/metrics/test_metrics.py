@@ -208,6 +208,28 @@ def test_silent_client_does_not_delay_the_end() -> None:
         assert time.monotonic() - begin < metrics_server.PATIENCE / 2
 
 
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        (
+            "openstack-populator",
+            ("kubevirt_cdi_openstack_populator_progress_total", "openstack_populator_progress"),
+        ),
+        ("ovirt-populator", ("kubevirt_cdi_ovirt_progress_total", "ovirt_progress")),
+    ],
+)
+def test_progress_has_the_name_of_each_controller(role: str, names: tuple[str, str]) -> None:
+    port = processes.free_port()
+    with metrics.expose(role, UID, port) as running:
+        running.phase("transfer", 1000)
+        processes.wait_for(lambda: processes.is_listening(port), "the metrics port")
+        page = meters.scrape(port)
+    for name in names:
+        assert f'\n{name}{{ownerUID="{UID}"}} 0.0' in page
+    # Forklift's controller takes the first match.
+    assert re.findall(r'progress\{ownerUID="' + UID + r'"\} (\d{1,3}.*)', page) == ["0.0"]
+
+
 def test_100_percent_is_shown_only_when_done(exposed_page: tuple[progress.Progress, int]) -> None:
     running, port = exposed_page
     name = "kubevirt_cdi_clone_progress_total"
