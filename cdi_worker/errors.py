@@ -19,29 +19,42 @@ from typing import ClassVar, Final, Literal, NamedTuple, get_args
 from cdi_worker import masking, units
 
 #: What a remedy changes: a field of ``base.Access`` or of a location; ``root``: the user of the process;
-#: ``device``: the container runtime; ``volume``: the pod or the storage; ``command``: only a person who typed
-#: the command can do it.
+#: ``device``: the container runtime; ``volume``: the pod or the storage; ``flatten``, ``repair``: a program
+#: that changes the image; ``command``: only a person who typed the command can do it.
 Setting = Literal[
-    "ca_files", "certificate", "command", "device", "insecure", "min_speed", "patience", "root",
-    "thumbprint", "token", "user and password", "volume",
+    "ca_files", "certificate", "checksum_file", "command", "device", "disk", "existing", "flatten",
+    "insecure", "min_speed", "patience", "repair", "root", "scratch", "thumbprint", "token",
+    "user and password", "volume", "wait",
 ]  # fmt: skip
 #: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, Setting | Literal[""]]
 
+_PROGRAMS: Final[Mapping[str, str]] = {
+    "flatten": "qemu-img convert -O qcow2 FILE flat.qcow2",
+    "repair": "qemu-img check -r all FILE",
+}
 #: The names of the settings in the library.
-LIBRARY: Final[Mapping[str, str]] = {name: name for name in get_args(Setting) if name != "command"}
+LIBRARY: Final[Mapping[str, str]] = {
+    **{name: name for name in get_args(Setting) if name != "command"},
+    **_PROGRAMS,
+}
 #: Their options. An action without a name is shown alone.
 TERMINAL: Final[Mapping[str, str]] = {
+    **_PROGRAMS,
     "ca_files": "--ca-file",
     "certificate": "--cert and --key",
+    "checksum_file": "--checksum-file",
     "command": "",
+    "disk": "--disk",
     "insecure": "--insecure",
     "patience": "--stall-timeout",
     "root": "sudo",
     "min_speed": "--min-speed",
+    "scratch": "--scratch",
     "thumbprint": "--thumbprint",
     "token": "--token-file",
     "user and password": "--user and --password-file",
+    "wait": "--wait SECONDS",
 }
 
 
@@ -485,7 +498,10 @@ class TargetLost(TargetError):
 class TargetExists(TargetError):
     """The target holds data that is replaced only on request."""
 
-    template = "{path}: {reason}; to replace it, use --force"
+    template = "{path}: {reason}"
+    terminal = "{path}: {reason}; to replace it, use --force"
+    # Not at a terminal, which has its own text.
+    remedy = Remedy([("replace it", "existing")])
 
 
 class OutputClosed(TargetError):

@@ -50,9 +50,9 @@ class ImageFacts(NamedTuple):
     unrecognised: bool = False
 
 
-def refuse(name: str, rule: str, reason: str) -> errors.Refused:
-    """Return the error of a safety rule; ``name``: the format."""
-    return errors.Refused(format=name, rule=rule, reason=reason)
+def refuse(name: str, rule: str, reason: str, *ways: errors.Way) -> errors.Refused:
+    """Return the error of a safety rule; ``name``: the format, ``ways``: what to do."""
+    return errors.Refused(format=name, rule=rule, reason=reason, remedy=errors.Remedy(ways) if ways else None)
 
 
 def check_size(name: str, virtual_size: int) -> None:

@@ -150,8 +150,10 @@ def _in_order(survey: Survey, *, at_random: bool) -> Plan:
         how = "read in that order by QEMU with random reads, no scratch"
         return Plan(Route.CONVERT, f"{why}: {how}", random=True)
     if survey.scratch is None or survey.chain:
-        advice = "name a file or a device as the target, or scratch space (--scratch)"
-        raise errors.Unsupported(reason=f"{why}, and standard output is written in order; {advice}")
+        remedy = errors.Remedy(
+            [("name a file or a device as the target", "command"), ("scratch space", "scratch")]
+        )
+        raise errors.Unsupported(reason=f"{why}, and standard output is written in order", remedy=remedy)
     return Plan(Route.SPOOL, f"{why}: downloaded, then read in that order by QEMU", scratch=True)
 
 
@@ -163,8 +165,8 @@ def _place(demanded: Demanded, stated: Facts, survey: Survey, forward: str, two_
         how = "fetched by range and written to their offsets"
         return Plan(Route.PLACE, f"{form} {layout.unit} {how}", random=True)
     if two_passes and scratch is not None and stated.once:
-        advice = "this source can be read only once; convert it first: qemu-img convert -O qcow2"
-        raise errors.Unsupported(reason=f"it must be read twice ({two_passes}), but {advice}")
+        reason = f"it must be read twice ({two_passes}), but this source can be read only once"
+        raise errors.Unsupported(reason=reason, remedy=errors.Remedy([("convert it first", "flatten")]))
     if two_passes and scratch is not None:
         facts.check_table(form, layout.map_length)
         return Plan(Route.SPOOL, f"{form}: {two_passes}, downloaded before conversion", scratch=True)

@@ -62,12 +62,12 @@ def converted(attempt: Attempt, phase: str) -> Iterator[Callable[[Attempt], disk
             url = stack.enter_context(qemu_nbd.serve(node, patience=_HANGS, cancel=attempt.scope))
         except errors.ToolFailed as err:
             cause = str(err.fields["reason"]).rpartition("': ")[2]
-            reason = f"could not open {name}: {cause}"
+            reason, remedy = f"could not open {name}: {cause}", None
             if "contains a log that needs to be replayed" in reason:
                 # Of a VHDX. QEMU's own message ends with a command for what it has opened.
-                cure = "replay it in the file and import that: qemu-img check -r all FILE"
-                reason = f"{name}: has a log that must be replayed; {cure}"
-            raise errors.Unsupported(reason=f"{form}: {reason}") from err
+                reason = f"{name}: has a log that must be replayed"
+                remedy = errors.Remedy([("replay it in the file and import that", "repair")])
+            raise errors.Unsupported(reason=f"{form}: {reason}", remedy=remedy) from err
         disk = handshake.Server(name, locations.parse(url), (handshake.ALLOCATION,), "", True)
         limits = client.Limits(parallel, stall=_HANGS, patience=_HANGS, min_speed=0)
         local = dataclasses.replace(options, min_speed=0)

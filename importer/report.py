@@ -38,9 +38,13 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "nbd": {"ca_files": "IMPORTER_CERT_DIR", "insecure": "INSECURE_TLS"},
     "": {"ca_files": "delete this pod: CDI makes it again with its current CA"},
 }
-#: Of every source: a setting of the node, and of the pod.
-_DEVICE = {
+#: Of every source: variables of the pod, a setting of the node, and what is done to the image elsewhere.
+_ALL = {
+    "checksum_file": "CDI_WORKER_CHECKSUM_FILE",
     "device": "device_ownership_from_security_context = true in the node's container runtime",
+    "disk": "CDI_WORKER_DISK",
+    "flatten": "",
+    "repair": "",
     "volume": "fsGroup in its security context; NFS: chown on the server",
 }
 
@@ -124,7 +128,7 @@ def failure(error: errors.Error, source: str) -> Report:
 
 def message(error: errors.Error, source: str) -> str:
     """Return the message, with the DataVolume's fields. ``source``: the value of ``IMPORTER_SOURCE``."""
-    return error.message({**_DEVICE, **_NAMES.get(source, {})})
+    return error.message({**_ALL, **_NAMES.get(source, {})})
 
 
 def internal(error: Exception) -> Report:

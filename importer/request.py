@@ -363,7 +363,8 @@ def for_disks(made: Request, disks: Sequence[tuple[str, str]]) -> list[Request]:
     files = [os.path.realpath(path) for path in paths]
     for path, file in zip(paths, files, strict=True):
         if files.count(file) > 1:
-            raise errors.RequestError(f"two disks would be {path}; choose each with --disk")
+            remedy = errors.Remedy([("choose each", "disk")])
+            raise errors.RequestError(f"two disks would be {path}", remedy=remedy)
     requests = [
         dataclasses.replace(made, target=path, disk=disk)
         for path, (disk, _) in zip(paths, disks, strict=True)
@@ -420,7 +421,7 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
         faults.append(f"a disk of {made.image_size} bytes; give its size, or leave it out")
     faults += made.demand.faults()
     if made.demand.checksum_file and made.checksum is not None:
-        faults.append("--checksum and --checksum-file exclude each other")
+        faults.append("a checksum and a checksum file exclude each other")
     try:
         faults += _source_faults(made)
         if made.checksum is not None:
@@ -473,9 +474,9 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         if made.is_archive or is_stage:
             yield "--format qcow2 is for a whole disk: not for an archive, nor for a stage with checkpoints"
         if made.existing == "update":
-            yield "a qcow2 file cannot be updated in place (--update); replace it with --force"
+            yield "a qcow2 file cannot be updated in place; replace it"
         if made.preallocation:
-            yield "--preallocate is for raw disks; use --format qcow2,preallocation=falloc"
+            yield "a qcow2 file is preallocated by its format: qcow2,preallocation=falloc"
     if is_export:
         if made.is_archive:
             yield "an archive cannot be written to an NBD export; name a folder"
@@ -483,7 +484,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
             yield "a stage with checkpoints cannot be written to an NBD export; name a file or a device"
         yield from sources.find("nbd").accept(made.to or base.Location(made.target)).faults()
     if made.existing == "update" and (made.is_archive or is_stream):
-        yield "only a disk on a file or a device can be updated in place (--update)"
+        yield "only a disk on a file or a device can be updated in place"
     if made.compares and (made.is_archive or is_stream):
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
@@ -506,9 +507,9 @@ def _source_faults(made: Request) -> Iterator[str]:
         yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
     if made.demand.checksum_file and made.is_delta:
-        yield "--checksum-file: a checksum is of a whole disk, not of changes since a checkpoint"
+        yield "a checksum file is for a whole disk, not for changes since a checkpoint"
     if made.demand.checksum_file and not location.file_name:
-        yield f"source {made.source!r}: the disk has no file name to look up in --checksum-file"
+        yield f"source {made.source!r}: the disk has no file name to look up in the checksum file"
     read = (location, *map(kind.accept, made.layers))
     if made.target and any(each.reads(path) for each in read for path in targets.names_used(made.target)):
         yield targets.SAME_DISK
@@ -518,23 +519,24 @@ def _source_faults(made: Request) -> Iterator[str]:
     if not made.layers:
         return
     if location.staged and not location.of_files:
-        yield f"source {made.source!r} does not support layers (--layer)"
+        yield f"source {made.source!r} does not support layers"
     if made.is_archive:
-        yield "layers are files of one disk, not an archive (--layer)"
+        yield "layers are files of one disk, not an archive"
     if made.checksum is not None or made.demand.checksum_file:
-        yield "a checksum is of one file, this disk has several (--layer); import them one after the other"
+        yield "a checksum is of one file, this disk has several; import them one after the other"
     last = staged.file_name(made.layers[-1].endpoint)
     if made.stage.current not in {"", last}:
         # The disk would be remembered as that of another file, whose delta may then be applied to it.
-        yield f"--current-checkpoint {made.stage.current!r}: the last layer (--layer) is {last!r}; name that"
+        text = f"{{}} {made.stage.current!r}: the last layer is {last!r}; name that"
+        yield fields.Fault(text, "IMPORTER_CURRENT_CHECKPOINT", "--current-checkpoint")
     if len({each.endpoint for each in (location, *made.layers)}) <= len(made.layers):
-        yield "a layer is given twice (--layer); give each file once"
+        yield "a layer is given twice; give each file once"
     for layer in made.layers:
         if not layer.endpoint:
-            yield "a layer without an address (--layer)"
+            yield "a layer without an address"
         elif location.access.secret and _host(layer.endpoint) != _host(location.endpoint):
             # They were given for the server of SOURCE.
-            yield "credentials and headers are sent to one server; name all layers at the server of SOURCE"
+            yield "credentials and headers are sent to one server; name all layers at that of the first file"
 
 
 def _host(endpoint: str) -> tuple[str, str]:

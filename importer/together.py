@@ -73,11 +73,9 @@ def verify_all(
         with contact.open_source(connect(), request, demanded, progress, reads) as whole:
             _check_ova(whole, request)
             if (read := whole.at_random(reads)) is None:
-                reason = (
-                    "is read in order, and --all compares what is served by ranges; "
-                    "compare each disk with --disk"
-                )
-                raise errors.RequestError(f"{whole.facts.name}: {reason}")
+                reason = "is read in order, and all disks are compared only by ranges"
+                remedy = errors.Remedy([("compare each disk", "disk")])
+                raise errors.RequestError(f"{whole.facts.name}: {reason}", remedy=remedy)
             disks = ova.disks(whole, read)
         run = execute.Run(Part(progress), reads, demanded)
         requests = request_module.for_disks(request, [(each.file, ova.image_name(each)) for each in disks])
@@ -91,7 +89,7 @@ def _check_ova(whole: base.Image, request: Request) -> None:
     # The file of a delta is one; files of a chain are not an OVA.
     (first, *others) = whole.files
     if others or not (package.is_tar(first.facts, request) and package_format.is_ova(first.facts.head)):
-        raise errors.RequestError(f"{first.facts.name}: not an OVA; name its disk without --all")
+        raise errors.RequestError(f"{first.facts.name}: not an OVA, but one disk; import it alone")
 
 
 def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:

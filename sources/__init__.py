@@ -138,8 +138,11 @@ def find_scheme(scheme: str) -> kind.Kind:
         if scheme in each.schemes:
             return each
     known = sorted({name for each in every() for name in each.schemes if name})
-    hint = errors.did_you_mean(scheme, known) or f"supported: {', '.join(known)}; others need --source"
-    raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}")
+    remedy = None
+    if not (hint := errors.did_you_mean(scheme, known)):
+        hint = f"supported: {', '.join(known)}"
+        remedy = errors.Remedy([("others need --source", "command")])
+    raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}", remedy=remedy)
 
 
 def of(address: str) -> kind.Kind:

@@ -182,8 +182,10 @@ class Stage(NamedTuple):
 #: Why most sources cannot verify signatures.
 UNVERIFIABLE: Final = (
     "only images in a registry have signatures that can be verified; for http, s3, gcs and files "
-    "name a signed checksum file (--checksum-file, CDI_WORKER_CHECKSUM_FILE)"
+    "name a signed checksum file"
 )
+#: For a source that does not tell whether its disk has changed.
+CHECKSUM_FILE: Final = errors.Remedy([("give a file with its checksum", "checksum_file")])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -315,7 +317,7 @@ class Source(image.Readable):
             name, digest = found.facts.name, found.facts.digest
             if not digest:
                 reason = f"{name}: the server states no strong ETag, version or checksum of the disk"
-                raise errors.SourceError(reason=f"{reason}; give a file with its checksum (--checksum-file)")
+                raise errors.SourceError(reason=reason, remedy=CHECKSUM_FILE)
             return digest
 
 

@@ -125,7 +125,7 @@ class Fault(str):
 
     def __new__(cls, text: str, variable: str, option: str) -> Self:
         """``text`` has ``{}`` for the name of the setting."""
-        fault = super().__new__(cls, text.format(variable))
+        fault = super().__new__(cls, text.replace("{}", variable))
         fault._parts = text, variable, option
         return fault
 
@@ -136,7 +136,7 @@ class Fault(str):
     def at_terminal(self) -> str:
         """The fault with the name of the option."""
         text, _, option = self._parts
-        return text.format(option)
+        return text.replace("{}", option)
 
 
 def secret(text: str) -> str:

@@ -20,7 +20,7 @@ def digest(of: kind.Kind, location: base.Location, sums: str, patience: float, c
         raise errors.RequestError(*faults)
     if sums:
         if not of.accept(location).file_name:
-            what = "the disk has no file name to look up in --checksum-file"
+            what = "the disk has no file name to look up in the checksum file"
             raise errors.RequestError(f"source {of.name!r}: {what}")
         reading = checksums.Reading(cancel, patience)
         found = checksums.look_up(trust.Demand(checksum_file=sums), of, location, reading).checksum or ""
@@ -28,6 +28,5 @@ def digest(of: kind.Kind, location: base.Location, sums: str, patience: float, c
         return found.partition(",")[0]
     if not of.digests:
         what = "states nothing that tells whether a disk has changed"
-        advice = "give a file with its checksum (--checksum-file)"
-        raise errors.RequestError(f"source {of.name!r} {what}; {advice}")
+        raise errors.RequestError(f"source {of.name!r} {what}", remedy=base.CHECKSUM_FILE)
     return retry.patiently(lambda: of.open(location, cancel).digest(), patience, cancel)

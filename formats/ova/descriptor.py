@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cdi_worker import errors, masking
-from cdi_worker.formats import smallxml
+from cdi_worker.formats import facts, smallxml
 from cdi_worker.formats.tar import archive
 
 #: Bytes of a descriptor. Real ones have up to some hundred KiB, most of it licence texts.
@@ -84,9 +84,9 @@ def parse(data: bytes) -> tuple[OvfDisk, ...]:
     return tuple(found)
 
 
-def refused(rule: str, reason: str) -> errors.Refused:
-    """Return the error of a safety rule for an OVA."""
-    return errors.Refused(format="OVA", rule=rule, reason=reason)
+def refused(rule: str, reason: str, *ways: errors.Way) -> errors.Refused:
+    """Return the error of a safety rule for an OVA; ``ways``: what to do."""
+    return facts.refuse("OVA", rule, reason, *ways)
 
 
 def _disk(index: int, disk: Mapping[str, str], file: Mapping[str, str]) -> OvfDisk:

@@ -50,19 +50,19 @@ def check(files: Sequence[ChainFile], previous: str | None = None) -> None:
         if is_base and file.facts.backing is not None:
             # Only the base name: the rest may be a URL with a password.
             name = qcow2_check.backing_base_name(file.facts.backing)
-            reason = (
-                f"{file.name}: needs its backing file {name!r}, which is missing; name that file "
-                "as SOURCE and this one with --layer, or the checkpoint that the target holds with "
-                "--previous-checkpoint"
-            )
-            raise facts.refuse("qcow2", "backing_file", reason)
+            reason = f"{file.name}: needs its backing file {name!r}, which is missing"
+            layers = "name that file as SOURCE and this one with --layer"
+            stage = "name the checkpoint that the target holds with --previous-checkpoint"
+            ways: list[errors.Way] = [(layers, "command"), (stage, "command"), ("flatten it", "flatten")]
+            raise facts.refuse("qcow2", "backing_file", reason, *ways)
         if not is_base and file.facts.backing is None and file.facts.bitmaps:
             bitmaps = ", ".join(map(repr, file.facts.bitmaps))
             reason = (
                 f"{file.name}: names no backing file and has the dirty bitmaps {bitmaps}: it is a complete "
-                "disk, not what changed; name it as SOURCE, without the files before it"
+                "disk, not what changed"
             )
-            raise facts.refuse("qcow2", "backing_file", reason)
+            alone = "name it as SOURCE, without the files before it"
+            raise facts.refuse("qcow2", "backing_file", reason, (alone, "command"))
     names = [file.base_name for file in files]
     expected = previous
     for index, file in enumerate(files):
@@ -92,5 +92,5 @@ def check(files: Sequence[ChainFile], previous: str | None = None) -> None:
     clusters = sum(file.size >> bit for file, bit in zip(files, bits, strict=True))
     if len(files) > MOST or clusters > Qcow2Allocation.LIMIT:
         reason = f"chain of {len(files)} files with {clusters} clusters; at most {MOST} with "
-        reason += f"{Qcow2Allocation.LIMIT}; commit some of them: qemu-img commit"
+        reason += f"{Qcow2Allocation.LIMIT}; commit some of them with qemu-img"
         raise errors.Unsupported(reason=reason)

@@ -101,11 +101,9 @@ def parse(head: bytes, *, backed: bool = False) -> Qcow2Header:
     if not 9 <= cluster_bits <= 21:
         raise errors.Corrupt(format="qcow2", reason=f"cluster_bits is {cluster_bits}, expected 9 to 21")
     if backing and not backed:
-        reason = (
-            "the image has a backing file; name that one as SOURCE and this one with --layer, or flatten it: "
-            "qemu-img convert -O qcow2 f.qcow2 flat.qcow2"
-        )
-        raise facts.refuse("qcow2", "backing_file", reason)
+        layers = "name that one as SOURCE and this one with --layer"
+        reason = "the image has a backing file"
+        raise facts.refuse("qcow2", "backing_file", reason, (layers, "command"), ("flatten it", "flatten"))
     if crypt:
         raise facts.refuse(
             "qcow2", "encryption", f"the image is encrypted (method {crypt}); decrypt it first"
@@ -151,8 +149,8 @@ def _version_3(head: bytes) -> tuple[int, str, int]:
             "qcow2", "data_file", "the data is in an external data file; convert the image with qemu-img"
         )
     if features & _CORRUPT:
-        reason = "the image is marked as corrupt; repair it with: qemu-img check -r all"
-        raise errors.Corrupt(format="qcow2", reason=reason)
+        remedy = errors.Remedy([("repair it", "repair")])
+        raise errors.Corrupt(format="qcow2", reason="the image is marked as corrupt", remedy=remedy)
     if autoclear & _RAW_DATA_FILE:
         raise errors.Corrupt(format="qcow2", reason="the raw data file flag is set without a data file")
     if refcount_order > 6:

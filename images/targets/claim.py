@@ -284,7 +284,7 @@ def _lock(path: str, name: str) -> int:
             if locked is None:
                 log.info("file system without locks path=%r", name)
             if locked is False:
-                raise errors.TargetBusy(path=path, reason=_busy(holder(read(name))))
+                raise _busy(path, holder(read(name)))
             if _is_named(fd, name):
                 return fd
         except FileNotFoundError:
@@ -310,9 +310,10 @@ def _is_lock_file(fd: int) -> bool:
     return found.startswith(_KIND) or _KIND.startswith(found) or not any(found)
 
 
-def _busy(found: Holder | None) -> str:
+def _busy(path: str, found: Holder | None) -> errors.TargetBusy:
     who = f" ({found})" if found else ""
-    return f"another run writes to it{who}; wait for it with --wait SECONDS, or end it"
+    remedy = errors.Remedy([("wait for it", "wait"), ("end it", "")])
+    return errors.TargetBusy(path=path, reason=f"another run writes to it{who}", remedy=remedy)
 
 
 def _is_named(fd: int, name: str) -> bool:
@@ -383,17 +384,20 @@ class DeviceClaim(MarkedClaim):
         except OSError as err:
             if err.errno != errno.EBUSY:
                 raise
-            found = holder(read(path))
+            if found := holder(read(path)):
+                raise _busy(path, found) from err
             reason = "it is mounted, or another program uses it; unmount it"
-            raise errors.TargetBusy(path=path, reason=_busy(found) if found else reason) from err
+            raise errors.TargetBusy(path=path, reason=reason) from err
         if not stat.S_ISBLK(os.fstat(self.fd).st_mode):
             self.close()
             raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
         if kernel.is_read_only(self.fd):
             # Linux opens it for writing, and refuses each write.
             self.close()
-            reason = "is read-only; name another device, or make it writable: blockdev --setrw"
-            raise errors.TargetError(path=path, reason=reason)
+            remedy = errors.Remedy(
+                [("name another device, or make it writable: blockdev --setrw", "command")]
+            )
+            raise errors.TargetError(path=path, reason="is read-only", remedy=remedy)
 
     @property
     def size(self) -> int:

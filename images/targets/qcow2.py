@@ -112,8 +112,9 @@ def check(path: str) -> None:
     except errors.Refused as err:
         if err.fields["rule"] != "backing_file":
             raise
-        reason = f"{path} is an overlay; flatten it first: qemu-img convert -O qcow2 {path} flat.qcow2"
-        raise errors.Refused(format="qcow2", rule="backing_file", reason=reason) from err
+        raise facts.refuse(
+            "qcow2", "backing_file", f"{path} is an overlay", ("flatten it", "flatten")
+        ) from err
 
 
 def _checked(fd: int) -> facts.ImageFacts:

@@ -103,7 +103,8 @@ class KubeVirt(staged.Staged):
             yield "a previous checkpoint needs the URL of a backup (…/map or …/data), which knows the changes"
         given = {name.lower() for name, _ in self.access.headers}
         if not (self.token or self.token_file or TOKEN in given):
-            yield "the token of the export is missing (IMPORTER_EXPORT_TOKEN, --export-token-file)"
+            text = "the token of the export is missing ({})"
+            yield fields.Fault(text, "IMPORTER_EXPORT_TOKEN", "IMPORTER_EXPORT_TOKEN, --export-token-file")
 
 
 def _path(url: str) -> str:

@@ -204,7 +204,7 @@ _CAUSES = (
     ("certificate", "TLS: {text}"),
     ("refused TLS", "the server has no TLS; use nbd://"),
     ("server policy", "the server has no TLS; use nbd://"),
-    ("gnutls", "TLS handshake failed ({text}); does the server require a client certificate (--cert)?"),
+    ("gnutls", "TLS handshake failed ({text}); does the server require a client certificate?"),
     ("handshake: ", "not an NBD server? ({text})"),
 )
 _UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH}

@@ -82,7 +82,7 @@ class Nbd(staged.Staged):
         if len(f"qemu:dirty-bitmap:{self.changes}".encode()) > LONGEST_NAME:
             yield f"the name of the dirty bitmap has more than {LONGEST_NAME} bytes"
         if self.key and not self.certificate:
-            yield "a key without a client certificate (--cert)"
+            yield "a key without a client certificate"
         if not self.endpoint:
             return
         try:

@@ -27,8 +27,9 @@ def parse(endpoint: str, scheme: str, signed: str) -> Name:
     shown = wire.safe_url(endpoint)
     if endpoint.startswith(f"{scheme}://"):
         if masking.user_info(endpoint):
-            how = "give the credentials apart from the address, for example with --user and --password-file"
-            raise errors.RequestError(f"{shown}: credentials in an address of {scheme}://; {how}")
+            remedy = errors.Remedy([("give them apart from the address", "user and password")])
+            reason = f"{shown}: credentials in an address of {scheme}://"
+            raise errors.RequestError(reason, remedy=remedy)
         bucket, _, key = endpoint.removeprefix(f"{scheme}://").partition("/")
         server = ""
     else:

@@ -48,7 +48,11 @@ class S3(staged.Files):
     def faults(self) -> Iterator[str]:
         yield from staged.Files.faults(self)
         if self.endpoint_url and not re.fullmatch(r"https?://[^/?#]+/?", self.endpoint_url):
-            yield "malformed S3 endpoint URL (--endpoint-url, AWS_ENDPOINT_URL); expected http(s)://host[:port]"
+            yield fields.Fault(
+                "malformed S3 endpoint URL ({}); expected http(s)://host[:port]",
+                "AWS_ENDPOINT_URL",
+                "--endpoint-url or AWS_ENDPOINT_URL",
+            )
         for name, setting in KEYS.items():
             try:
                 fields.token(getattr(self.access, name))

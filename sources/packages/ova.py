@@ -213,9 +213,8 @@ class OvaSource(base.Source):
             listed = ", ".join(
                 f"{disk.index} {disk.file} ({disk.id}{size})" for disk, size in zip(disks, sizes, strict=True)
             )
-            advice = "choose one with --disk (in a pod: CDI_WORKER_DISK)"
-            reason = f"{self._whole.facts.name}: {what}: {listed}; {advice}"
-            self._obstacle = descriptor.refused("one disk", reason)
+            reason = f"{self._whole.facts.name}: {what}: {listed}"
+            self._obstacle = descriptor.refused("one disk", reason, ("choose one", "disk"))
             return next((disk for disk in disks if not disk.obstacle), disks[0])
         check(self._whole, named[0])
         return named[0]
@@ -258,8 +257,8 @@ def read_each(
 
 def _check_count(whole: base.Image, found: tuple[descriptor.OvfDisk, ...]) -> None:
     if len(found) > MOST:
-        reason = f"{len(found)} disks, at most {MOST} are imported together; choose each with --disk"
-        raise errors.Unsupported(reason=f"{whole.facts.name}: {reason}")
+        reason = f"{whole.facts.name}: {len(found)} disks, at most {MOST} are imported together"
+        raise errors.Unsupported(reason=reason, remedy=errors.Remedy([("choose each", "disk")]))
 
 
 def image_name(disk: descriptor.OvfDisk) -> str:

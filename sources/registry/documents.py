@@ -254,7 +254,7 @@ def artifact(
     shown = (f"{key}={value}" for key, value in (annotations or {}).items())
     wanted = " ".join(filter(None, (repr(choice) if choice else "", *shown)))
     what = "several files" if layers else f"no file {wanted}"
-    how = "choose one with #title, #digest, #media-type or --layer-annotation"
+    how = "choose one with #title, #digest or #media-type, or by an annotation"
     fields = {"format": "artifact", "rule": "one disk", "reason": f"{name}: {what} among: {names}; {how}"}
     raise Ambiguous(first=layers[0], **fields) if layers else errors.Refused(**fields)
 

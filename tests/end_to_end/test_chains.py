@@ -411,7 +411,7 @@ def test_credentials_are_not_sent_to_the_server_of_another_layer(tmp_path: Path)
     ):
         wanted = request([first.endpoint, other], tmp_path / "disk.img")
         layers = (cdi_worker.Location(other, access),)
-        with pytest.raises(errors.RequestError, match="name all layers at the server of SOURCE"):
+        with pytest.raises(errors.RequestError, match="name all layers at that of the first file"):
             cdi_worker.run(dataclasses.replace(wanted, location=first, layers=layers))
 
 

@@ -252,6 +252,6 @@ def test_command_has_a_verdict_for_each_disk(
     done = worker.run(*command, "--disk=1")
     assert (done.status, "--disk cannot be used with --all" in done.errors) == (2, True), done.errors
     url = server.serve("/vm.ova", misbehave.Page(path.read_bytes(), ranges=False))
-    assert "compare each disk with --disk" in worker.run("verify", "--all", url, folder).errors
+    assert "compare each disk (--disk)" in worker.run("verify", "--all", url, folder).errors
     done = worker.run("verify", "--all", folder / "raw.img", folder)
     assert (done.status, "not an OVA" in done.errors) == (2, True), done.errors

@@ -177,7 +177,7 @@ def test_overlay_is_not_read(target: Path, expected: Path) -> None:
     """A file that refers to another may be somebody's trap."""
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", "-b", expected, "-F", "raw", target)
     done = worker.run("verify", str(expected), target)
-    assert (done.status, "is an overlay; flatten it first" in done.errors) == (4, True), done.errors
+    assert (done.status, "is an overlay; flatten it" in done.errors) == (4, True), done.errors
 
 
 # -- what a user may type
@@ -206,7 +206,7 @@ def test_name_without_a_format_names_both_ways(server: misbehave.Server, target:
         (("-O", "qcow2,compression_type=zstd"), "qcow2 has no option 'compression_type'"),
         (("-O", "qcow2,preallocation=xyz"), "supported: off, metadata, falloc, full"),
         (("-O", "raw,cluster_size=4k"), "a raw disk has no options"),
-        (("-O", "qcow2", "--update"), "replace it with --force"),
+        (("-O", "qcow2", "--update"), "updated in place; replace it"),
         (("-O", "qcow2", "--preallocate"), "preallocation=falloc"),
         (("-O", "qcow2", "--content-type", "archive"), "for a whole disk"),
     ],

@@ -161,7 +161,7 @@ def test_every_failure_of_every_source_has_the_phrase_of_cdi(source: str) -> Non
     for kind, (usual, registry) in _PHRASES.items():
         beginning = (registry if source == "registry" else usual).replace("SOURCE", source)
         error = _made(kind)
-        assert report.failure(error, source) == report.Report(f"{beginning}{error}", 1), kind
+        assert report.failure(error, source) == report.Report(f"{beginning}{error.message({})}", 1), kind
 
 
 @pytest.mark.parametrize("source", _SOURCES)

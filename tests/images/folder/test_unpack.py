@@ -508,7 +508,7 @@ def test_existing_files_are_refused_on_request(volume):
         with staged(volume, replace=False) as work:
             members = tar_parts.member("0", b"x"), tar_parts.member(name, b"x")
             unpack_into(work.path, tar_parts.packed(*members))
-            with pytest.raises(errors.TargetExists, match="use --force"):
+            with pytest.raises(errors.TargetExists, match="replace it"):
                 work.commit()
     assert set(facts(volume)) == {"a", "a/b", "a/kept"}
     assert (volume / "a/kept").read_text() == "kept"

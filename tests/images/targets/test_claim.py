@@ -53,7 +53,7 @@ def test_second_run_fails_and_names_the_first(tmp_path: Path) -> None:
         assert caught.value.retryable
         for part in (str(path), "another run", os.uname().nodename, f"process {os.getpid()}", "since 20"):
             assert part in str(caught.value)
-        assert "--wait SECONDS" in str(caught.value)
+        assert "--wait SECONDS" in caught.value.at_terminal()
         write(first, b"1")
         first.commit()
     assert path.read_bytes() == b"1" * SIZE
@@ -458,7 +458,7 @@ def test_existing_file_is_refused_unless_forced(tmp_path: Path) -> None:
     with targets.take(path) as held:
         targets.check_replaceable(held, force=False)
         path.write_bytes(b"of yesterday")
-        with pytest.raises(errors.TargetExists, match="use --force"):
+        with pytest.raises(errors.TargetExists, match="replace it"):
             targets.check_replaceable(held, force=False)
         targets.check_replaceable(held, force=True)
 
