@@ -41,7 +41,7 @@ _SIGNATURES = (
     (0, b"-rom1fs-"),
     (32, b"ORCLDISK"),  # Oracle ASM
     (0, b"bluestore block device"),  # Ceph
-    (32769, b"BEA01"),  # UDF
+    *((32769, name) for name in (b"CD001", b"BEA01", b"NSR02", b"NSR03")),  # ISO 9660, UDF
 )
 
 

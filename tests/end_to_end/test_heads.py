@@ -308,6 +308,7 @@ def test_text_is_imported_in_a_pod_with_a_warning(
 
 
 def test_text_is_not_an_archive(importer: Importer, caplog: pytest.LogCaptureFixture) -> None:
+    importer.target.mkdir()
     with pytest.raises(errors.Unsupported, match="plain text"):
         importer.run(TEXT, "ranges", existing="remove", content_type="archive")
     assert "imported as it is" not in caplog.text

@@ -195,7 +195,7 @@ def test_format_that_is_not_a_disk_is_unsupported(name):
 
 
 def test_raw_disk_of_unusable_size_is_refused():
-    assert safety.check("raw", b"x") == facts.ImageFacts("raw", None)
+    assert safety.check("raw", b"x") == facts.ImageFacts("raw", None, unrecognised=True)
     assert inspected.check(bytes(512)) == facts.ImageFacts("raw", 512)
     for size in (0, 511, (64 << 40) + 1):
         with pytest.raises(errors.Refused, match="virtual_size"):
