@@ -131,8 +131,14 @@ def test_clone_reports_progress(
             ) as process:
                 processes.wait_for(lambda: processes.is_listening(pod.metrics_port), "the metrics port")
                 name = f'kubevirt_cdi_clone_progress_total{{ownerUID="{UID}"}}'
-                (found,) = re.findall(re.escape(name) + r" ([0-9.]+)\n", meters.scrape(pod.metrics_port))
-                assert 0 <= float(found) < 100
+                found: list[str] = []
+
+                def is_shown() -> bool:
+                    found[:] = re.findall(re.escape(name) + r" ([0-9.]+)\n", meters.scrape(pod.metrics_port))
+                    return bool(found)
+
+                processes.wait_for(is_shown, "the percentage")
+                assert 0 <= float(found[0]) < 100
                 assert process.wait(30) == 0
             assert json.loads(server.result().message)["message"] == "Clone Complete"
         oracle.same(target, volume)

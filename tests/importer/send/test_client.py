@@ -18,7 +18,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
 from cdi_worker.importer.send import client, file
 from cdi_worker.sources import base
-from tests.support import processes
+from tests.support import misbehave, processes
 
 
 @contextlib.contextmanager
@@ -89,3 +89,14 @@ def test_last_answer_is_waited_for_with_a_line_now_and_then(caplog: pytest.LogCa
     assert len(caplog.messages) >= 2
     said = f"http://127.0.0.1:{port}/x: has everything; waiting until the disk is on storage there"
     assert all(each.startswith(said) for each in caplog.messages)
+
+
+def test_log_of_level_4_shows_each_request(
+    server: misbehave.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = server.serve("/v1beta1/upload", misbehave.Page(b"no", status=401))
+    asked = client.Client(f"{url}?token=hunter2-token", ssl.create_default_context(), cancelling.Cancel())
+    assert asked.ask("GET", asked.path).status == 401
+    (line,) = [each.getMessage() for each in caplog.records if "GET" in each.getMessage()]
+    assert line.startswith(f"GET {url}: 401")
