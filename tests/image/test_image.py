@@ -144,7 +144,7 @@ def test_pod_serves_metrics(container: pods.Pod, slow: str) -> None:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with urllib.request.urlopen(f"https://127.0.0.1:{port}/metrics", context=context) as answer:
-            assert 'kubevirt_cdi_import_progress_total{ownerUID="1-2"}' in answer.read().decode()
+            assert 'cdi_worker_read_bytes_total{ownerUID="1-2"}' in answer.read().decode()
 
 
 def test_sigterm_stops_process_1(container: pods.Pod, slow: str) -> None:

@@ -42,9 +42,9 @@ def populate(pod: pods.Pod, name: str, secret: Mapping[str, str], metric: str, *
     expression = re.compile(metric + r'\{ownerUID="' + UID + r'"\} (\d{1,3}\.?\d*)')
 
     def percent() -> float:
+        # None before the source has answered.
         found = expression.search(meters.scrape(PORT))
-        assert found
-        return float(found[1])
+        return float(found[1]) if found else 0.0
 
     with pod.running(*arguments, *common, port=PORT, entrypoint=name or None, env=secret) as running:
         processes.wait_for(lambda: 0 < percent() < 100, "progress")
