@@ -62,6 +62,9 @@ class Disk:
                 self.is_found = self._layer.find()
                 self.path, self.size = self._layer.path, self._layer.size
             self._peeked = readers.Peek(self._content, min(base.HEAD_SIZE, self.size))
+            if self._layer is not None and self.size <= base.HEAD_SIZE:
+                # Perhaps a README: a second file is named before the format of this one is.
+                self._layer.finish()
         except BaseException:
             self.close()
             raise
@@ -120,8 +123,8 @@ def find(
 FOLDER = "disk"
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
-#: Limits of the names kept for /disk, where one file is expected: files, and hidden names.
-MOST_FILES, MOST_HIDDEN = 10, 1000
+#: Limit of the hidden names that are kept.
+MOST_HIDDEN = 1000
 LONGEST_NAME = 255  # NAME_MAX
 _MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
@@ -158,7 +161,7 @@ class Layer:
         self._tar = self._file = walk.Walk(reader)
         self._hidden = hidden
         self._name = name
-        self._disks: list[str] = []
+        self._disk = ""
         self._whiteouts: set[str] = set()
         self._opaque = False
         self.path = ""
@@ -170,7 +173,7 @@ class Layer:
             while entry := self._tar.next():
                 if self._look(entry):
                     self._file = self._tar.file()
-                    self.path, self.size = f"/{FOLDER}/{self._disks[0]}", entry.size
+                    self.path, self.size = f"/{FOLDER}/{self._disk}", entry.size
                     return True
             self._tar.drain()
             return False
@@ -186,9 +189,8 @@ class Layer:
             while entry := self._tar.next():
                 self._look(entry)
             self._tar.drain()
-        if len(self._disks) > 1:
-            raise self._several(str(len(self._disks)))
-        if self._whiteouts & set(self._disks):
+        self._file = self._tar  # at its end
+        if self._disk in self._whiteouts:
             raise self._refused("whiteout", f"{self.path} is both added and removed in the same layer")
 
     def hides(self) -> Hidden:
@@ -232,14 +234,11 @@ class Layer:
         if len(name) > LONGEST_NAME:
             reason = f"{masking.quoted(path)}: the name is longer than {LONGEST_NAME} characters"
             raise self._refused("name", reason)
-        self._disks.append(name)
-        if len(self._disks) > MOST_FILES:
-            raise self._several(f"more than {MOST_FILES}")
-        return len(self._disks) == 1
-
-    def _several(self, count: str) -> errors.Refused:
-        some = ", ".join(f"/{FOLDER}/{name}" for name in self._disks[:MOST_FILES])
-        return self._refused("one disk", f"{count} files in /{FOLDER}, expected one: {some}")
+        if self._disk:
+            reason = f"two files in /{FOLDER}, expected one: /{FOLDER}/{self._disk}, {path}"
+            raise self._refused("one disk", reason)
+        self._disk = name
+        return True
 
     def _refused(self, rule: str, reason: str) -> errors.Refused:
         return errors.Refused(format="container", rule=rule, reason=f"{self._name}: {reason}")

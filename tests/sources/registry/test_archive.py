@@ -32,6 +32,14 @@ def read(endpoint: str, **more: str) -> bytes:
         return data
 
 
+def test_first_of_two_files_is_refused_with_both_names(tmp_path: Path) -> None:
+    """A README before the disk is none, and the message is not about its format."""
+    layers = containers.layer(Entry("disk/README.html", b"<html>" * 99), Entry("disk/disk.img", b"x" * 512))
+    path = containers.archive(tmp_path / "a.tar", {"": containers.Image((layers,))})
+    done = worker.run("import", f"oci-archive:{path}", tmp_path / "disk.img")
+    assert done.error_message.endswith("two files in /disk, expected one: /disk/README.html, /disk/disk.img")
+
+
 def test_single_image_is_read(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
     assert read(f"oci-archive:{path}") == DISK

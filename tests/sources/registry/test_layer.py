@@ -134,7 +134,7 @@ def test_second_file_in_the_layer_is_refused(rest: list[Entry]) -> None:
     found = opened(containers.tar([Entry("disk/a", DATA), *rest]))
     assert found.find()
     assert reading.read_all(found) == DATA
-    with pytest.raises(errors.Refused, match="2 files in /disk, expected one: /disk/a, /disk/b"):
+    with pytest.raises(errors.Refused, match="two files in /disk, expected one: /disk/a, /disk/b"):
         found.finish()
 
 
@@ -214,7 +214,7 @@ def test_memory_of_names_is_bounded() -> None:
     many = [Entry(f"disk/{number}", b"1") for number in range(50)]
     found = opened(containers.tar(many))
     assert found.find()
-    with pytest.raises(errors.Refused, match="more than 10 files in /disk, expected one: /disk/0, /disk/1,"):
+    with pytest.raises(errors.Refused, match="two files in /disk, expected one: /disk/0, /disk/1"):
         found.finish()
     with pytest.raises(errors.Refused, match="name") as caught:
         opened(containers.tar([Entry("disk/" + "n" * 100_000, b"1")])).find()
@@ -281,7 +281,7 @@ def test_damaged_sparse_disk_is_an_error(tmp_path: Path, dialect: str) -> None:
             read_all(data[:length])
     (tmp_path / "disk/other").write_bytes((tmp_path / "disk/disk.img").read_bytes())
     processes.run("fallocate", "--dig-holes", tmp_path / "disk/other")
-    with pytest.raises(errors.Refused, match="2 files in /disk"):
+    with pytest.raises(errors.Refused, match="two files in /disk"):
         read_all(tar_parts.sparse(tmp_path, dialect, "disk"))
 
 
