@@ -36,11 +36,11 @@ class Answer:
 
 
 class Refusal(Exception):
-    """End a request with a status and its reason phrase."""
+    """End a request with a status and the reason, by default its phrase."""
 
-    def __init__(self, status: int, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status: int, headers: Mapping[str, str] | None = None, reason: str = "") -> None:
         super().__init__(status)
-        self.answer = Answer(status, f"{status}: {http.HTTPStatus(status).phrase}", headers or {})
+        self.answer = Answer(status, f"{status}: {reason or http.HTTPStatus(status).phrase}", headers or {})
 
 
 def failed(failure: errors.Error) -> Answer:

@@ -114,7 +114,9 @@ class Resumable:
             if request.method == "DELETE":
                 if not session.is_open:
                     # All bytes have been received and become a disk: 204 would report them as deleted.
-                    raise Refusal(409 if session.running.work.done() else 503)
+                    if session.running.work.done():
+                        raise Refusal(409, reason="the upload has succeeded")
+                    raise Refusal(503, reason="all bytes have arrived, and the disk is being written")
                 session.running.fail(ConnectionError("deleted by the client"))
                 futures.wait({session.running.work})
                 return Answer(204)

@@ -151,11 +151,11 @@ class Server:
         with self._admitting:
             self._resumable.drop_abandoned()
             if self._ending:
-                raise Refusal(503, headers.LEAVING)
+                raise Refusal(503, headers.LEAVING, "the upload server is ending")
             if self.running is not None and not self.running.work.done():
-                raise Refusal(503)
+                raise Refusal(503, reason="another upload is running, or its disk is being written")
             if self._has_succeeded:
-                raise Refusal(409)
+                raise Refusal(409, reason="an earlier upload has succeeded")
             order = upload_running.order(self._settings.request, fields, archive=archive)
             self.running = upload_running.Running(order, size, self._cancel)
             self.running.work.add_done_callback(self._ended)

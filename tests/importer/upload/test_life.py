@@ -52,7 +52,9 @@ def test_deadline_waits_for_a_running_upload(
             server.begin(connection, SYNC, len(DATA))
             connection.send(DATA[:1000])
             processes.wait_for(lambda: dt.datetime.now(dt.UTC) > deadline, "the deadline")
-            assert server.ask("POST", SYNC, b"x").status == 503
+            refused = server.ask("POST", SYNC, b"x")
+            reason = "503: another upload is running, or its disk is being written"
+            assert (refused.status, refused.text) == (503, reason)
             connection.send(DATA[1000:])
             assert connection.getresponse().status == 200
         assert server.result().message == DONE
