@@ -77,7 +77,7 @@ _REACH: Final = {
     "connection refused": "check host and port, and that the server runs",
     "connect: connection refused": "check host and port, and that the server runs",
     "unknown host": "check the name of the host",
-    "no such file or directory": "check the path; a URL begins with https://",
+    "no such file or directory": "check the path; a URL begins with https://, an image in a registry with docker://",
     "connect: no such file or directory": "check the path of the socket",
     "is a directory": "name the file of the disk",
     "permission denied": "check the permissions of the file",

@@ -20,9 +20,16 @@ LONG = 500
 #: Where a DataVolume's user finds the settings of a remedy, by ``IMPORTER_SOURCE``. A kind of source that no
 #: DataVolume has is set by variables. The certificates of a clone's pods are CDI's own.
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    "http": {"ca_files": "spec.source.http.certConfigMap"},
-    "s3": {"ca_files": "spec.source.s3.certConfigMap"},
+    "http": {
+        "ca_files": "spec.source.http.certConfigMap",
+        "user and password": "spec.source.http.secretRef",
+    },
+    "s3": {
+        "ca_files": "spec.source.s3.certConfigMap",
+        "user and password": "spec.source.s3.secretRef",
+    },
     "registry": {
+        "user and password": "spec.source.registry.secretRef",
         "ca_files": "spec.source.registry.certConfigMap",
         "insecure": "insecureRegistries in the configuration of CDI",
     },

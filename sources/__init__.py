@@ -141,7 +141,9 @@ def find_scheme(scheme: str) -> kind.Kind:
     remedy = None
     if not (hint := errors.did_you_mean(scheme, known)):
         hint = f"supported: {', '.join(known)}"
-        remedy = errors.Remedy([("others need --source", "command")])
+        remedy = errors.Remedy(
+            [("an image in a registry begins with docker://, others need --source", "command")]
+        )
     raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}", remedy=remedy)
 
 

@@ -175,6 +175,11 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, errors.Remedy | Non
             break
     if not final and (wrong := violation(err)):
         reason = f"the server violates HTTP: {wrong}"
+    server = re.search(r"Failed to resolve '([^']+)'", text)
+    if server and "://" in url and not url.startswith("http"):
+        # An address without a host, such as that of an object store.
+        way = "check the network, or give another server with --endpoint-url"
+        return f"unknown host {masking.quoted(server[1])}", True, errors.Remedy([(way, "command")])
     # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
     refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
     if refused or "ProxyError" in kinds:

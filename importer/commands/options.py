@@ -155,6 +155,10 @@ def make_location(
         **limits("import", given),
     )
 
+    if access.user and not (access.password or given.get("password_file")):
+        reason = "--user without a password; give it with --password-file, or IMPORTER_SECRET_KEY"
+        raise errors.RequestError(reason)
+
     def value(field: fields.Field) -> Any:
         return values.get(field.option, reading.field(field) if field.ambient else None)
 

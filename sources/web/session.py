@@ -95,14 +95,16 @@ def status_error(url: str, response: requests.Response, text: str = "") -> error
     sent = response.request.url or ""
     if status == 400 and sent.startswith("http:"):
         message += wire.advice(sent, text or error_text(response))
+    is_sent = "Authorization" in response.request.headers
     advice = {
-        401: "; check user and password",
+        401: "; check user and password" if is_sent else "",
         403: "; check the credentials and the permissions of the object",
         404: "; check the URL",
         407: "; the proxy requires credentials",
         410: "; the object was removed permanently",
     }.get(status, "")
-    remedy = errors.Remedy([("give them", "user and password")]) if status == 401 else None
+    ask = status == 401 and not is_sent
+    remedy = errors.Remedy([("log in", "user and password")]) if ask else None
     return errors.Unreachable(url=url, reason=message + advice, remedy=remedy)
 
 

@@ -164,7 +164,7 @@ def test_secrets_are_read_from_files_and_environment(disks: disks_module.Disks, 
         assert all(
             (lines.headers["x-one"], lines.headers["x-two"]) == ("hush", "2") for lines in server.requests
         )
-        assert worker.run("import", url, tmp_path, "--force", "--user=me").status == SOURCE
+        assert worker.run("import", url, tmp_path, "--force").status == SOURCE
 
 
 ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}
@@ -444,8 +444,36 @@ def test_checksum_mismatch_says_what_to_do(server: misbehave.Server, tmp_path: P
 def test_login_is_asked_for_by_its_options(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
     done = worker.run("import", url, tmp_path / "y")
-    assert (done.status, "; give them (--user and --password-file)" in done.error_message) == (3, True), (
-        done.errors
+    cure = "401 Unauthorized; log in (--user and --password-file)"
+    assert (done.status, done.error_message.endswith(cure)) == (3, True), done.errors
+    pod = worker.Pod(tmp_path)
+    pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
+    assert pod.message.endswith("401 Unauthorized; log in (spec.source.http.secretRef)")
+
+
+def test_login_that_was_given_is_not_asked_for(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
+    done = worker.run("import", url, tmp_path / "y", "--user=me", env={"IMPORTER_SECRET_KEY": "wrong"})
+    assert done.error_message.endswith("401 Unauthorized; check user and password"), done.errors
+
+
+def test_user_without_a_password_is_an_error_at_once(tmp_path: Path) -> None:
+    done = worker.run("import", "http://127.0.0.1:1/", tmp_path / "y", "--user=me")
+    reason = "--user without a password; give it with --password-file, or IMPORTER_SECRET_KEY"
+    assert (done.status, done.error_message) == (2, reason)
+
+
+def test_registry_without_docker_says_so(tmp_path: Path) -> None:
+    done = worker.run("import", "quay.io/containerdisks/fedora:latest", tmp_path / "y")
+    assert done.error_message.endswith("https://, an image in a registry with docker://")
+
+
+def test_offline_s3_names_its_server(tmp_path: Path) -> None:
+    # RFC 6761: no resolver knows it.
+    done = worker.run("import", "s3://bucket/disk", tmp_path / "y", "--region=x.invalid")
+    assert done.error_message == (
+        "s3://bucket/disk: unknown host s3.x.invalid.amazonaws.com; "
+        "check the network, or give another server with --endpoint-url"
     )
 
 

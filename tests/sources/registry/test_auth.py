@@ -197,7 +197,8 @@ def test_password_of_a_docker_file_is_used(guarded: registries.Registry, tmp_pat
 
 @pytest.mark.parametrize("wrong", [{"password": "wrong"}, {"user": "", "password": ""}])
 def test_wrong_password_is_reported(guarded: registries.Registry, wrong: dict[str, str]) -> None:
-    with pytest.raises(errors.Unreachable, match="401 Unauthorized; check user and password") as caught:
+    match = "401 Unauthorized; (check user and password|log in)"
+    with pytest.raises(errors.Unreachable, match=match) as caught:
         pull(guarded.reference("team/disk"), guarded.access(**wrong))
     assert "wrong" not in str(caught.value)
 
