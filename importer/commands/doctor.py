@@ -35,7 +35,7 @@ EXTRAS = {
     "vddk": "vSphere",
     "upload": "the upload server, and clones",
     "metrics": "/metrics of a pod",
-    "kubernetes": "manifest and run",
+    "kubernetes": "cdi-worker manifest",
 }
 
 
@@ -98,7 +98,7 @@ def _is_installed(name: str) -> bool:
 def doctor(obj: parameters.Context, /, ca_file: tuple[str, ...], ca_dir: str | None) -> int:
     """Show which programs and packages are installed, what needs them, and the commands that add the others.
 
-    Disk images from files, http(s) and container registries hardly need them, and nothing needs KVM. It also
+    Most images from files, http(s) and container registries need none of them, and nothing needs KVM. Also
     shows which certificates are trusted.
     """
     found = [*findings(), *trusted(ca_file + contract.certificate_files(ca_dir or ""))]

@@ -110,7 +110,7 @@ def manifest(
 ) -> None:
     """Print the DataVolumes in MANIFEST (a YAML file, - for standard input) as plain Kubernetes objects.
 
-    Those in the dataVolumeTemplates of a VirtualMachine count too. Secrets and ConfigMaps are also printed.
+    Also reads the dataVolumeTemplates of a VirtualMachine. Secrets and ConfigMaps are printed too.
     """
     # Help and completion load this module where the libraries of the extra are missing.
     from cdi_worker.importer.kubernetes import contact as contacts

@@ -8,11 +8,12 @@ import re
 import ssl
 from pathlib import Path
 
+import click
 import pytest
 
 from cdi_worker import errors, version
 from cdi_worker.images.tools import process
-from cdi_worker.importer.commands import doctor
+from cdi_worker.importer.commands import doctor, group
 from tests.support import disks as disks_module
 from tests.support import misbehave, repository, tls, worker
 
@@ -114,3 +115,9 @@ def test_size_of_the_volume_is_one_number(disks: disks_module.Disks, tmp_path: P
         for command in (("inspect", image), ("import", image, tmp_path / "disk.img", "--dry-run"))
     ]
     assert found[0] == found[1]
+
+
+def test_commands_that_need_an_extra_exist() -> None:
+    names = re.findall(r"cdi-worker (\w+)", " ".join(doctor.EXTRAS.values()))
+    assert names
+    assert set(names) <= set(group.cli.list_commands(click.Context(group.cli)))
