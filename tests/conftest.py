@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import shutil
+import signal
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -78,20 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.first_seed = random.randrange(1 << 30)
     if hasattr(config, "workerinput"):
         return  # a process of pytest-xdist: has the environment of the first one
-    if "TMPDIR" not in os.environ:
-        # For this process, which has already read its environment, and for the programs it starts.
-        os.environ["TMPDIR"] = tempfile.tempdir = _temporary(config)
-        # Shorter than pytest's choice: the path of a unix socket is limited to 108 bytes.
-        config.option.basetemp = config.option.basetemp or f"{tempfile.tempdir}/t"
-    _leave_home(_temporary(config))
-
-
-def _temporary(config: pytest.Config) -> str:
-    """Make a folder that is removed after the tests."""
+    if config.getoption("numprocesses", None):
+        # Ended by CI as by Ctrl-C, with all clean-ups. This process runs no test, and starts nothing.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = tempfile.mkdtemp(prefix="cdi-tests-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     Path(folder).chmod(0o755)
     config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    return folder
+    # For this process, which has already read its environment, and for the programs it starts.
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # Shorter than pytest's choice: the path of a unix socket is limited to 108 bytes.
+    config.option.basetemp = config.option.basetemp or f"{folder}/t"
+    _leave_home(f"{folder}/home")
 
 
 def _leave_home(home: str) -> None:
@@ -100,6 +98,7 @@ def _leave_home(home: str) -> None:
         del os.environ[name]
     # The defaults of the others are below the home.
     os.environ |= {"HOME": home, "XDG_RUNTIME_DIR": f"{home}/run"}
+    Path(home).mkdir()
     Path(home, "run").mkdir(mode=0o700)
     # Nor its certificates, all of which each TLS context would load: the servers of the tests have their own.
     ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign, assignment]
