@@ -25,6 +25,7 @@ from tests.support import (
     clones,
     devices,
     engine,
+    forked,
     misbehave,
     node_servers,
     objectservers,
@@ -77,8 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.option.first_seed is None:
         config.option.first_seed = random.randrange(1 << 30)
-    if hasattr(config, "workerinput"):
-        return  # a process of pytest-xdist: has the environment of the first one
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has the environment of the first one
+        _move(config)
+    # What a killed worker leaves is removed too.
+    forked.ENVIRONMENT["TMPDIR"] = os.environ["TMPDIR"]
+
+
+def _move(config: pytest.Config) -> None:
+    """Set folders for temporary files and for the home, which are removed after the tests."""
     if config.getoption("numprocesses", None):
         # Ended by CI as by Ctrl-C, with all clean-ups. This process runs no test, and starts nothing.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

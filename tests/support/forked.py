@@ -34,7 +34,7 @@ from typing import IO, Any, AnyStr
 import cdi_worker
 from tests.support import repository
 
-#: Nothing is inherited from the environment of the tests.
+#: Only ``TMPDIR`` is inherited from the environment of the tests.
 ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONPATH": str(repository.ROOT),
