@@ -33,6 +33,8 @@ Existing: TypeAlias = Literal["refuse", "replace", "remove", "update"]
 #: Names that a raw disk does not get unasked: tools that go by the name would misread it.
 _OTHERS = (".qcow2", ".vmdk", ".vdi", ".vhd", ".vhdx", ".ova", ".gz", ".xz", ".zst", ".bz2")
 _ORDER = "SOURCE comes first, then TARGET"
+#: What a program writes in place of an address.
+_EXAMPLE = "Request(location=cdi_worker.Location(URL), target=…)"
 
 #: Sections of the help.
 SOURCE, SIGNATURE, DISK, WRITING, OUTPUT = "Source", "Signature", "Disk", "Writing", "Output"
@@ -347,7 +349,7 @@ def resolved(made: Request) -> Request:
 
 def comparing(made: Request) -> Request:
     """Return the request to compare the disk at its target, and check it."""
-    _check_type(made, "Request(location=…, target=…)")
+    _check_type(made, _EXAMPLE)
     values = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
     made = Comparison(**{**values, "existing": "replace"})
     check(made)
@@ -409,7 +411,7 @@ def disk_path(target: str, settings: Mapping[str, Any]) -> str:
 
 def check(made: Request, faults: list[str] | None = None, *, needs_target: bool = True) -> None:
     """Raise ``RequestError`` that lists all faults of an invalid request."""
-    _check_type(made, "Request(location=…, target=…)")
+    _check_type(made, _EXAMPLE)
     faults = [*(faults or []), *_target_faults(made, needs_target)]
     if made.content_type not in CONTENT_TYPES:
         hint = errors.supported(made.content_type, CONTENT_TYPES)
