@@ -485,9 +485,9 @@ def _report_discarded(attempt: Attempt) -> None:
     """Report that a partial import on the target, which its own source could continue, is discarded."""
     left = targets.partial(attempt.claim)
     if left is not None:
-        held = f" ({units.format_size(left)})" if left else ""
-        what = "is of another source or other options, or cannot be continued"
-        log.warning("starting over: the partial import that %s holds%s %s", attempt.claim.path, held, what)
+        part = units.format_size(left) if left else "a part"
+        what = f"{attempt.claim.path} holds {part} of another source, version or request"
+        log.warning("starting over: %s", what)
 
 
 class Round(NamedTuple):
