@@ -457,8 +457,7 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     except errors.RequestError as err:
         yield from err.faults
     scheme, separator, _ = made.target.partition("://")
-    is_new = made.existing in {"refuse", "replace"} and not (made.compares or is_stage)
-    missing = _missing_source(made) if is_new else ""
+    missing = _missing_source(made) if made.existing == "refuse" and not is_stage else ""
     if separator and not is_export and not targets.is_folder(f"{scheme}:"):
         where = "a file, a directory, a device, or an NBD export (nbd://…)"
         yield f"{scheme}:// is not a target; name {where}; {_ORDER}"

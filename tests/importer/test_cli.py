@@ -302,12 +302,11 @@ def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path, nam
     assert worker.run("verify", tmp_path / "image", tmp_path / name).status == 0
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("name", ["disk.img", "old.qcow2", "old.vmdk"])
-def test_swapped_source_and_target_are_named(tmp_path: Path, name: str, force: tuple[str, ...]) -> None:
+def test_swapped_source_and_target_are_named(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / name, tmp_path / "new.img"
     old.write_bytes(bytes(4096))
-    done = worker.run("import", new, old, *force)
+    done = worker.run("import", new, old)
     order = "SOURCE comes first, then TARGET"
     assert (done.status, done.error_message) == (2, f"{new}: does not exist, but {old} does; {order}")
     done = worker.run("import", new, "https://h/disk.qcow2")
