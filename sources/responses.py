@@ -27,6 +27,8 @@ LARGEST = 256 << 10
 _PART: Final = 64 << 10
 
 
+#: Headers of a response that its line in the log has.
+SHOWN: Final = ("content-range", "content-length", "etag", "retry-after")
 #: Bytes of the longest header of a chunk, with its extensions, and of the longest body and chunk.
 LONGEST_LINE: Final = 64 << 10
 _MOST_BYTES: Final = (1 << 63) - 1
@@ -46,18 +48,8 @@ def log_answer(
     """Log a request and its answer (log level 4). ``url``: without secrets."""
     if not log.isEnabledFor(logging.DEBUG):
         return
-    shown = {
-        name: masking.quoted(value)
-        for name, value in (
-            ("range", byte_range),
-            ("content_range", headers.get("Content-Range")),
-            ("length", headers.get("Content-Length")),
-            ("etag", headers.get("ETag")),
-            ("retry_after", headers.get("Retry-After")),
-        )
-        if value
-    }
-    more = "".join(f" {name}={value!r}" for name, value in shown.items())
+    shown = {"range": byte_range, **{name: headers.get(name) for name in SHOWN}}
+    more = "".join(f" {name}={masking.quoted(value)!r}" for name, value in shown.items() if value)
     log.debug("%s %s: %d%s", method, url, status, more)
 
 

@@ -196,6 +196,6 @@ def test_log_of_level_4_shows_each_request_without_secrets(server: misbehave.Ser
     assert len(shown) == len(server.requests)
     assert shown[0][1:3] == ("/disk", "302")
     assert shown[1][1:3] == ("/there", "206")
-    assert "range='bytes=0-327679' content_range='bytes 0-327679/" in shown[1][3]
+    assert "range='bytes=0-327679' content-range='bytes 0-327679/" in shown[1][3]
     assert SIGNATURE not in done.errors
     assert "hunter2" not in done.errors
