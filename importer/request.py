@@ -508,7 +508,7 @@ def _source_faults(made: Request) -> Iterator[str]:
         yield f"source {made.source!r} does not support content type archive"
     yield from location.faults()
     if made.demand.checksum_file and made.is_delta:
-        yield "a checksum file is for a whole disk, not for changes since a checkpoint"
+        yield "a checksum file has the checksum of a whole disk, not of changes since a checkpoint"
     if made.demand.checksum_file and not location.file_name:
         yield f"source {made.source!r}: the disk has no file name to look up in the checksum file"
     read = (location, *map(kind.accept, made.layers))

@@ -192,7 +192,7 @@ def test_long_checksum_file_is_read_to_its_end(site: Site) -> None:
             "of a whole disk, not of",
         ),
         ({"CDI_WORKER_SIGNED_BY": "/nothing"}, "/nothing: no such file or directory"),
-        ({"IMPORTER_SOURCE": "registry"}, "the disk has no file name to look up in --checksum-file"),
+        ({"IMPORTER_SOURCE": "registry"}, "the disk has no file name to look up in the checksum file"),
     ],
 )
 def test_contradictory_demand_is_refused(site: Site, env: dict[str, str], reason: str) -> None:

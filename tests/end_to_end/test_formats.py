@@ -294,7 +294,7 @@ def test_log_that_must_be_replayed_names_the_image(
     url = server.serve("/disk.vhdx", misbehave.Page(body, ranges=ranges))
     with pytest.raises(errors.Unsupported) as caught:
         import_disk(url, tmp_path / "disk.img", scratch=scratch)
-    cure = "replay it in the file and import that: qemu-img check -r all FILE"
+    cure = "replay it in the file and import that (qemu-img check -r all FILE)"
     assert str(caught.value) == f"unsupported image: vhdx: {url}: has a log that must be replayed; {cure}"
     oracle.unusable(tmp_path / "disk.img")
     image = tmp_path / "disk.vhdx"

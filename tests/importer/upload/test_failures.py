@@ -153,7 +153,7 @@ def test_image_that_must_be_read_twice_is_refused(
     (tmp_path / "scratch").mkdir()
     with_scratch = paths._replace(scratch=str(tmp_path / "scratch"))
     for where, status, phrase in (
-        (with_scratch, 400, "convert it first: qemu-img convert"),
+        (with_scratch, 400, "convert it first (qemu-img convert"),
         (paths, 500, "scratch space"),
     ):
         with uploads.Server(certificates, {}, where) as server:
