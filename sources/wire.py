@@ -178,8 +178,10 @@ def _cause(url: str, err: BaseException) -> tuple[str, bool, errors.Remedy | Non
     server = re.search(r"Failed to resolve '([^']+)'", text)
     if server and "://" in url and not url.startswith("http"):
         # An address without a host, such as that of an object store.
-        way = "check the network, or give another server with --endpoint-url"
-        return f"unknown host {masking.quoted(server[1])}", True, errors.Remedy([(way, "command")])
+        ways: list[errors.Way] = [("check the network", "")]
+        if url.startswith("s3://"):
+            ways.append(("give another server with --endpoint-url", "command"))
+        return f"unknown host {masking.quoted(server[1])}", True, errors.Remedy(ways)
     # http.client's words. Those of the proxy behind the status may be the password that was sent to it.
     refused = re.search(r"Tunnel connection failed: (\d{3})\b", text)
     if refused or "ProxyError" in kinds:

@@ -186,6 +186,9 @@ class SourceCommand(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return few parameters if these are all that the command line has, else all."""
+        if ctx.command is not self and ctx.parent is not None:
+            # For the usage of a sub-command, click asks for those of the command above it.
+            ctx = ctx.parent
         return self.all_params(ctx) if has_all_options(ctx) else ctx.meta[_key(ctx)]
 
     def own_arguments(self, args: list[str]) -> list[str]:

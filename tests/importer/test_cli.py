@@ -462,6 +462,12 @@ def test_user_without_a_password_is_an_error_at_once(tmp_path: Path) -> None:
     assert (done.status, done.error_message) == (2, reason)
 
 
+def test_usage_of_a_command_has_its_arguments_once() -> None:
+    done = worker.run("import")
+    usage = "Usage: cdi-worker import [OPTIONS] SOURCE TARGET"
+    assert (done.status, done.errors.splitlines()[0]) == (2, usage)
+
+
 def test_registry_without_docker_says_so(tmp_path: Path) -> None:
     done = worker.run("import", "quay.io/containerdisks/fedora:latest", tmp_path / "y")
     assert done.error_message.endswith("https://, an image in a registry with docker://")
