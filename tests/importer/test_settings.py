@@ -139,8 +139,8 @@ def test_only_one_function_makes_requests() -> None:
 def test_no_module_rewrites_a_request() -> None:
     """A replacement is of a request if its name says so, or if only a request has such fields."""
     fields = {each.name for each in dataclasses.fields(request.Request)}
-    # Surveys and pods have scratch space too.
-    fields -= {"scratch"}
+    # Pods have scratch space too, and surveys a format.
+    fields -= {"scratch", "format"}
 
     def rewrites(call: ast.Call) -> bool:
         name = ast.unparse(call.func)
