@@ -189,7 +189,7 @@ def test_long_checksum_file_is_read_to_its_end(site: Site) -> None:
         ({"CDI_WORKER_CHECKSUM_FILE": "http://["}, "malformed URL"),
         (
             {"IMPORTER_CURRENT_CHECKPOINT": "b", "IMPORTER_PREVIOUS_CHECKPOINT": "a"},
-            "for a whole disk, not for",
+            "of a whole disk, not of",
         ),
         ({"CDI_WORKER_SIGNED_BY": "/nothing"}, "/nothing: no such file or directory"),
         ({"IMPORTER_SOURCE": "registry"}, "the disk has no file name to look up in the checksum file"),

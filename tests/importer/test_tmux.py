@@ -161,7 +161,7 @@ def test_import_is_complete_although_nothing_can_be_printed(wide: terminals.Term
 @pytest.mark.parametrize("command", ["inspect image", "--help", "inspect --json image", "--version"])
 @pytest.mark.parametrize("to", [">&-", ">/dev/full"])
 def test_lost_output_is_an_error(wide: terminals.Terminal, command: str, to: str) -> None:
-    (wide.folder / "image").write_bytes(DATA[:MiB])
+    (wide.folder / "image").write_bytes(bytes(MiB))
     screen = wide.run(f"cdi-worker {command} {to}; echo status $?")
     reason = "bad file descriptor" if "&" in to else "no space left on device"
     assert screen[1:] == [f"cdi-worker: standard output: {reason}", "status 1"]

@@ -63,20 +63,6 @@ MUTANTS = (
     ),
     mutant(
         "sources/registry/layer.py",
-        "picks one of several disks",
-        "        if len(self._disks) > 1:\n",
-        "        if False:\n",
-        "tests/sources/registry/test_source.py::test_image_with_two_disks_is_refused",
-    ),
-    mutant(
-        "sources/registry/layer.py",
-        "imports a disk that its layer removes",
-        "        if self._whiteouts & set(self._disks):\n",
-        "        if False:\n",
-        "tests/sources/registry/test_layer.py::test_file_with_its_own_whiteout_is_refused",
-    ),
-    mutant(
-        "sources/registry/layer.py",
         "fetches a foreign layer",
         "        if blob.is_foreign:\n",
         "        if False:\n",
