@@ -32,7 +32,9 @@ class Pass(Generic[A]):
         arrivals = image.Arrivals()
         #: Takes the callback for the bytes that have arrived, and those that will.
         self.report = arrivals.report
-        self._reader = whole.ordered(cancel, arrivals.add)
+        #: Its end ends the parallel ranges of this pass; the attempt may make another.
+        self._scope = cancel.child()
+        self._reader = whole.ordered(self._scope, arrivals.add)
         self._hashing = None
         if expected is not None:
             self._reader = self._hashing = checksum.HashingReader(self._reader, expected)
@@ -42,6 +44,7 @@ class Pass(Generic[A]):
     def close(self) -> None:
         """Close the stream. Safe to call twice."""
         self._reader.close()
+        self._scope.close()
 
     def finish(self) -> None:
         """Read to the end, and verify the checksum of the whole. Safe to call twice."""

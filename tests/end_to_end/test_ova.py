@@ -11,6 +11,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.importer.request import Room
 from tests.support import devices, misbehave, objectservers, oracle, ovas, ways, worker
 from tests.support import disks as disks_module
 from tests.support.ovas import Disk
@@ -137,6 +138,19 @@ def test_wrong_ranges_are_given_up(importer: ways.Importer, disks: disks_module.
     importer.server.serve("/vm.ova", misbehave.Page(data, lie=lambda first, _: first + (first > 0)))
     cdi_worker.run(wanted)
     oracle.same(importer.target, disks.raw())
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_pass_that_ends_early_fails_with_its_cause(importer: ways.Importer, way: str) -> None:
+    """Such as a disk that is too large, found when the server has sent only a part of the OVA."""
+    data = ovas.ova(Disk(os.urandom(40 * MiB), "disk.raw"))
+    checksum = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    if way != "pipe":
+        assert (
+            cdi_worker.inspect(importer.request(data, way, checksum=checksum)).survey.virtual_size == 40 * MiB
+        )
+    error = importer.refused(data, way, checksum=checksum, room=Room(size=MiB))
+    assert isinstance(error, errors.TooLarge)
 
 
 @pytest.mark.parametrize("kind", ["seaweed", "emulator"])
