@@ -18,6 +18,7 @@ _SIGNATURES = (
     (4096, b"EFI PART"),
     (0, b"ER"),  # Apple's partition map
     (508, b"\xda\xbe"),  # a label of Sun
+    (0, b"\x0b\xe5\xa9\x41"),  # of SGI
     (512, b"\x57\x45\x56\x82"),  # a label of BSD
     (8192, b"\xe5\xd6\xd3\xf1"),  # VOL1 in EBCDIC, of a DASD
     (0, b"LUKS\xba\xbe"),

@@ -197,11 +197,12 @@ class Journal:
 
     def cut_at_gap(self, start: int) -> int:
         """Remove what follows the first missing byte from ``start``; return the offset of that byte."""
-        for _ in range(2):
-            end = next((first for first, _ in self.missing(start, self.total)), self.total)
+        gaps = self.missing(start, self.total)
+        if gaps and gaps[0][1] < self.total:
             # Removes a part before it, too, if they share a digest.
-            self.discard(end, self.total)
-        return end
+            self.discard(gaps[0][0], self.total)
+            gaps = self.missing(start, self.total)
+        return gaps[0][0] if gaps else self.total
 
     def sample(self) -> Journal:
         """Return a journal without slots in which only a sample of the finished ranges is missing.

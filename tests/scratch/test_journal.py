@@ -389,6 +389,22 @@ def test_discarded_range_is_missing_and_not_saved(location: Location, total: int
     assert again.missing(0, total) == [(3 * digests.UNIT, total)]
 
 
+@pytest.mark.parametrize("total", [TOTAL, (6 << 40) + 3 * MiB])
+def test_what_follows_a_gap_is_removed(location: Location, total: int) -> None:
+    last = total - MiB
+    opened = journal.Journal(location, "source", total)
+    wrote(opened, *noise(0, MiB))
+    # Without a gap, nothing is removed that shares a digest with what is missing.
+    assert opened.cut_at_gap(0) == MiB
+    assert opened.covered == MiB
+    wrote(opened, *noise(last, total))
+    assert opened.cut_at_gap(0) == (MiB if total == TOTAL else 0)
+    assert not opened.covered - opened.cut_at_gap(0)
+    opened.zeroed([(0, total)])
+    assert opened.cut_at_gap(0) == total
+    assert opened.covered == total
+
+
 def test_sample_has_the_data_of_a_disk_that_is_mostly_zeros(location: Location) -> None:
     """Its granules are 128 MiB long, and do not tell where in them the data is."""
     total, unit = 1 << 40, digests.UNIT
