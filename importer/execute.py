@@ -183,7 +183,7 @@ def attempts(
     The next attempt knows what a failed one has learned: byte ranges are not served, the image must be read
     twice, or what was resumed was wrong. Everything is examined again, as what was read before may be too.
     """
-    two_passes = ""
+    two_passes, is_anew = "", False
     while True:
         plan = None
         try:
@@ -192,9 +192,10 @@ def attempts(
                 plan = plans.plan(request, demanded, image.facts, found, two_passes)
                 load(plan, found)
                 log.info("plan %s", plan.describe())
-                if plan.route is Route.PLACE and not plan.random and found.ranges and not found.compressions:
+                is_hashed = plan.route is Route.PLACE or not found.ranges
+                if is_hashed and whole.seeks and not (plan.random or plan.compared or found.compressions):
                     # Else it would be read by ranges. Nobody has to do anything about a server's checksum.
-                    log.log(logging.WARNING if demanded.checksum else logging.INFO, _HASHED)
+                    log.log(logging.WARNING if run.demanded.checksum else logging.INFO, _HASHED)
                 if plan.virtual_size is not None:
                     run.progress.disk(plan.virtual_size)
                 shared = run._replace(demanded=demanded)._asdict()
@@ -209,8 +210,9 @@ def attempts(
                     # Raises what prevents that: this image may be read only once.
                     plans.plan(request, demanded, image.facts, found, two_passes)
                 except errors.ChecksumMismatch as err:
-                    if not attempt.counts.resumed:
+                    if is_anew or not attempt.counts.resumed:
                         raise
+                    is_anew = True
                     # Controllers take this failure for final, and the bytes may be those of two versions.
                     log.warning("starting over: what was resumed does not have the checksum reason=%s", err)
                 else:

@@ -135,7 +135,7 @@ def examine(
         return _declared(source, source.format, read, request)
     detected = _look(only, read, request, cancel)
     is_text = detected.format == "text"
-    if is_text and request.existing in {"remove", "compare"} and not request.is_archive:
+    if is_text and (request.compares or request.existing == "remove") and not request.is_archive:
         # In a pod, also by an upload, as CDI does. A comparison writes nothing.
         log.warning("the source is plain text, imported as it is: check whether this is the right file")
         detected = detected._replace(format="raw")

@@ -307,6 +307,14 @@ def test_text_is_imported_in_a_pod_with_a_warning(
     ]
 
 
+def test_disk_that_is_text_is_verified(importer: Importer, tmp_path: Path) -> None:
+    importer.run(TEXT, "ranges", existing="remove")
+    source = tmp_path / "text"
+    source.write_bytes(TEXT)
+    request = cdi_worker.Request(location=cdi_worker.Location(str(source)), target=str(importer.target))
+    assert cdi_worker.verify(request).is_equal
+
+
 def test_text_is_not_an_archive(importer: Importer, caplog: pytest.LogCaptureFixture) -> None:
     importer.target.mkdir()
     with pytest.raises(errors.Unsupported, match="plain text"):

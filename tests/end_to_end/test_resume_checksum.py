@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import random
 import re
@@ -17,7 +18,8 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.engine import fetch
-from tests.support import devices, forked, misbehave, processes, vhd_images
+from cdi_worker.images.targets import file
+from tests.support import devices, forked, misbehave, ovas, processes, vhd_images
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -46,18 +48,20 @@ def sha256(data: bytes) -> str:
 RIGHT, WRONG = sha256(DATA), sha256(b"other")
 
 
-def run(url: str, target: Path, checksum: str | None) -> cdi_worker.Result:
-    return cdi_worker.run(
-        cdi_worker.Request(
-            existing="replace",
-            source="http",
-            location=cdi_worker.Location(url),
-            target=str(target),
-            checksum=checksum,
-            journal_interval=0.05,
-            fetch=fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20),
-        )
+def import_request(url: str, target: Path, checksum: str | None) -> cdi_worker.Request:
+    return cdi_worker.Request(
+        existing="replace",
+        source="http",
+        location=cdi_worker.Location(url),
+        target=str(target),
+        checksum=checksum,
+        journal_interval=0.05,
+        fetch=fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20),
     )
+
+
+def run(url: str, target: Path, checksum: str | None) -> cdi_worker.Result:
+    return cdi_worker.run(import_request(url, target, checksum))
 
 
 def kill_late(
@@ -99,6 +103,16 @@ def test_killed_import_with_a_checksum_resumes(server: misbehave.Server, target:
     assert target.read_bytes()[: len(DATA)] == DATA
 
 
+def test_disk_of_an_ova_resumes_with_the_checksum_of_its_manifest(
+    server: misbehave.Server, target: Path
+) -> None:
+    url = kill_late(server, misbehave.Page(ovas.ova(ovas.Disk(DATA, "disk.raw"))), target, None)
+    result = run(url, target, None)
+    assert result.resumed >= KEPT
+    assert result.verified == {"file": RIGHT}
+    assert target.read_bytes()[: len(DATA)] == DATA
+
+
 @pytest.mark.parametrize(("before", "after"), [(RIGHT, None), (None, RIGHT), (WRONG, RIGHT)])
 def test_checksum_may_change_between_two_runs(
     server: misbehave.Server, target: Path, before: str | None, after: str | None
@@ -118,6 +132,21 @@ def test_wrong_checksum_discards_what_was_kept(server: misbehave.Server, target:
     result = run(url, target, RIGHT)
     assert result.resumed == 0
     assert target.read_bytes()[: len(DATA)] == DATA
+
+
+def test_import_starts_over_once(
+    server: misbehave.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if what was resumed cannot be removed."""
+    target, calls = tmp_path / "disk.img", itertools.count(1)
+
+    def stays(_target: file.FileTarget) -> None:
+        assert next(calls) <= 2
+
+    url = kill_late(server, misbehave.Page(DATA), target)
+    monkeypatch.setattr(file.FileTarget, "_abandon", stays)
+    with pytest.raises(errors.ChecksumMismatch):
+        run(url, target, WRONG)
 
 
 def test_kept_bytes_of_another_version_are_not_a_mismatch(
@@ -147,18 +176,25 @@ def test_partial_import_of_another_source_that_is_discarded_is_reported(
     assert "starting over" not in caplog.text
 
 
+@pytest.mark.parametrize("packed", [False, True])
 def test_checksum_that_costs_ranges_is_reported(
-    server: misbehave.Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: misbehave.Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, packed: bool
 ) -> None:
-    path = tmp_path / "disk.qcow2"
+    path, target = tmp_path / "disk.qcow2", tmp_path / "disk.img"
     processes.run("qemu-img", "create", "-f", "qcow2", path, "64M")
-    body = path.read_bytes()
+    body = ovas.ova(ovas.Disk(DATA, "disk.raw"), listed="none") if packed else path.read_bytes()
     url = server.serve("/disk", misbehave.Page(body))
     words = "an interrupted import starts over"
-    run(url, tmp_path / "disk.img", None)
+    run(url, target, None)
     assert words not in caplog.text
-    run(url, tmp_path / "disk.img", sha256(body))
+    run(url, target, sha256(body))
     assert caplog.text.count(words) == 1
+    caplog.clear()
+    # Neither is resumed without a checksum.
+    request = import_request(url, target, sha256(body))
+    assert cdi_worker.verify(request).is_equal
+    cdi_worker.run(dataclasses.replace(request, existing="update"))
+    assert words not in caplog.text
 
 
 def test_range_that_storage_has_lost_is_fetched_again(server: misbehave.Server, target: Path) -> None:
