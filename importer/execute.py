@@ -446,7 +446,8 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     if made.size and is_resumable and options.mode == "new":
         noted = attempt.journal(place.path, made.size)
     resume = noted is not None and noted.covered > 0
-    if not resume and options.mode == "new" and place.path == attempt.request.target:
+    is_ours = noted is not None and noted.was_loaded
+    if not is_ours and options.mode == "new" and place.path == attempt.request.target:
         _report_discarded(attempt)
     with (
         targets.open(place.path, made.size, options._replace(resume=resume)) as out,
@@ -642,10 +643,10 @@ def _keeping(
     except errors.Error as err:
         # A failure to save must not hide the first one; then nothing is kept.
         with contextlib.suppress(errors.TargetError):
-            if attempt.outlives(err):
+            if attempt.outlives(err) and noted.covered:
                 noted.save(out.flush)
                 out.keep()
-                if isinstance(err, errors.Cancelled) and noted.covered:
+                if isinstance(err, errors.Cancelled):
                     moved, skipped = noted.figures
                     total = units.format_size(max(moved, (place.total or 0) - skipped))
                     kept = f"{units.format_size(moved)} of {total} are kept"

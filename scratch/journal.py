@@ -115,6 +115,11 @@ class Journal:
             self._slots = self._slots._replace(path=path)
 
     @property
+    def was_loaded(self) -> bool:
+        """Whether an earlier attempt has saved to ``slots``, or this one."""
+        return self._sequence > 0
+
+    @property
     def covered(self) -> int:
         """Number of finished bytes."""
         with self._lock:

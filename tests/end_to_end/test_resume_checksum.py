@@ -29,13 +29,15 @@ SLOW = {"drip": (64 << 10, 0.015)}
 KEPT = 3 * MIB
 
 WORKER = """
-import sys, cdi_worker
+import signal, sys, threading, cdi_worker
 from cdi_worker.images.engine import fetch
+cancel = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: cancel.set())
 cdi_worker.run(cdi_worker.Request(
     existing="replace",
     source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
     checksum=sys.argv[3] or None, fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
-))
+), cancel=cancel)
 """
 
 target = devices.targets("file", "block", size=32 * MIB)
@@ -173,6 +175,24 @@ def test_partial_import_of_another_source_that_is_discarded_is_reported(
     assert re.search(words, caplog.text)
     caplog.clear()
     run(server.url("/other"), target, None)
+    assert "starting over" not in caplog.text
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_import_that_kept_nothing_is_not_of_another_source(
+    server: misbehave.Server, block: Path, caplog: pytest.LogCaptureFixture, *, is_killed: bool
+) -> None:
+    """It ended while the head was fetched that is not written before the end."""
+    page = misbehave.Page(DATA)
+    url = server.serve("/disk", dataclasses.replace(page, drip=(8 << 10, 0.02)))
+    argv = [sys.executable, "-c", WORKER, url, block, ""]
+    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
+        processes.wait_for(lambda: is_kept(block) or worker.poll() is not None, "a journal")
+        worker.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+    server.serve("/disk", page)
+    result = run(url, block, None)
+    assert result.resumed == 0
     assert "starting over" not in caplog.text
 
 
