@@ -307,12 +307,12 @@ class Meter(NullProgress):
 
 
 class Lines(Meter):
-    """Progress as lines of text: at each phase, and during its ``with`` block.
+    """Progress as lines of text: during its ``with`` block, and at the end.
 
     A line has the percentage, the phase, the bytes, the speed and the time left, and while a failure is
     retried its reason: then, and with ``as_json``, there is one every ``interval`` seconds, and otherwise
-    fewer after a while. With ``as_json`` it is a JSON object. Use it for one import. An error of ``stream``
-    is ignored.
+    fewer after a while. With ``as_json`` it is a JSON object, also at each phase. Use it for one import. An
+    error of ``stream`` is ignored.
     """
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, interval: float = INTERVAL) -> None:
@@ -335,8 +335,8 @@ class Lines(Meter):
         self._thread.join()
 
     def changed(self, *, new_phase: bool) -> None:
-        # In a text, what a resumed run keeps comes first; a long wait for the server is shown by the thread.
-        if new_phase and (self._json or self.finished or self.name != "connect"):
+        # A text about an import of a second is one line; the thread shows a phase that lasts.
+        if new_phase and (self._json or self.finished):
             self._print_numbers()
 
     def resume(self, kept: int, total: int) -> None:

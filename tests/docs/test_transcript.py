@@ -32,9 +32,7 @@ BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 #: What differs from run to run, in the page and in the output: everything else is compared.
 VARIABLE = (
     # A slow machine prints more lines: one for every five seconds of a phase.
-    (r"^ *[\d.]+% connect.*\n", ""),
-    (r"(?:^ *[\d.]+% transfer .*\n)+", "… transfer …\n"),
-    (r"(^ *[\d.]+% sync.*\n)\1+", r"\1"),
+    (r"^ *[\d.]+% (?:connect|transfer|sync).*\n", ""),
     (r"\b\d+\.\d+ s\b", "… s"),
     (r"\b[\d.]+ (?:[KMGT]i)?B/s", "… B/s"),
     (r'("seconds": )[\d.]+', r"\1…"),
@@ -175,7 +173,6 @@ def test_transcript_is_what_the_commands_print(session: Session) -> None:
         ("cdi-worker: vm.img: exists", "cdi-worker: vm.img: exists already"),
         ("    disk  67108864 bytes", "    disk  67108865 bytes"),
         ("    time  0.14 s, 1.0 MiB/s read", "    time  0.14 s"),
-        (" 99.9% sync", " 99.9% verify"),
         ("interrupted: 3.0 MiB of 64.0 MiB are kept", "interrupted: 3.0 MiB of 65.0 MiB are kept"),
         ("status 5", "status 6"),
     ],
@@ -185,9 +182,5 @@ def test_other_differences_count(line: str, other: str) -> None:
 
 
 def test_lines_of_a_slow_machine_do_not_count() -> None:
-    short = "  0.0% transfer 0 B of 16.3 MiB, 0 B/s\n 99.9% sync\n100.0% done\n"
-    long = (
-        "  0.0% connect\n  0.0% transfer 0 B of 16.3 MiB, 0 B/s\n"
-        " 87.7% transfer 14.3 MiB of 16.3 MiB, 2.9 MiB/s, 0:01 left\n 99.9% sync\n 99.9% sync\n100.0% done\n"
-    )
-    assert normal(long) == normal(short)
+    lines = "  0.0% connect\n 87.7% transfer 14.3 MiB of 16.3 MiB, 2.9 MiB/s, 0:01 left\n 99.9% sync\n"
+    assert normal(f"{lines}{lines}100.0% done\n") == "100.0% done\n"
