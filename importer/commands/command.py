@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: A section of the help: its title, an example, and the options with their texts.
 Section: TypeAlias = tuple[str, str, list[tuple[str, str]]]
 OPTIONS_OF = "Options of "
+#: Unicode's hyphen at which no line ends.
+NO_BREAK = "\N{NON-BREAKING HYPHEN}"
 _TOPIC = f"{__name__}.topic"
 
 
@@ -112,10 +114,14 @@ class Command(click.Command):
         """Return what ``choose`` may choose, with examples."""
         return {}
 
+    def get_help(self, ctx: click.Context) -> str:
+        return super().get_help(ctx).replace(NO_BREAK, "-")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, example, records in self.shown(ctx):
             with formatter.section(title):
-                formatter.write_dl(records)
+                # A path is not broken at its hyphens.
+                formatter.write_dl([(name, text.replace("-", NO_BREAK)) for name, text in records])
                 if example:
                     formatter.write_paragraph()
                     formatter.write_text(f"Example: {example}")
@@ -219,8 +225,13 @@ class SourceCommand(Command):
                 is_offered = self.name in field.verbs and (each.digests or self.name != "digest")
                 if field.option and field.option not in known and is_offered:
                     option = found.setdefault(field.option, parameters.SourceOption(field, default))
-                    option.kinds[each.name] = each.example if self.name in fields.READ else ""
+                    option.kinds[each.name] = self._example_of(each) if self.name in fields.READ else ""
         return [*own, *found.values()]
+
+    def _example_of(self, made: kind.Kind) -> str:
+        """Return the example of an import as one of this command, which may have no target."""
+        example = made.example.replace(" import ", f" {self.name} ", 1)
+        return example.rpartition(" ")[0] if self.name == "inspect" else example
 
     def topics(self, ctx: click.Context) -> Mapping[str, str]:
         """Return the kinds of source that the command has options for, with an example of their use."""

@@ -42,7 +42,7 @@ VISIBLE = {
     "import": "Write the disk at a URL or path to a file or device.",
     "verify": "Compare a disk with the disk at a URL or path.",
     "inspect": "Show format, sizes and route of a disk.",
-    "digest": "Print a digest that changes with the disk.",
+    "digest": "Print an id of the current version of a disk.",
     "blank": "Create an empty disk.",
     "upload": "Send an image to an upload server.",
     "doctor": "Show what works on this machine.",
@@ -213,7 +213,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 @parameters.option(
     ROLE,
     "--metrics-port",
-    type=click.IntRange(0, 65535),
+    type=parameters.Whole(0, 65535),
     default=POD.metrics_port,
     metavar="PORT",
     help="Port of /metrics in a pod's role; 0: no metrics.",
@@ -227,7 +227,7 @@ def _faults(ctx: click.Context) -> tuple[str, ...]:
 @parameters.option(
     ROLE,
     "--retries",
-    type=click.IntRange(0),
+    type=parameters.Whole(0),
     default=0,
     show_default=True,
     metavar="NUMBER",

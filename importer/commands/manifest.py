@@ -72,7 +72,7 @@ def _parse_queue(text: str) -> str:
 @parameters.option(
     JOB,
     "--ttl",
-    type=click.IntRange(0),
+    type=parameters.Whole(0),
     metavar="SECONDS",
     help="Delete a finished Job so long after its end, with its pods and their scratch [default: never].",
 )

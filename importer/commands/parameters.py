@@ -81,6 +81,28 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # not generic in older ve
             raise click.BadParameter(f"{err.message.rstrip('.')}; {hint}", ctx, param) from err
 
 
+class _Range:
+    """A range that help and errors show in words."""
+
+    min: Any
+    max: Any
+
+    def _describe_range(self) -> str:
+        return f"{self.min} or more" if self.max is None else f"{self.min} to {self.max}"
+
+
+class Whole(_Range, click.IntRange):
+    """An integer in a range."""
+
+    name = "integer"
+
+
+class Number(_Range, click.FloatRange):
+    """A number in a range."""
+
+    name = "number"
+
+
 class SmallFile(click.Path):
     """The path of a small file, which may be a pipe: ``--password-file <(pass show host)``.
 
@@ -232,13 +254,15 @@ def _form(field: fields.Field, default: Any) -> dict[str, Any]:
     elif field.folder:
         form = FOLDER
     elif has_bounds:
-        number: Any = click.IntRange if field.parse is int else click.FloatRange
+        number: Any = Whole if field.parse is int else Number
         form = number(field.least, field.most)
     elif field.lines:
         form = TypedLines("text", field.parse)
     elif field.parse is not str and not is_number:
         form = Typed("text", field.parse)
     shown = (default or None) if isinstance(default, str | int | float) else None
+    if isinstance(shown, float) and shown.is_integer():
+        shown = int(shown)
     return {"type": form, "multiple": field.lines, "metavar": field.form or None, "default": shown}
 
 

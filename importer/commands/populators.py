@@ -69,7 +69,7 @@ COMMON: Final = (
     _option(
         "pvc-size",
         "size",
-        type=click.IntRange(0),
+        type=parameters.Whole(0),
         help="Bytes of the claim. A larger disk is refused, unless the target is a device that can hold it.",
     ),
     _option("secret-name", default="", help="Secret of the environment; for the log."),
@@ -78,7 +78,7 @@ COMMON: Final = (
     click.Option(["--scratch-dir"], default="", help="Scratch space, if there is any."),
     _option("v", "verbosity", type=int, default=1, hidden=True),
     click.Option(["--alsologtostderr", "--logtostderr"], is_flag=True, expose_value=False, hidden=True),
-    click.Option(["--metrics-port"], type=click.IntRange(0, 65535), default=contract.Paths().metrics_port),
+    click.Option(["--metrics-port"], type=parameters.Whole(0, 65535), default=contract.Paths().metrics_port),
 )
 
 

@@ -69,7 +69,7 @@ class Vddk(staged.Staged):
         3,
         option="--vddk-connections",
         env="IMPORTER_VDDK_CONNECTIONS",
-        help="Most sessions with the ESXi host, which has memory for 12 of all workers; default: 3.",
+        help="Most sessions with the ESXi host, which has memory for 12 of all workers.",
         parse=_count,
         selects=False,
     )
