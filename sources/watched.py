@@ -12,8 +12,7 @@ def digest(of: kind.Kind, location: base.Location, sums: str, patience: float, c
     """Return ``KIND:VALUE`` without blanks; it changes whenever the bytes change.
 
     ``sums``: URL or path of a file with checksums, whose line for the disk is the digest; empty: ask the
-    source. ``patience``: seconds to retry transient failures. Raises ``errors.RequestError`` for a kind of
-    source without digests.
+    source, or raise ``errors.SourceError``. ``patience``: seconds to retry transient failures.
     """
     faults = tuple(location.faults())
     if faults:
@@ -27,6 +26,6 @@ def digest(of: kind.Kind, location: base.Location, sums: str, patience: float, c
         # The strongest one changes whenever the bytes do.
         return found.partition(",")[0]
     if not of.digests:
-        what = "states nothing that tells whether a disk has changed"
-        raise errors.RequestError(f"source {of.name!r} {what}", remedy=base.CHECKSUM_FILE)
+        reason = f"source {of.name!r} states nothing that tells whether a disk has changed"
+        raise errors.SourceError(reason=reason, remedy=base.CHECKSUM_FILE)
     return retry.patiently(lambda: of.open(location, cancel).digest(), patience, cancel)

@@ -27,7 +27,7 @@ from cdi_worker.sources import watched
 )
 @click.pass_obj
 def digest(obj: parameters.Context, /, source: str, **given: Any) -> int:
-    """Print a digest of SOURCE, to detect that it has changed.
+    """Print an id of the current version of SOURCE, to notice a new one.
 
     The digest of a container image's manifest, the strong ETag of a file on a web server, the version of an
     object in S3, its generation in Google Cloud Storage, the hash of an image in Glance. With

@@ -42,7 +42,7 @@ def run_json(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple
         (("import", "I", "T", "--connections=0"), REQUEST, "RequestError", "not in the range"),
         (("import", "I"), REQUEST, "RequestError", "Missing argument 'TARGET'"),
         (("inspect", "gopher://h/x"), REQUEST, "RequestError", "unsupported URL scheme 'gopher'"),
-        (("digest", "disk.img"), REQUEST, "RequestError", "states nothing"),
+        (("digest", "disk.img"), SOURCE, "SourceError", "states nothing"),
         (("blank", "I", "1Mi"), TARGET, "TargetExists", "exists"),
         (("upload", "missing", "https://h/"), SOURCE, "Unreachable", "no such file or directory"),
         (("manifest", "missing"), REQUEST, "RequestError", "missing"),

@@ -99,7 +99,6 @@ def test_missing_checksum_file_is_reported() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["disk.img"], "source 'local' states nothing"),
         (["--source=imageio", "--disk-id=1", "https://e.invalid/api"], "no such option"),
         (["http://[::1"], "malformed"),
         (["--checksum-file=ftp://h/SHA256SUMS", "http://h/disk"], "unsupported url scheme"),
