@@ -457,12 +457,12 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
     except errors.RequestError as err:
         yield from err.faults
     scheme, separator, _ = made.target.partition("://")
-    missing = _missing_source(made) if made.existing == "refuse" and not is_stage else ""
+    swapped = _swapped(made) if made.existing == "refuse" and not is_stage else ""
     if separator and not is_export and not targets.is_folder(f"{scheme}:"):
         where = "a file, a directory, a device, or an NBD export (nbd://…)"
         yield f"{scheme}:// is not a target; name {where}; {_ORDER}"
-    elif missing and targets.is_file(made.target):
-        yield f"{missing}: does not exist, but {made.target} does; {_ORDER}"
+    elif swapped:
+        yield f"{swapped}; {_ORDER}"
     elif not (made.compares or made.format or is_block or is_export or made.is_archive):
         name = made.target.lower()
         if name.endswith(_OTHERS):
@@ -490,14 +490,20 @@ def _target_faults(made: Request, needs_target: bool) -> Iterator[str]:
         yield "only a disk in a file or on a device can be verified, not an archive or a stream"
 
 
-def _missing_source(made: Request) -> str:
-    """Return the path of a source that does not exist; empty: it does, or is not a path."""
-    path = made.location.endpoint
+def _swapped(made: Request) -> str:
+    """Return what suggests that a local source and its target are swapped; empty: nothing."""
+    path, target = made.location.endpoint, made.target
     is_path = made.source == "local" and path not in {"", "-"} and not path.lower().startswith("file:")
     # One that cannot be inspected is reported when it is opened.
     with contextlib.suppress(PermissionError, ValueError):
-        if is_path and not pathlib.Path(path).exists():
-            return path
+        if (
+            is_path
+            and not pathlib.Path(path).exists()
+            and (targets.is_file(target) or targets.is_block(target))
+        ):
+            return errors.Unreachable(url=path, reason="no such file or directory").at_terminal()
+        if is_path and targets.is_block(path) and targets.is_file(target):
+            return f"{target}: exists; to replace it with the content of {path}, use --force"
     return ""
 
 

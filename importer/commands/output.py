@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,6 +111,7 @@ def result(done: Result, request: Request, obj: parameters.Context) -> None:
             "written": f"{_size(done.written)} of data" if done.written and not updated else "",
             "updated": updated,
             "layers": "; ".join(f"{name}: {units.format_size(count)}" for name, count in done.layers),
+            "verified": ", ".join(starmap(_digest, done.verified.items())),
             "sha256": digest,
             "read back": f"{_size(done.confirmed)} are those received" if done.confirmed else "",
             "time": seconds,
@@ -233,9 +235,16 @@ def inspection(found: Inspection, obj: parameters.Context) -> int:
         _table(rows | {f"layer {number}": _layer(each) for number, each in enumerate(layers, 1)})
     if found.obstacle is None:
         return 0
-    # Standard output may be a file.
-    say(f"cdi-worker: {obstacle}", err=True)
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        say(f"cdi-worker: {obstacle}", err=True)
     return found.obstacle.status
+
+
+def _digest(of: str, digests: str) -> str:
+    """Return verified digests for people, who compare the first digits."""
+    parts = (each.partition(":") for each in digests.split(","))
+    shown = " and ".join(f"{algorithm}:{digits[:12]}…" for algorithm, _, digits in parts)
+    return f"{shown} of the {'file as served' if of == 'file' else of}"
 
 
 def _layer(fields: Mapping[str, Any]) -> str:

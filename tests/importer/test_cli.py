@@ -95,9 +95,14 @@ def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tm
     (written, _) = rows["written"].split(" ", 1)
     assert 0 < int(written) < 8 * MiB
     assert rows["route"].startswith("stream: ")
-    lines = done.errors.splitlines()
-    assert any("transfer" in line for line in lines)
-    assert lines[-1] == "100.0% done"
+    assert done.errors == "100.0% done\n"
+
+
+def test_summary_names_what_was_verified(disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = disks.image("raw")
+    digest = disks_module.digest(image, "sha256")
+    done = worker.run("import", image, tmp_path, "--checksum", f"sha256:{digest}")
+    assert f"verified  sha256:{digest[:12]}… of the file as served\n" in done.output
 
 
 def test_warning_is_for_people_also_in_a_pipe(disks: disks_module.Disks, tmp_path: Path) -> None:
@@ -302,16 +307,32 @@ def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path, nam
     assert worker.run("verify", tmp_path / "image", tmp_path / name).status == 0
 
 
+ORDER = "SOURCE comes first, then TARGET"
+
+
 @pytest.mark.parametrize("name", ["disk.img", "old.qcow2", "old.vmdk"])
 def test_swapped_source_and_target_are_named(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / name, tmp_path / "new.img"
     old.write_bytes(bytes(4096))
     done = worker.run("import", new, old)
-    order = "SOURCE comes first, then TARGET"
-    assert (done.status, done.error_message) == (2, f"{new}: does not exist, but {old} does; {order}")
+    assert done.error_message.startswith(f"{new}: no such file or directory; check the path; a URL begins ")
+    assert (done.status, done.error_message.endswith(f"; {ORDER}")) == (2, True), done.errors
     done = worker.run("import", new, "https://h/disk.qcow2")
-    assert (done.status, done.error_message.endswith(f"; {order}")) == (2, True), done.errors
+    assert (done.status, done.error_message.endswith(f"; {ORDER}")) == (2, True), done.errors
     assert old.read_bytes() == bytes(4096)
+
+
+@pytest.mark.parametrize("name", ["disk.img", "old.qcow2"])
+def test_device_in_place_of_the_source_is_named(tmp_path: Path, name: str) -> None:
+    """With ``--force`` alone, the file would be replaced."""
+    old = tmp_path / name
+    old.write_bytes(bytes(4096))
+    with devices.loop(tmp_path, MiB) as device:
+        done = worker.run("import", device, old)
+        way = f"{old}: exists; to replace it with the content of {device}, use --force"
+        assert (done.status, done.error_message) == (2, f"{way}; {ORDER}")
+        done = worker.run("import", tmp_path / "new.img", device)
+        assert done.error_message.startswith(f"{tmp_path}/new.img: no such file or directory"), done.errors
 
 
 def test_help_of_every_command_is_for_people() -> None:
@@ -319,6 +340,17 @@ def test_help_of_every_command_is_for_people() -> None:
         done = worker.run(command, "--help")
         assert (done.status, "\\b" in done.output) == (0, False), done.output
         assert not [line for line in done.output.splitlines() if len(line) > 80]
+
+
+def test_help_is_in_words_and_keeps_paths_whole() -> None:
+    """No ``x>=1``, no path that is broken at its hyphen, and the examples are those of the command."""
+    pod = worker.run("help", "pod").output
+    assert "/dev/cdi-block-volume" in pod
+    assert "180; 1 or more]" in " ".join(pod.split())
+    for command in ("verify", "inspect"):
+        text = " ".join(worker.run(command, "--help").output.split())
+        assert f"cdi-worker {command} --region eu-west-1 s3://bucket/disk.qcow2" in text
+        assert "cdi-worker import" not in text
 
 
 def test_help_has_one_default_for_each_option() -> None:
@@ -341,7 +373,7 @@ def test_help_lists_only_options_as_options() -> None:
         (("imprt", "http://h/x"), "No such command 'imprt'; did you mean 'import'?"),
         (("import", "http://h/x"), "Missing argument 'TARGET'"),
         (("import", "http://h/x", "y", "--nonsense"), "No such option '--nonsense'"),
-        (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1<=x<=64"),
+        (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1 to 64"),
         (("import", "http://h/x", "y", "--content-type=floppy"), "'--content-type': 'floppy' is not one of"),
         (("import", "http://h/x", "y", "--password-file=/missing"), "File '/missing' does not exist"),
         (("inspect", "gopher://h/x"), "unsupported URL scheme 'gopher'"),
@@ -371,7 +403,6 @@ def test_help_lists_only_options_as_options() -> None:
         ),
         (("import", "http:/h/x", "y"), "cdi-worker: http:/h/x: malformed URL"),
         (("import", "s3://", "y"), "cdi-worker: s3://: expected s3://bucket/key"),
-        (("digest", "disk.img"), "give a file with its checksum (--checksum-file)"),
         (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
         (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
     ],
