@@ -29,15 +29,12 @@ Setting = Literal[
 #: An action, and the setting that does it; empty if no setting of ours does.
 Way = tuple[str, Setting | Literal[""]]
 
-_PROGRAMS: Final[Mapping[str, str]] = {
+_PROGRAMS: Final = {
     "flatten": "qemu-img convert -O qcow2 FILE flat.qcow2",
     "repair": "qemu-img check -r all FILE",
 }
 #: The names of the settings in the library.
-LIBRARY: Final[Mapping[str, str]] = {
-    **{name: name for name in get_args(Setting) if name != "command"},
-    **_PROGRAMS,
-}
+LIBRARY: Final = {name: _PROGRAMS.get(name, name) for name in get_args(Setting) if name != "command"}
 #: Their options. An action without a name is shown alone.
 TERMINAL: Final[Mapping[str, str]] = {
     **_PROGRAMS,
@@ -498,7 +495,6 @@ class TargetLost(TargetError):
 class TargetExists(TargetError):
     """The target holds data that is replaced only on request."""
 
-    template = "{path}: {reason}"
     terminal = "{path}: {reason}; to replace it, use --force"
     # Not at a terminal, which has its own text.
     remedy = Remedy([("replace it", "existing")])
@@ -585,12 +581,8 @@ def target_error(path: object, err: OSError, doing: str = "write") -> TargetErro
     if full := reasons.get(err.errno or 0):
         return NoSpace(path=path, reason=f"{doing}: {full}")
     if err.errno == errno.EACCES:
-        remedy = Remedy(
-            [
-                ("check the permissions, or name another target", "command"),
-                ("give the volume to the pod's user", "volume"),
-            ]
-        )
+        ours: Way = ("check the permissions, or name another target", "command")
+        remedy = Remedy([ours, ("give the volume to the pod's user", "volume")])
         return denied(str(path), remedy, doing)
     return TargetError(path=path, reason=f"{doing}: {words(err)}")
 

@@ -7,7 +7,6 @@ one format here and as the other by the next tool, so it is refused.
 from __future__ import annotations
 
 import codecs
-import functools
 import re
 import struct
 from typing import Final
@@ -123,38 +122,28 @@ _MAGICS = (
 )
 
 _TEXT = rb"(?:\xef\xbb\xbf)?\s*+"
-_LOOSE = re.IGNORECASE | re.DOTALL
+#: Signatures without fixed bytes; compiled when used, because every start loads this module. qemu accepts a
+#: text as vmdk descriptor when its first line that is neither empty nor a comment gives the version.
+#: Possessive quantifiers: no backtracking on hostile text.
+_PATTERNS = (
+    ("vmdk", rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n"),
+    ("bz2", rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)"),
+    ("zst", rb"[\x50-\x5f]\x2a\x4d\x18"),  # a skippable frame first
+    ("lfs", rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\n"),
+    ("html", rb"(?is)" + _TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b"),
+    ("xml", _TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)"),
+    ("json", _TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z"),
+    ("Z", rb"\x1f\x9d[\x89-\x90]"),
+    ("jpeg", rb"\xff\xd8\xff[\xc0-\xfe]"),
+    ("riff", rb"(?s)RIFF.{4}(?:WAVE|WEBP|AVI )"),
+    ("mp4", rb"(?s)\0\0[\0-\x0f].ftyp[ -~]{4}"),
+)
 #: Shorter ones are not a disk either, whatever they hold.
 _SHORTEST_TEXT = 512
 _NOT_IN_TEXT = rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]"
 
 #: Installer images are an ISO and a partitioned disk at once, so that they boot from a USB stick.
 _HYBRIDS = ({"iso", "mbr"}, {"mbr"})
-
-
-@functools.cache
-def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
-    """Return the signatures without fixed bytes; compiled when used, because every start loads this module.
-
-    qemu accepts a text as vmdk descriptor when its first line that is neither empty nor a comment gives the
-    version. Possessive quantifiers: no backtracking on hostile text.
-    """
-    return (
-        ("vmdk", re.compile(rb"# Disk DescriptorFile|(?:#[^\n]*+\n|[ \t\r]*+\n)*+version=[123]\r?\n")),
-        ("bz2", re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")),
-        ("zst", re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")),  # a skippable frame first
-        ("lfs", re.compile(rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v1\n")),
-        (
-            "html",
-            re.compile(_TEXT + rb"(?:(?><!--.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body)\b", _LOOSE),
-        ),
-        ("xml", re.compile(_TEXT + rb"<(?:\?xml\s|Error>|ListBucketResult\b)")),
-        ("json", re.compile(_TEXT + rb"[{\[][^\x00-\x08\x0e-\x1f\x7f]*+\Z")),
-        ("Z", re.compile(rb"\x1f\x9d[\x89-\x90]")),
-        ("jpeg", re.compile(rb"\xff\xd8\xff[\xc0-\xfe]")),
-        ("riff", re.compile(rb"RIFF.{4}(?:WAVE|WEBP|AVI )", re.DOTALL)),
-        ("mp4", re.compile(rb"\0\0[\0-\x0f].ftyp[ -~]{4}", re.DOTALL)),
-    )
 
 
 def detect(head: bytes) -> str:
@@ -166,7 +155,7 @@ def detect(head: bytes) -> str:
     if not head:
         return "empty"
     found = {name for name, offset, magic in _MAGICS if head.startswith(magic, offset)}
-    found |= {name for name, pattern in _patterns() if pattern.match(head)}
+    found |= {name for name, pattern in _PATTERNS if re.match(pattern, head)}
     found |= {name for name, matches in _STRUCTURES.items() if matches(head)}
     if len(found) > 1:
         # A tar archive begins with the name of a file, which may begin like anything.

@@ -319,8 +319,8 @@ def make(source: str, location: base.Location, target: str, settings: Mapping[st
     addresses, read with the access of ``location``, which also sets the limits of the fetch engine.
     """
     access = location.access
-    layers = settings.get("layers", ())
-    made, values = Request, dict(settings)
+    layers = tuple(dataclasses.replace(location, endpoint=each) for each in settings.get("layers", ()))
+    made, values = Request, {**settings, "layers": layers}
     if values.get("existing") == contract.COMPARE:
         made, values["existing"] = Comparison, "replace"
     return made(
@@ -331,7 +331,7 @@ def make(source: str, location: base.Location, target: str, settings: Mapping[st
         fetch=fetch.FetchOptions(
             connections=access.connections, no_progress=access.patience, min_speed=access.min_speed
         ),
-        **{**values, "layers": tuple(dataclasses.replace(location, endpoint=each) for each in layers)},
+        **values,
     )
 
 

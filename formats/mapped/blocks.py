@@ -51,7 +51,6 @@ class BlockAllocation(Allocation):
         self._join_spans()
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Take the tables."""
         for table in tables:
             self.reach(table.host + table.length)
             self._spans.append((table.host, table.host + table.length))
@@ -65,7 +64,6 @@ class BlockAllocation(Allocation):
         self._spans = list(spans.joined(self._spans))
 
     def take_pieces(self, data: Iterable[Piece], /) -> None:
-        """Take data, given in file order."""
         for piece in data:
             self.take(piece.host, piece.length)
 

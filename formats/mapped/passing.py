@@ -47,7 +47,6 @@ class StreamFollower(Follower):
         return self.mapped and not self._expected and self._allocation.required <= self._end
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
-        """See ``Follower``."""
         holes: list[tuple[int, int]] = []
         self._end = end
         offset, length = self._layout.directory

@@ -125,7 +125,6 @@ class Qcow2Allocation(Allocation):
         return first, end
 
     def take_tables(self, tables: Iterable[Piece], /) -> None:
-        """Take the L2 tables."""
         for table in tables:
             self.take(table.host, table.length)
 

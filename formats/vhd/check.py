@@ -114,7 +114,6 @@ class _Allocation(blocks.BlockAllocation):
         self._bitmap, self._length = bitmap, bitmap + block
 
     def take_pieces(self, data: Iterable[pieces.Piece], /) -> None:
-        """Take data, given in file order."""
         for piece in data:
             self.take(piece.host - self._bitmap, self._length)
 

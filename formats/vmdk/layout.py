@@ -148,7 +148,6 @@ class VmdkAllocation(blocks.BlockAllocation):
             self.reach(end)
 
     def take_pieces(self, data: Iterable[Piece], /) -> None:
-        """Take data, given in file order."""
         for piece in data:
             if piece.compressed:
                 # The length of a compressed grain is in its marker; at least one byte follows that.

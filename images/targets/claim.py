@@ -374,12 +374,8 @@ class DeviceClaim(MarkedClaim):
             self.fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError as err:
             # Unless configured, a container runtime gives a pod's device to root, whoever the pod runs as.
-            remedy = errors.Remedy(
-                [
-                    ("run as root, or as a member of its group", "root"),
-                    ("give it to the pod's user", "device"),
-                ]
-            )
+            ours: errors.Way = ("run as root, or as a member of its group", "root")
+            remedy = errors.Remedy([ours, ("give it to the pod's user", "device")])
             raise errors.denied(path, remedy) from err
         except OSError as err:
             if err.errno != errno.EBUSY:
@@ -394,9 +390,8 @@ class DeviceClaim(MarkedClaim):
         if kernel.is_read_only(self.fd):
             # Linux opens it for writing, and refuses each write.
             self.close()
-            remedy = errors.Remedy(
-                [("name another device, or make it writable: blockdev --setrw", "command")]
-            )
+            way = "name another device, or make it writable: blockdev --setrw"
+            remedy = errors.Remedy([(way, "command")])
             raise errors.TargetError(path=path, reason="is read-only", remedy=remedy)
 
     @property

@@ -29,9 +29,10 @@ def contents(path: str) -> list[str]:
         first = device.read(_SECTOR)
     if first.startswith(detect.CLAIM):
         return []
-    labels: dict[str, str] = {}
-    for each in _signatures(path):
-        labels[str(each["type"])] = masking.quoted(str(each["label"] or ""))
+    output = _run("wipefs", "--json", "--no-act", path)
+    # Nothing is printed for some devices without signatures.
+    listed = smalljson.parse(output)["signatures"] if output.strip() else []
+    labels = {str(each["type"]): masking.quoted(str(each["label"] or "")) for each in listed}
     if "gpt" in labels:
         labels.pop("PMBR", None)
     found = [
@@ -47,13 +48,6 @@ def contents(path: str) -> list[str]:
 def in_use(found: list[str]) -> list[str]:
     """Return which ``contents`` another machine or a storage system may use, such as swap, LVM and RAID."""
     return [each for each in found if (name := each.split()[0]) in _IN_USE or name.endswith("_member")]
-
-
-def _signatures(path: str) -> list[dict[str, object]]:
-    output = _run("wipefs", "--json", "--no-act", path)
-    # Nothing is printed for some devices without signatures.
-    found = smalljson.parse(output)["signatures"] if output.strip() else []
-    return list(found)
 
 
 def _partitions(path: str) -> int:

@@ -68,7 +68,6 @@ class Device(client.Client):
         self.unit = 1
 
     def read(self, offset: int, length: int, /) -> bytes:
-        """Return the bytes from ``offset``, fewer at the end."""
         into = memoryview(bytearray(max(0, min(length, self.size - offset))))
         done = 0
         while done < len(into):
@@ -93,7 +92,6 @@ class Device(client.Client):
             self._check(used, used.zero(offset, length, allocate=allocate), f"zeroing at byte {offset}")
 
     def flush(self) -> None:
-        """Write everything written so far to stable storage."""
         # One connection flushes what all have written: there are several only if the server promises that.
         with self._lend(0, 1) as used:
             self._check(used, used.flush(), "flushing")
@@ -105,7 +103,6 @@ class Device(client.Client):
                 yield each.offset, each.offset + each.length
 
     def close(self) -> None:
-        """Disconnect. Idempotent."""
         super().close()
         self._watching.close()
         self._owned.close()

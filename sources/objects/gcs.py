@@ -189,7 +189,6 @@ class _Object(pinned.Resource):
         return self._keys.authorization()
 
     def failure(self, response: requests.Response) -> errors.Error:
-        """Return the error for a failed response, with its cause."""
         text = session.error_text(response)
         self.drop(response)
         message, reasons = _error_details(text)

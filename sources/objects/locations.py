@@ -6,16 +6,10 @@ import dataclasses
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from cdi_worker import errors
 from cdi_worker.sources import fields, staged
-
-#: Parts of a login that are sent in headers, and so are ASCII: the variable and the option of each.
-KEYS: Final = {
-    "user": ("IMPORTER_ACCESS_KEY_ID", "--user"),
-    "session_token": ("IMPORTER_SESSION_TOKEN", "--session-token-file"),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +47,12 @@ class S3(staged.Files):
                 "AWS_ENDPOINT_URL",
                 "--endpoint-url or AWS_ENDPOINT_URL",
             )
-        for name, setting in KEYS.items():
+        # They are sent in headers, and so are ASCII.
+        for name in ("user", "session_token"):
             try:
                 fields.token(getattr(self.access, name))
             except errors.RequestError as err:
-                yield fields.Fault(f"{{}}: {err}", *setting)
+                yield fields.fault(self.access, f"{{}}: {err}", name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,6 @@ class _Object(pinned.Resource):
         return False
 
     def failure(self, response: requests.Response) -> errors.Error:
-        """Return the error for a failed response, with its cause."""
         text = session.error_text(response)
         self.drop(response)
         # Without an XML parser: the document is hostile.

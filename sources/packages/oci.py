@@ -137,16 +137,13 @@ class _Layout:
         raise self._unreachable(f"{len(entries)} images match; choose one by its tag: {tags or 'none'}")
 
     def manifest(self, descriptor: documents.Descriptor) -> bytes:
-        """Return the manifest of an index entry, verified."""
         with contextlib.closing(self.blob(descriptor)) as reader:
             return blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
 
     def digest(self) -> str:
-        """Return the digest of the manifest or index."""
         return documents.digest(self.root())
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
-        """Return a reader of the blob, which verifies size and digest at the end."""
         part = self._part("blobs/" + descriptor.digest.replace(":", "/"))
         return blobs.Verified(descriptor, self.name, part, self.cancel.child())
 
@@ -197,7 +194,6 @@ class _Passing(_Layout):
         self._pass = self._begin()
 
     def close(self) -> None:
-        """Close the stream. Safe to call twice."""
         self._pass.close()
 
     def finish(self) -> None:

@@ -102,14 +102,12 @@ class Registry:
         self.connection.close()
 
     def root(self) -> bytes:
-        """Return the manifest or index of the reference."""
         data = self._manifest(self.reference.target)
         if self.reference.digest:
             documents.check(data, self.reference.digest, self.name)
         return data
 
     def manifest(self, descriptor: documents.Descriptor) -> bytes:
-        """Return the manifest of an index entry, verified."""
         data = retry.patiently(lambda: self._manifest(descriptor.digest), self.access.patience, self._cancel)
         documents.check(data, descriptor.digest, f"{self.name}: manifest")
         return data
@@ -144,7 +142,6 @@ class Registry:
         return stated if oci_reference.is_digest(stated) else documents.digest(self.root())
 
     def blob(self, descriptor: documents.Descriptor) -> blobs.Verified:
-        """Return a reader of the blob, which verifies size and digest at the end."""
         stop = self._cancel.child()
 
         def attempt() -> base.Image:
