@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: What becomes of a disk that exists, by ``Request.existing``.
-_OUTCOMES: Final = {
+_AT_TERMINAL: Final = {
     "refuse": "needs --force",
     "replace": "is replaced",
     "remove": "is replaced",
@@ -121,7 +121,7 @@ def standing(request: Request, claim: targets.Claim | None) -> Standing:
         holds = contents(path, claim)
     outcome = ""
     if holds or (found.kind == "file" and found.size):
-        outcome = "is changed in place" if request.is_delta else _OUTCOMES[request.existing]
+        outcome = "is changed in place" if request.is_delta else _AT_TERMINAL[request.existing]
     return Standing(path, found.kind, found.size, found.available, holds, outcome)
 
 

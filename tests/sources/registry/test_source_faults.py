@@ -143,7 +143,7 @@ def test_redirect_is_reused_and_gets_no_credentials(server: misbehave.Server) ->
 def test_second_reading_must_find_the_same_disk(server: misbehave.Server) -> None:
     """The first one need not be verified: with random bytes for the digest it may be of another blob."""
     other, real = (
-        containers.layer(*containers.disk(data), compression="") for data in (b"A" * 1000, b"A" * 900)
+        containers.layer(*containers.disk(data), compression="") for data in (b"A" * 400_000, b"A" * 399_900)
     )
     image = Image((real,))
     with server:
@@ -152,9 +152,9 @@ def test_second_reading_must_find_the_same_disk(server: misbehave.Server) -> Non
         server.serve(blob_path(real), (lie, 1), page(real))
         location = locations.Registry(endpoint(server), base.Access(insecure=True))
         with pulled.at(location) as found:
-            assert found.facts.size == 1000
+            assert found.facts.size == 400_000
             found.ordered(cancelling.Cancel(), lambda _: None)
-            with pytest.raises(errors.SourceChanged, match=r"disk was .* of 1000 bytes"):
+            with pytest.raises(errors.SourceChanged, match=r"disk was .* of 400000 bytes"):
                 found.ordered(cancelling.Cancel(), lambda _: None)
 
 
