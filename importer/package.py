@@ -10,7 +10,7 @@ from cdi_worker.formats import checksum, detect
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
-from cdi_worker.sources import base
+from cdi_worker.sources import base, staged
 from cdi_worker.sources.trust import Demanded
 
 
@@ -75,7 +75,10 @@ def not_a_disk(request: Request, survey: Survey) -> errors.Unsupported:
     from cdi_worker.formats.tar import walk
 
     files = list(walk.files(survey.head))
-    if any(each.name.lower().endswith(".ovf") for each in files):
+    endpoint = request.location.endpoint
+    name = endpoint if request.source == "local" else staged.file_name(endpoint)
+    # Behind a disk the descriptor is not among the first bytes.
+    if any(each.lower().endswith((".ovf", ".ova")) for each in (name, *(each.name for each in files))):
         reason = (
             "an OVA is read uncompressed; decompress it first"
             if survey.compressions
@@ -83,7 +86,6 @@ def not_a_disk(request: Request, survey: Survey) -> errors.Unsupported:
         )
         return errors.Unsupported(reason=reason)
     largest = max(files, key=lambda each: each.size, default=None)
-    name = request.location.endpoint if request.source == "local" else request.location.file_name
     # A name may look like an option.
     unpack = ["tar", "-xOf", name or "ARCHIVE", "--", largest.name if largest else "DISK"]
     write = ["cdi-worker", "import", "-", request.target or "disk.img"]

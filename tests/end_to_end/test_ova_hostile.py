@@ -164,7 +164,7 @@ ARCHIVES = {
     ),
     "descriptor last": (
         ovas.packed((RAW.name, RAW.data), ("vm.ovf", ovas.descriptor([RAW]))),
-        "In an OVA the OVF descriptor is the first file",
+        "in an OVA the OVF descriptor is the first file",
     ),
 }
 
