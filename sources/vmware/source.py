@@ -136,7 +136,7 @@ class VddkSource(base.Source):
         config = self._location.vddk_config
         # VDDK opens it, and would wait for the writer of a pipe.
         if config and not (Path(config).is_file() and os.access(config, os.R_OK)):
-            raise errors.RequestError(f"{config}: the configuration of VDDK is no file, or cannot be read")
+            raise errors.RequestError(f"{config}: no such file, or it cannot be read (configuration of VDDK)")
 
     def _look(self) -> tuple[vsphere_machine.Machine, vsphere_machine.VirtualDisk, session.Server, int]:
         """Query vSphere for nbdkit's parameters, the changed areas and the allocated ones."""
