@@ -397,11 +397,6 @@ def for_upload(made: Request, content_type: str, checksum_text: str | None, owne
     )
 
 
-def of(address: str) -> Request:
-    """Return the request for a URL or path, without a target."""
-    return Request(location=base.Location(address))
-
-
 def disk_path(target: str, settings: Mapping[str, Any]) -> str:
     """Return the path of the disk: a target that is a folder contains it, unless it is for an archive."""
     if target and settings.get("content_type") != "archive" and targets.is_folder(target):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import logging
 import operator
@@ -317,12 +318,9 @@ class Journal:
 
 def is_at_end_of(path: str) -> bool:
     """Return whether a file ends with a journal, of whatever source, as an incomplete disk does."""
-    fd = _open(path)
-    try:
-        start = max(0, os.fstat(fd).st_size // _PAGE * _PAGE - AREA)
-        found = os.pread(fd, AREA + _PAGE, start)
-    finally:
-        os.close(fd)
+    with _open(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA))
+        found = file.read(AREA + _PAGE)
     return any(is_at(found, at) for at in range(0, len(found), _PAGE))
 
 
@@ -341,22 +339,19 @@ def _places(records: list[digests.Record]) -> Iterator[Range]:
         yield at, min(end, at + digests.UNIT)
 
 
-def _open(path: str) -> int:
+def _open(path: str) -> io.FileIO:
     # Others may have put a pipe or a link there.
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, flags))
 
 
 def _read(slots: Slots) -> list[bytes]:
     try:
-        fd = _open(slots.path)
-    except OSError:
-        return []
-    try:
-        if slots.is_apart and not space.is_ours(os.fstat(fd), Path(slots.path).parent):
-            return []
-        return [os.pread(fd, SLOT, slots.offset + number * SLOT) for number in range(2)]
+        with _open(slots.path) as file:
+            fd = file.fileno()
+            if slots.is_apart and not space.is_ours(os.fstat(fd), Path(slots.path).parent):
+                return []
+            return [os.pread(fd, SLOT, slots.offset + number * SLOT) for number in range(2)]
     except OSError as err:
-        log.debug("journal unreadable path=%r error=%r", slots.path, err.strerror)
+        log.debug("no journal path=%r error=%r", slots.path, err.strerror)
         return []
-    finally:
-        os.close(fd)
