@@ -20,28 +20,27 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def begin(
-    request: Request, cancel: cancelling.Cancel | cancelling.Event | None
-) -> Iterator[cancelling.Reads]:
-    """Yield the reads of a run. Causes of errors in the block are masked, and a plug-in is blamed."""
+    request: Request, progress: Progress, cancel: cancelling.Cancel | cancelling.Event | None
+) -> Iterator[tuple[cancelling.Reads, Demanded]]:
+    """Yield the reads of a run, and what its source must be, as a checksum file says, if there is one.
+
+    Causes of errors in the block are masked, and a plug-in is blamed.
+    """
+    kind, demand = sources.find(request.source), request.demand
     with (
         errors.masked_causes(),
         cancelling.adapt(cancel) as stop,
         cancelling.Reads(stop) as reads,
-        sources.blame_plugin(sources.find(request.source)),
+        sources.blame_plugin(kind),
     ):
-        yield reads
+        demanded = Demanded(request.checksum, demand.signed_by or "")
+        if demand.checksum_file:
+            # Imported when used: few imports need it (start-up time).
+            from cdi_worker.sources.trust import checksums
 
-
-def look_up(request: Request, progress: Progress, reads: cancelling.Reads) -> Demanded:
-    """Return what the source of a request must be, as its checksum file says, if it names one."""
-    demand = request.demand
-    if not demand.checksum_file:
-        return Demanded(request.checksum, demand.signed_by or "")
-    # Imported when used: few imports need it (start-up time).
-    from cdi_worker.sources.trust import checksums
-
-    reading = checksums.Reading(reads, request.connect_patience, progress.retry)
-    return checksums.look_up(demand, sources.find(request.source), request.location, reading)
+            reading = checksums.Reading(reads, request.connect_patience, progress.retry)
+            demanded = checksums.look_up(demand, kind, request.location, reading)
+        yield reads, demanded
 
 
 def source(request: Request, demanded: Demanded, reads: cancelling.Reads) -> base.Source:

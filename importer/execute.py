@@ -65,8 +65,7 @@ def run(
     progress = progress or NullProgress()
     request = request_module.resolved(request)
     started = time.monotonic()
-    with contact.begin(request, cancel) as reads:
-        demanded = contact.look_up(request, progress, reads)
+    with contact.begin(request, progress, cancel) as (reads, demanded):
         source = contact.source(request, demanded, reads)
         result = import_disk(source, request, Run(progress, reads, demanded))
     return completed([result], request, progress, started)[0]

@@ -67,8 +67,7 @@ def inspect(
     request = Request(location=base.Location(source)) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
     silent = NullProgress()
-    with contact.begin(request, cancel) as reads:
-        demanded = contact.look_up(request, silent, reads)
+    with contact.begin(request, silent, cancel) as (reads, demanded):
         run = execute.Run(silent, reads, demanded)
         opened = contact.source(request, demanded, reads)
         with (

@@ -34,8 +34,7 @@ def run_all(
     progress = progress or NullProgress()
     request_module.check(request)
     started = time.monotonic()
-    with contact.begin(request, cancel) as reads:
-        demanded = contact.look_up(request, progress, reads)
+    with contact.begin(request, progress, cancel) as (reads, demanded):
         source = contact.source(request, demanded, reads)
         run = execute.Run(Part(progress), reads, demanded)
         with contact.open_source(source, request, demanded, progress, reads) as whole:
@@ -66,8 +65,7 @@ def verify_all(
     """
     progress = progress or NullProgress()
     request = request_module.comparing(request)
-    with contact.begin(request, cancel) as reads:
-        demanded = contact.look_up(request, progress, reads)
+    with contact.begin(request, progress, cancel) as (reads, demanded):
         # The OVA is opened again for each disk.
         connect = functools.partial(contact.source, request, demanded, reads)
         with contact.open_source(connect(), request, demanded, progress, reads) as whole:

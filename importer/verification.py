@@ -138,8 +138,7 @@ def verify(
     """
     progress = progress or NullProgress()
     request = request_module.comparing(request)
-    with contact.begin(request, cancel) as reads:
-        demanded = contact.look_up(request, progress, reads)
+    with contact.begin(request, progress, cancel) as (reads, demanded):
         connect = functools.partial(contact.source, request, demanded, reads)
         return compare(connect, request, execute.Run(progress, reads, demanded))
 
