@@ -138,13 +138,12 @@ def find_scheme(scheme: str) -> kind.Kind:
         if scheme in each.schemes:
             return each
     known = sorted({name for each in every() for name in each.schemes if name})
-    reason = f"unsupported URL scheme {scheme!r}"
-    if hint := errors.did_you_mean(scheme, known):
-        raise errors.RequestError(f"{reason}; {hint}")
-    remedy = errors.Remedy(
-        [("an image in a registry begins with docker://, others need --source", "command")]
-    )
-    raise errors.RequestError(f"{reason}; supported: {', '.join(known)}", remedy=remedy)
+    remedy = None
+    if not (hint := errors.did_you_mean(scheme, known)):
+        hint = f"supported: {', '.join(known)}"
+        way = "an image in a registry begins with docker://, others need --source"
+        remedy = errors.Remedy([(way, "command")])
+    raise errors.RequestError(f"unsupported URL scheme {scheme!r}; {hint}", remedy=remedy)
 
 
 def of(address: str) -> kind.Kind:
