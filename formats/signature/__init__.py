@@ -49,3 +49,8 @@ class Signature:
 def worst(found: Iterable[errors.Untrusted]) -> errors.Untrusted | None:
     """Return the failure of the signature that came closest; None if there is none."""
     return max(found, key=lambda err: ORDER.index(str(err.fields["fault"])), default=None)
+
+
+def malformed(name: str, reason: object) -> errors.Untrusted:
+    """Return the error for a signature that cannot be read."""
+    return errors.Untrusted(url=name, fault=MALFORMED, reason=reason)

@@ -27,13 +27,13 @@ def verified(data: bytes, verify: Callable[[bytes, bytes, str], object], name: s
     """
     document = simple.load(data, name)
     if "dsseEnvelope" not in document:
-        raise simple.malformed(name, "the bundle has no signed statement (dsseEnvelope)")
+        raise signature.malformed(name, "the bundle has no signed statement (dsseEnvelope)")
     found = simple.member(document, "dsseEnvelope", dict, name)
     if found.get("payloadType") != PAYLOAD_TYPE:
-        raise simple.malformed(name, f"the payload is not {PAYLOAD_TYPE}")
+        raise signature.malformed(name, f"the payload is not {PAYLOAD_TYPE}")
     proofs = simple.member(found, "signatures", list, name)
     if len(proofs) != 1 or not isinstance(proofs[0], dict):
-        raise simple.malformed(name, "the statement does not have exactly one signature")
+        raise signature.malformed(name, "the statement does not have exactly one signature")
     payload = simple.decoded(simple.member(found, "payload", str, name), simple.LARGEST, name)
     proof = simple.decoded(simple.member(proofs[0], "sig", str, name), simple.LONGEST_PROOF, name)
     signer = verify(proof, encoded(payload), name)
@@ -51,14 +51,14 @@ def statement(payload: bytes, signer: str, name: str) -> signature.Signature:
     document = simple.load(payload, name)
     if document.get("_type") != STATEMENT or document.get("predicateType") != PREDICATE:
         kind = masking.quoted(str(document.get("predicateType")))
-        raise simple.malformed(name, f"it is not the signature of an image but {kind!r}")
+        raise signature.malformed(name, f"it is not the signature of an image but {kind!r}")
     subjects = simple.member(document, "subject", list, name)
     if len(subjects) != 1 or not isinstance(subjects[0], dict):
-        raise simple.malformed(name, "the statement is not about exactly one image")
+        raise signature.malformed(name, "the statement is not about exactly one image")
     digests = simple.member(subjects[0], "digest", dict, name)
     if set(digests) != {"sha256"}:
         # Another one could contradict it, and is not verified: cosign writes none.
-        raise simple.malformed(name, "the statement has other digests of the image than sha256")
+        raise signature.malformed(name, "the statement has other digests of the image than sha256")
     return signature.Signature(
         signer=signer,
         digest=f"sha256:{simple.member(digests, 'sha256', str, name)}",

@@ -58,23 +58,25 @@ def clear(data: bytes, name: str) -> Clear | None:
     if _BEGIN not in lines:
         return None
     if lines.count(_BEGIN) > 1:
-        raise _malformed(name, "several signed texts in one file")
+        raise signature.malformed(name, "several signed texts in one file")
     rest = iter(lines[lines.index(_BEGIN) + 1 :])
     for line in rest:
         if not line:
             break
         if not line.startswith(b"Hash: "):
             # Text in a header would look signed to a reader, and is not.
-            raise _malformed(name, "a header other than Hash before the signed text")
+            raise signature.malformed(name, "a header other than Hash before the signed text")
     text = []
     for line in rest:
         if line == _BEGIN_SIGNATURE:
             break
         if line.startswith(b"-") and not line.startswith(b"- "):
-            raise _malformed(name, "a line of the signed text begins with a dash that is not escaped")
+            raise signature.malformed(
+                name, "a line of the signed text begins with a dash that is not escaped"
+            )
         text.append(line.removeprefix(b"- "))
     else:
-        raise _malformed(name, "no signature after the signed text")
+        raise signature.malformed(name, "no signature after the signed text")
     return Clear(b"\n".join(text), b"\n".join([_BEGIN_SIGNATURE, *rest]))
 
 
@@ -144,7 +146,7 @@ def signer(status: str, name: str) -> str:
             return _signer(each, name)
         except errors.Untrusted as err:
             failed.append(err)
-    raise signature.worst(failed) or _malformed(name, "no OpenPGP signature in it")
+    raise signature.worst(failed) or signature.malformed(name, "no OpenPGP signature in it")
 
 
 def _signer(said: dict[str, list[str]], name: str) -> str:
@@ -165,13 +167,9 @@ def _signer(said: dict[str, list[str]], name: str) -> str:
         raise fail(signature.UNVERIFIABLE, "gpgv does not support its algorithm")
     valid = said.get("VALIDSIG", [])
     if "GOODSIG" not in said or len(valid) < 10:
-        raise _malformed(name, "gpgv does not say whether it is valid")
+        raise signature.malformed(name, "gpgv does not say whether it is valid")
     if valid[7] in _BROKEN:
         raise fail(signature.UNVERIFIABLE, f"it is of a {_BROKEN[valid[7]]} hash, which can be forged")
     if valid[8] not in _OF_DOCUMENTS:
         raise fail(signature.OTHER_DATA, "it is not the signature of a document")
     return f"key {valid[9]} ({' '.join(said['GOODSIG'][1:])})"
-
-
-def _malformed(name: str, reason: str) -> errors.Untrusted:
-    return errors.Untrusted(url=name, fault=signature.MALFORMED, reason=reason)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cdi_worker import errors, masking
+from cdi_worker import masking
 from cdi_worker.formats import signature, smalljson
 
 MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -42,7 +42,7 @@ def verified(signed: Signed, verify: Callable[[bytes, bytes, str], object], name
     critical = member(document, "critical", dict, name)
     if critical.get("type") != PAYLOAD_TYPE:
         kind = masking.quoted(str(critical.get("type")))
-        raise malformed(name, f"its type is {kind!r}, not {PAYLOAD_TYPE!r}")
+        raise signature.malformed(name, f"its type is {kind!r}, not {PAYLOAD_TYPE!r}")
     image, identity = (member(critical, key, dict, name) for key in ("image", "identity"))
     return signature.Signature(
         signer=str(signer),
@@ -56,9 +56,9 @@ def load(data: bytes, name: str) -> dict[str, Any]:
     try:
         document = smalljson.parse(data, unique=True)
     except ValueError as err:
-        raise malformed(name, "it is not JSON") from err
+        raise signature.malformed(name, "it is not JSON") from err
     if not isinstance(document, dict):
-        raise malformed(name, "it is not a JSON object")
+        raise signature.malformed(name, "it is not a JSON object")
     return document
 
 
@@ -66,7 +66,7 @@ def member(document: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
     """Return a member of a JSON object that must have this type."""
     value = document.get(key)
     if not isinstance(value, kind):
-        raise malformed(name, f"it has no valid {key!r}")
+        raise signature.malformed(name, f"it has no valid {key!r}")
     return value
 
 
@@ -75,12 +75,7 @@ def decoded(text: str, limit: int, name: str) -> bytes:
     try:
         found = base64.b64decode(text, validate=True) if len(text) <= 2 * limit else b""
     except (binascii.Error, ValueError) as err:
-        raise malformed(name, "it is not base64") from err
+        raise signature.malformed(name, "it is not base64") from err
     if not 0 < len(found) <= limit:
-        raise malformed(name, f"it is empty or larger than {limit} bytes")
+        raise signature.malformed(name, f"it is empty or larger than {limit} bytes")
     return found
-
-
-def malformed(name: str, reason: str) -> errors.Untrusted:
-    """Return the error for a signature that cannot be read."""
-    return errors.Untrusted(url=name, fault=signature.MALFORMED, reason=reason)

@@ -79,7 +79,7 @@ def _layers(store: Registry, data: bytes) -> Iterator[Candidate]:
 def _read(store: Registry, layer: documents.Descriptor, limit: int) -> Candidate:
     name = f"{store.name}: {layer.digest}"
     if layer.size > limit:
-        return Candidate(name, simple.malformed(name, f"it has {layer.size} bytes, more than {limit}"))
+        return Candidate(name, signature.malformed(name, f"it has {layer.size} bytes, more than {limit}"))
     try:
         with contextlib.closing(store.blob(layer)) as reader:
             data = blobs.read_all(reader, limit, name)
@@ -100,4 +100,4 @@ def _parse(store: Registry, data: bytes) -> documents.Index | documents.Manifest
 
 def _unreadable(store: Registry, of: documents.Descriptor, err: errors.Error) -> Candidate:
     name = f"{store.name}: {of.digest}"
-    return Candidate(name, errors.Untrusted(url=name, fault=signature.MALFORMED, reason=err))
+    return Candidate(name, signature.malformed(name, err))
