@@ -519,11 +519,11 @@ def _rounds(
             counts.received = journal.Journal.in_memory(out.size or place.limit)
             received = (counts.received,)
     covered = 0 if noted is None else noted.covered
-    if place.phase and (noted is None or not (made.repeats or (made.keep and covered))):
+    if place.phase and (noted is None or not made.resumes):
         progress.phase(place.phase, place.total)
-    if noted is None or not (made.repeats or covered):
-        if made.keep:
-            made.keep(disks.Stored(out.withheld, out.withheld, out.storage.read))
+    if made.keep and not covered:
+        made.keep(disks.Stored(out.withheld, out.withheld, out.storage.read))
+    if noted is None or not (made.resumes or covered):
         journals = received if noted is None or made.tentative else (noted, *received)
         yield Round(into, missing, meter, journals)
     elif made.resumes:
@@ -555,6 +555,9 @@ def _rounds(
             lost(before - noted.covered)
             covered, kept = end - start + refetched, min(end - start, kept) + refetched
             made.keep(disks.Stored(start, end, out.storage.read))
+            # What was counted in advance is not delivered again: all of the rest exceeds it.
+            counted.keep(noted.counted[0])
+            counted.skip(noted.counted[1])
         counts.count_kept(covered, kept, refetched)
         if made.keep:
             yield Round(into, noted.missing_of, meter, journals)

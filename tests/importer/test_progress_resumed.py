@@ -9,6 +9,7 @@ import json
 import random
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from hypothesis import strategies as st
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch
-from cdi_worker.importer import metrics, progress
+from cdi_worker.formats import clone as clone_format
+from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling, fetch
+from cdi_worker.importer import execute, metrics, progress
 from cdi_worker.importer.send import file as send_file
+from cdi_worker.sources import clone, upload
 from tests.support import disks as disks_module
-from tests.support import misbehave
+from tests.support import misbehave, processes
 
 MiB = 1 << 20
 #: The disk: noise, and holes between it.
@@ -203,3 +207,70 @@ def test_continued_upload_begins_with_what_the_server_has(tmp_path: Path) -> Non
     assert shown.series == sorted(shown.series)
     lines = [json.loads(line) for line in shown.json.getvalue().splitlines()]
     assert next(line["bytes"] for line in lines if line["phase"] == "transfer") == 3 * MiB
+
+
+class Content(readers.BytesReader):
+    """The content of a request; ``end`` is called at its end."""
+
+    def __init__(self, data: bytes, end: Callable[[], object]) -> None:
+        super().__init__(data)
+        self._end = end
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = super().readinto(into)
+        if not count:
+            self._end()
+        return count
+
+    def interrupt(self) -> None: ...
+
+
+def receive(target: Path, data: bytes, shown: progress.Meter, cut_at: int = 0) -> tuple[int, int]:
+    """Receive a clone of SIZE bytes, and cancel it when so many are written; return what is kept."""
+    body, kept, cancel = upload.Body(), list[tuple[int, int]](), cancelling.Cancel()
+
+    def end() -> None:
+        if cut_at:
+            processes.wait_for(lambda: shown.count >= cut_at, "what was sent")
+            cancel.set()
+
+    content = Content(data, end)
+    client = threading.Thread(target=lambda: (body.lend(content), body.end()))
+    with cancelling.Reads(cancel) as reads:
+        source = clone.CloneSource(
+            body,
+            reads,
+            is_tar=False,
+            ours=True,
+            content=clone.SentDisk("a" * 32, SIZE),
+            keep=kept.append,
+        )
+        wanted = cdi_worker.Request(
+            source="upload", location=cdi_worker.Location("upload"), target=str(target)
+        )
+        client.start()
+        try:
+            execute.run_source(source, wanted, shown, reads)
+        finally:
+            body.end()
+            client.join()
+    return kept[0]
+
+
+def test_holes_of_a_resumed_clone_are_subtracted_on_both_sides(tmp_path: Path) -> None:
+    """Its sender leaves out what is kept, with its holes: no other ones stand for them."""
+    noise = memoryview(random.Random(6).randbytes(4 * MiB))
+    half = SIZE // 2
+
+    def encoded(encoder: clone_format.Encoder) -> bytes:
+        return b"".join((*encoder.data(noise), encoder.zeros(half - 2 * len(noise)), *encoder.data(noise)))
+
+    first, second = clone_format.Encoder(), clone_format.Encoder()
+    with pytest.raises(errors.Cancelled):
+        receive(tmp_path / "disk", clone_format.MAGIC + encoded(first), progress.Meter(), 2 * len(noise))
+    rest = clone_format.MAGIC + second.kept(half) + encoded(second) + second.end()
+    shown = Shown()
+    assert receive(tmp_path / "disk", rest, shown) == (0, half)
+    assert shown.series == sorted(shown.series)
+    # Of 16 MiB of data, the last piece of 4 MiB ends at 99.9 %.
+    assert shown.series[-2:] == [pytest.approx(99.9), 100]
