@@ -572,6 +572,7 @@ def _rounds(
         continuing = compared.ContinuingSink(out.storage, noted, into)
         yield Round(continuing, missing, meter, received if made.tentative else (noted, *received))
         counts.count_kept(covered, figures[0], continuing.differed)
+        counts.written -= continuing.spared
         if continuing.differed:
             log.warning("storage differs from the stream rewritten=%d", continuing.differed)
 

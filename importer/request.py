@@ -267,6 +267,11 @@ class Request:
         return name == "qcow2" or (not name and self.target.lower().endswith(".qcow2"))
 
     @property
+    def in_pod(self) -> bool:
+        """Whether the target is on a volume of a pod, which has nothing else."""
+        return self.existing == "remove" or self.room.mount is not None
+
+    @property
     def is_archive(self) -> bool:
         """Whether the bytes must be a tar archive."""
         return self.content_type in {"archive", CLONE}
@@ -341,7 +346,7 @@ def resolved(made: Request) -> Request:
     Raises ``errors.RequestError`` that lists all faults.
     """
     check(made)
-    if made.room.mount or made.existing == "remove":
+    if made.in_pod:
         # On a volume, an earlier pod may have created a link that leads to other mounts.
         return made
     return dataclasses.replace(made, target=targets.follow_link(made.target))

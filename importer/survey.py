@@ -135,8 +135,8 @@ def examine(
         return _declared(source, source.format, read, request)
     detected = _look(only, read, request, cancel)
     is_text = detected.format == "text"
-    if is_text and (request.compares or request.existing == "remove") and not request.is_archive:
-        # In a pod, also by an upload, as CDI does. A comparison writes nothing.
+    if is_text and (request.in_pod or request.compares) and not request.is_archive:
+        # As CDI does. A comparison writes nothing.
         log.warning("the source is plain text, imported as it is: check whether this is the right file")
         detected = detected._replace(format="raw")
     found = Survey(format=detected.format, compressions=detected.compressions, head=detected.head)

@@ -87,7 +87,8 @@ class ContinuingSink:
     """Write what the journal lacks, and what it lists but storage does not hold.
 
     For a stream of a whole disk that resumes an earlier attempt. ``into``: the sink that
-    writes to ``stored``. ``differed``: bytes in the journal that were written again. Thread-safe.
+    writes to ``stored``. ``differed``: bytes in the journal that were written again; ``spared``: bytes of data
+    that need not be written. Thread-safe.
     """
 
     def __init__(self, stored: Storage, noted: journal.Journal, into: base.Sink) -> None:
@@ -95,13 +96,16 @@ class ContinuingSink:
         self._noted = noted
         self._into = into
         self.differed = 0
+        self.spared = 0
 
     def write(self, offset: int, data: memoryview, /) -> None:
         def wrong(start: int, end: int) -> list[Range]:
             return differing(self._stored, start, data[start - offset : end - offset])
 
+        self.spared += len(data)
         for start, end in self._unfinished(offset, offset + len(data), wrong):
             self._into.write(start, data[start - offset : end - offset])
+            self.spared -= end - start
 
     def zero(self, offset: int, length: int, /) -> None:
         for start, end in self._unfinished(offset, offset + length, self._stored.nonzero):

@@ -312,6 +312,17 @@ def test_result_says_how_much_was_written(server: misbehave.Server, tmp_path: Pa
         assert refused.status == 2, refused
 
 
+def test_disk_of_a_pod_that_is_text_is_updated(server: misbehave.Server, pod: worker.Pod) -> None:
+    text = b"a line of text\n" * 100
+    pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(text))
+    for _ in range(2):
+        done = pod.run()
+        assert done.status == 0, done.errors
+        assert "the source is plain text, imported as it is" in done.errors
+        pod.env["CDI_WORKER_UPDATE"] = "true"
+    assert pod.disk.read_bytes().startswith(text)
+
+
 def test_pod_updates_its_volume(server: misbehave.Server, pod: worker.Pod, tmp_path: Path) -> None:
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(bytes(OLD)))
     pod.env |= {"CDI_WORKER_UPDATE": "true", "IMPORTER_IMAGE_SIZE": "24Mi"}
