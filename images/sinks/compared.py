@@ -86,9 +86,9 @@ class UpdatingSink:
 class ContinuingSink:
     """Write what the journal lacks, and what it lists but storage does not hold.
 
-    For a stream of a whole disk that resumes an earlier attempt. ``into``: the sink that
-    writes to ``stored``. ``differed``: bytes in the journal that were written again; ``spared``: bytes of data
-    that need not be written. Thread-safe.
+    For a stream of a whole disk that resumes an earlier attempt. ``into``: the sink that writes to
+    ``stored``. ``differed``: bytes in the journal that were written again; ``spared``: bytes of data that
+    need not be written. Thread-safe.
     """
 
     def __init__(self, stored: Storage, noted: journal.Journal, into: base.Sink) -> None:
