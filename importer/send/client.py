@@ -54,6 +54,8 @@ class Answer:
         """Return the status and the text as one line of a message; a web page is left out."""
         is_page = self.text.lstrip()[:1] == "<" or "html" in self.header("Content-Type")
         text = "" if is_page else " ".join(masking.quoted(self.text, 1000).split())
+        # Our server's text begins with it.
+        text = text.removeprefix(f"{self.status}: ")
         return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 

@@ -143,4 +143,6 @@ class Running:
 
 
 def _reason(failure: Exception) -> str:
+    if isinstance(failure, OSError) and failure.errno:
+        return errors.words(failure)
     return str(failure) or type(failure).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import email.message
 import functools
 import hashlib
 import http.server
@@ -22,7 +23,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, progress
-from cdi_worker.importer.send import file
+from cdi_worker.importer.send import client, file
 from cdi_worker.sources import base
 from tests.support import (
     devices,
@@ -73,6 +74,11 @@ def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path)
     assert done.returncode == 0, done.stderr
     assert "100.0% done" in done.stderr
     assert disk.read_bytes() == DATA
+
+
+def test_refusal_has_its_status_once() -> None:
+    answer = client.Answer(503, email.message.Message(), "503: another upload is running")
+    assert answer.reason() == "503 Service Unavailable: another upload is running"
 
 
 def test_command_needs_a_url_and_a_token_only(server: uploads.Server, image: Path, tmp_path: Path) -> None:
