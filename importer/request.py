@@ -503,7 +503,8 @@ def _swapped(made: Request) -> str:
         ):
             return errors.Unreachable(url=path, reason="no such file or directory").at_terminal()
         if is_path and targets.is_block(path) and targets.is_file(target):
-            return f"{target}: exists; to replace it with the content of {path}, use --force"
+            reason = f"exists, and {path} is a device"
+            return errors.TargetExists(path=target, reason=reason).at_terminal()
     return ""
 
 

@@ -329,8 +329,8 @@ def test_device_in_place_of_the_source_is_named(tmp_path: Path, name: str) -> No
     old.write_bytes(bytes(4096))
     with devices.loop(tmp_path, MiB) as device:
         done = worker.run("import", device, old)
-        way = f"{old}: exists; to replace it with the content of {device}, use --force"
-        assert (done.status, done.error_message) == (2, f"{way}; {ORDER}")
+        reason = f"{old}: exists, and {device} is a device; to replace it, use --force; {ORDER}"
+        assert (done.status, done.error_message) == (2, reason)
         done = worker.run("import", tmp_path / "new.img", device)
         assert done.error_message.startswith(f"{tmp_path}/new.img: no such file or directory"), done.errors
 

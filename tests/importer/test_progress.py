@@ -41,6 +41,8 @@ DATA = 12 * MiB
 #: Bytes per second of the server: of a connection, and of the connections that an import opens.
 RATE = 500 << 10
 WIRE = 6 * RATE
+#: A boot sector: no warning says that the image may not be a disk.
+HEAD = bytes(510) + b"\x55\xaa"
 PERCENT = "kubevirt_cdi_import_progress_total"
 
 
@@ -271,7 +273,10 @@ def test_interrupted_import_says_what_is_kept_and_continues(
     form: str, sparse: Path, slow: servers.Web, tmp_path: Path
 ) -> None:
     image = tmp_path / "noise"
-    image.write_bytes(random.Random(2).randbytes(DATA)) if form == "raw" else image_of(sparse, form, tmp_path)
+    if form == "raw":
+        image.write_bytes(HEAD + random.Random(2).randbytes(DATA - len(HEAD)))
+    else:
+        image_of(sparse, form, tmp_path)
     image = image if form == "raw" else tmp_path / f"disk.{form}"
     target = tmp_path / "disk.img"
     command = ["import", slow.url(image), str(target), "--progress"]
@@ -336,7 +341,7 @@ def test_image_of_unknown_length_has_a_percentage(
     """That of the data of its disk: by the tables of a qcow2 image, or of the requested size."""
     disk = tmp_path / "disk.raw"
     with disk.open("wb") as stream:
-        stream.write(random.Random(4).randbytes(8 * MiB))
+        stream.write(HEAD + random.Random(4).randbytes(8 * MiB - len(HEAD)))
         stream.truncate(16 * MiB)
     image = disk if form == "raw" else image_of(disk, form, tmp_path)
     page = misbehave.Page(image.read_bytes(), framing="chunked", ranges=False, drip=(64 << 10, 0.01))
