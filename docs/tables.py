@@ -268,8 +268,8 @@ def printed(name: str) -> list[str]:
     """Return the exit status of an error, how commands and pods print it, and its reasons."""
     kind = messages.KINDS[name]
     again = "; may be retried without a change" if kind.retryable else ""
-    remedy = f"; {kind.remedy.text(errors.TERMINAL)}" if kind.remedy else ""
-    texts = {"command": f"{kind.terminal or kind.template}{remedy}", "pod": kind.phrase + kind.template}
+    command = "; ".join(filter(None, (kind.terminal or kind.template, kind.remedy.text(errors.TERMINAL))))
+    texts = {"command": command, "pod": kind.phrase + kind.template}
     # Fields without their formats, such as {size:size}.
     rows = [(by, re.sub(r"(\{[a-z_]+)[:!][^}]*", r"\1", f"`{text}`")) for by, text in texts.items()]
     # Spaces at both ends are not part of the literal text, which may have a backquote.
