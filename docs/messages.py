@@ -117,6 +117,9 @@ def _texts(node: ast.expr, known: Values) -> Iterator[str]:
     match node:
         case ast.Constant(str(text)):
             yield text
+        case ast.JoinedStr([ast.FormattedValue(ast.Name(_) as name), *parts]):
+            starts = list(_texts(name, known)) or [DETAILS]
+            yield from (start + end for start in starts for end in _texts(ast.JoinedStr(parts), known))
         case ast.JoinedStr(parts):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else DETAILS for part in parts)
         case ast.IfExp():
