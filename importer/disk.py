@@ -88,7 +88,8 @@ class OrderedDisk(raw.StreamDisk):
         self.keep = self._keep
 
     def _keep(self, stored: base.Stored) -> None:
-        self._opened = functools.partial(reading.plain, self._attempt, stored=stored)
+        if stored.start < stored.end:
+            self._opened = functools.partial(reading.plain, self._attempt, stored=stored)
 
 
 def _stream(attempt: Attempt) -> base.Disk:

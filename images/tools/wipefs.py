@@ -29,7 +29,8 @@ def contents(path: str) -> list[str]:
         first = device.read(_SECTOR)
     if first.startswith(detect.CLAIM):
         return []
-    output = _run("wipefs", "--json", "--no-act", path)
+    # A label may be in any encoding.
+    output = _run("wipefs", "--json", "--no-act", path).decode("utf-8", "replace")
     # Nothing is printed for some devices without signatures.
     listed = smalljson.parse(output)["signatures"] if output.strip() else []
     labels = {str(each["type"]): masking.quoted(str(each["label"] or "")) for each in listed}

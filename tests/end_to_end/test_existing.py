@@ -158,6 +158,10 @@ def boot_sector(device: Path) -> None:
             lambda device: processes.run("mkfs.ext4", "-q", "-F", "-L", "of yesterday", device),
             "ext4 'of yesterday'",
         ),
+        (
+            lambda device: processes.run("mkfs.ext4", "-q", "-F", "-L", "caf\udce9", device),
+            "ext4 'caf\ufffd'",
+        ),
         (table("dos"), "MBR, 2 partitions"),
         (table("gpt"), "GPT, 2 partitions"),
         (boot_sector, "boot sector"),
