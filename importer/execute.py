@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HASHED: Final = (
+#: For an image that would be read by ranges without its checksum, and can only be resumed by them.
+HASHED: Final = (
     "because of the checksum, all of the image is downloaded, and an interrupted import starts over"
 )
 #: Scratch may still hold the image of a killed run, and have no room for a second one.
@@ -193,8 +194,8 @@ def attempts(
                 log.info("plan %s", plan.describe())
                 is_hashed = plan.route is Route.PLACE or not found.ranges
                 if is_hashed and whole.seeks and not (plan.random or plan.compared or found.compressions):
-                    # Else it would be read by ranges. Nobody has to do anything about a server's checksum.
-                    log.log(logging.WARNING if run.demanded.checksum else logging.INFO, _HASHED)
+                    # Nobody has to do anything about a server's checksum.
+                    log.log(logging.WARNING if run.demanded.checksum else logging.INFO, HASHED)
                 if plan.virtual_size is not None:
                     run.progress.disk(plan.virtual_size)
                 shared = run._replace(demanded=demanded)._asdict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ from cdi_worker.importer.result import Result, stated
 from cdi_worker.sources import base, selection
 from cdi_worker.sources.packages import ova
 from cdi_worker.sources.trust import Demanded
+
+log = logging.getLogger(__name__)
 
 
 def run_all(
@@ -97,6 +100,8 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
     """
     _check_ova(whole, request)
     whole = whole.files[0]
+    if run.demanded.checksum and whole.seeks:
+        log.warning(execute.HASHED)
     results: dict[str, Result] = {}
     key = selection.digest(request.location)[:16]
     with group.Group() as disks:

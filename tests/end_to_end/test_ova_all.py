@@ -12,7 +12,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import together
+from cdi_worker.importer import execute, together
 from tests.support import devices, misbehave, oracle, ovas, worker
 from tests.support import disks as disks_module
 from tests.support.ovas import Disk
@@ -69,14 +69,21 @@ def test_no_disk_of_a_stream_is_usable_if_one_is_wrong(
     assert os.listdir(folder) == []
 
 
-def test_checksum_is_of_the_whole(server: misbehave.Server, disks: disks_module.Disks, folder: Path) -> None:
+def test_checksum_is_of_the_whole(
+    server: misbehave.Server,
+    disks: disks_module.Disks,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     data = packed(disks)
     wrong = request(server, data, folder, ranges=True, checksum=f"sha1:{'0' * 40}")
     with pytest.raises(errors.ChecksumMismatch):
         together.run_all(wrong)
     assert os.listdir(folder) == []
     right = f"sha1:{hashlib.sha1(data).hexdigest()}"
+    caplog.clear()
     together.run_all(request(server, data, folder, ranges=True, checksum=right))
+    assert caplog.text.count(execute.HASHED) == 1
     assert len(os.listdir(folder)) == len(VARIANTS)
 
 
