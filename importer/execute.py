@@ -556,9 +556,8 @@ def _rounds(
             lost(before - noted.covered)
             covered, kept = end - start + refetched, min(end - start, kept) + refetched
             made.keep(disks.Stored(start, end, out.storage.read))
-            # What was counted in advance is not delivered again: all of the rest exceeds it.
-            counted.keep(noted.counted[0])
-            counted.skip(noted.counted[1])
+            # These holes are not delivered again: those of the rest are other ones.
+            counted.skip(skipped)
         counts.count_kept(covered, kept, refetched)
         if made.keep:
             yield Round(into, noted.missing_of, meter, journals)
