@@ -121,7 +121,8 @@ class _Layout:
         With a tag: the entry of index.json with that reference name. Without: the only entry, or index.json
         itself if its entries are the platforms of one image.
         """
-        with contextlib.closing(self._part(_INDEX).rest(self.cancel, 0)) as reader:
+        part = self._part(_INDEX)
+        with self.cancel.child() as stop, contextlib.closing(part.rest(stop, 0)) as reader:
             data = blobs.read_all(reader, documents.LARGEST_MANIFEST, self.name)
         index = documents.parse(data, self.name)
         if not isinstance(index, documents.Index):

@@ -80,6 +80,13 @@ def test_archive_of_a_tool_is_read(
     oracle.same(importer.target, disks.expected(variant))
 
 
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_index_that_is_too_long_is_refused(importer: ways.Importer, way: str) -> None:
+    index = Entry("index.json", b" " * (40 << 20))
+    layout = Entry("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    assert "larger than 4194304 bytes" in str(importer.refused(containers.tar([layout, index]), way))
+
+
 def test_stream_that_passes_once_must_begin_with_its_index(importer: ways.Importer) -> None:
     image = Image((containers.titled_layer(OTHER, "disk.img"),), containers.EMPTY_CONFIG)
     with pytest.raises(errors.Unsupported, match=r"has index\.json in another order"):
