@@ -291,17 +291,17 @@ class SourceError(Error):
     status = 3
     phrase = "Unable to process data: failed to pull image: "
 
+    def __init__(self, *, remedy: object = None, **fields: object) -> None:
+        if not remedy and (action := _REACH.get(str(fields.get("reason")))):
+            remedy = Remedy([(action, "command")])
+        super().__init__(**fields, remedy=remedy)
+
 
 class Unreachable(SourceError):
     """The source failed before its first byte: name resolution, connection, TLS, permission, not found."""
 
     template = "{url}: {reason}"
     phrase = "Unable to connect to {source} data source: "
-
-    def __init__(self, *, url: object, reason: object, remedy: object = None, **more: object) -> None:
-        if not remedy and (action := _REACH.get(str(reason))):
-            remedy = Remedy([(action, "command")])
-        super().__init__(url=url, reason=reason, **more, remedy=remedy)
 
 
 class Transient(SourceError):

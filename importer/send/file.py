@@ -81,7 +81,9 @@ class ImageFile(upload_sender.Stream):
             targets.refuse_unfinished(path, self._fd)
             self.length = os.lseek(self._fd, 0, os.SEEK_END)
         except OSError as err:
-            raise errors.Unreachable(url=path, reason=errors.words(err)) from err
+            is_missing = isinstance(err, FileNotFoundError)
+            remedy = errors.Remedy([("check the path", "command")]) if is_missing else None
+            raise errors.Unreachable(url=path, reason=errors.words(err), remedy=remedy) from err
         self._version = _version(found)
         times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
         self._file = f"{found.st_dev} {found.st_ino} {times} {self.length}"

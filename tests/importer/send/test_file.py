@@ -76,6 +76,21 @@ def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path)
     assert disk.read_bytes() == DATA
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("image", "https://127.0.0.1:1/v1beta1/upload: connection refused; check host and port, and that "),
+        ("missing", "missing: no such file or directory; check the path\n"),
+        ("", "is a directory; name the file of the disk\n"),
+    ],
+)
+def test_message_says_what_to_do(image: Path, name: str, message: str) -> None:
+    command = ("upload", image.parent / name, "https://127.0.0.1:1", "--stall-timeout=1")
+    (image.parent / "image").write_bytes(DATA)
+    done = worker.run(*command)
+    assert (done.status, message in done.errors) == (3, True), done.errors
+
+
 def test_refusal_has_its_status_once() -> None:
     answer = client.Answer(503, email.message.Message(), "503: another upload is running")
     assert answer.reason() == "503 Service Unavailable: another upload is running"
