@@ -70,14 +70,17 @@ class Remedy(tuple[Way, ...]):
 
 
 #: By the reason why a source is unreachable.
-_REACH: Final = {
-    "connection refused": "check host and port, and that the server runs",
-    "connect: connection refused": "check host and port, and that the server runs",
-    "unknown host": "check the name of the host",
-    "no such file or directory": "check the path; a URL begins with https://, an image in a registry with docker://",
-    "connect: no such file or directory": "check the path of the socket",
-    "is a directory": "name the file of the disk",
-    "permission denied": "check the permissions of the file",
+_REACH: Final[Mapping[str, Way]] = {
+    "connection refused": ("check host and port, and that the server runs", ""),
+    "connect: connection refused": ("check host and port, and that the server runs", ""),
+    "unknown host": ("check the name of the host", ""),
+    "no such file or directory": (
+        "check the path; a URL begins with https://, an image in a registry with docker://",
+        "command",
+    ),
+    "connect: no such file or directory": ("check the path of the socket", ""),
+    "is a directory": ("name the file of the disk", "command"),
+    "permission denied": ("check the permissions of the file", ""),
 }
 
 #: Fields of an error whose values are our own names. Code compares them, so they are not masked.
@@ -292,8 +295,8 @@ class SourceError(Error):
     phrase = "Unable to process data: failed to pull image: "
 
     def __init__(self, *, remedy: object = None, **fields: object) -> None:
-        if not remedy and (action := _REACH.get(str(fields.get("reason")))):
-            remedy = Remedy([(action, "command")])
+        if not remedy and (way := _REACH.get(str(fields.get("reason")))):
+            remedy = Remedy([way])
         super().__init__(**fields, remedy=remedy)
 
 

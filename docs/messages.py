@@ -46,7 +46,7 @@ def reasons() -> Mapping[str, list[str]]:
             # Words, and not the rest of a message that is put together.
             if re.search("[A-Za-z]", text) and " " in text and text[0] not in ",; ":
                 found[kind].add(text)
-    found["Unreachable"] |= {f"{reason}; {cure}" for reason, cure in errors._REACH.items()}  # noqa: SLF001
+    found["Unreachable"] |= {f"{reason}; {cure}" for reason, (cure, _) in errors._REACH.items()}  # noqa: SLF001
     return {kind: _sorted(texts) for kind, texts in found.items()}
 
 

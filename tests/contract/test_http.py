@@ -127,7 +127,7 @@ def test_no_proxy_is_honoured(pod: worker.Pod, server: misbehave.Server, disks: 
         pod.disk.unlink()
         # The name does not resolve without the proxy.
         assert pod.run(IMPORTER_ENDPOINT=far, **{**env, "no_proxy": "*.test"}).status == 1
-        assert "unknown host" in pod.message
+        assert "unknown host; check the name of the host" in pod.message
 
 
 def test_node_pull_imports_disk_and_labels(

@@ -140,7 +140,7 @@ def test_token_is_not_sent_unencrypted_to_other_hosts(
 def test_unreachable_token_service_is_reported(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, "http://127.0.0.1:1/token")
     with (
-        pytest.raises(errors.Transient, match=r"^Google's token service: connection refused$"),
+        pytest.raises(errors.Transient, match=r"^Google's token service: connection refused; check host "),
         gcs_objects.opened(f"{guard.url}/images/disk.img", None, file),
     ):
         pass
