@@ -158,6 +158,17 @@ def test_import_is_complete_although_nothing_can_be_printed(wide: terminals.Term
         ]
 
 
+def test_obstacle_is_shown_once(wide: terminals.Terminal) -> None:
+    """In the table; on standard error too where standard output is not the terminal."""
+    for name in ("image", "disk.img"):
+        (wide.folder / name).write_bytes(bytes(MiB))
+    obstacle = "disk.img: exists; to replace it, use --force"
+    shown = [line for line in wide.run("cdi-worker import --dry-run image disk.img") if obstacle in line]
+    assert [line.split()[0] for line in shown] == ["obstacle"]
+    screen = wide.run("cdi-worker import --dry-run image disk.img >report")
+    assert f"cdi-worker: {obstacle}" in screen
+
+
 @pytest.mark.parametrize("command", ["inspect image", "--help", "inspect --json image", "--version"])
 @pytest.mark.parametrize("to", [">&-", ">/dev/full"])
 def test_lost_output_is_an_error(wide: terminals.Terminal, command: str, to: str) -> None:
