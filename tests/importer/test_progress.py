@@ -356,6 +356,14 @@ def test_image_of_unknown_length_has_a_percentage(
     assert last["percent"] == 99.9
 
 
+def test_done_is_the_end(server: misbehave.Server, tmp_path: Path) -> None:
+    url = server.serve("/disk", misbehave.Page(bytes(MiB) + random.Random(1).randbytes(MiB)))
+    done = worker.run("import", "--verify", "--progress=json", url, tmp_path / "disk.img")
+    phases = [json.loads(line)["phase"] for line in done.errors.splitlines() if line.startswith("{")]
+    assert phases[-2:] == ["readback", "done"]
+    assert "sync" in phases
+
+
 def test_lines_become_fewer() -> None:
     """A day's log must not be thousands of lines; the first minute is not silent."""
     times = []

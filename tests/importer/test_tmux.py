@@ -130,14 +130,6 @@ def test_retry_says_why_and_until_when(terminal: terminals.Terminal, server: mis
         see(terminal, r"503 Service Unavailable, next try in \d+ s \(\d+ of \d+ s without data\)")
 
 
-def test_done_is_the_end(wide: terminals.Terminal, server: misbehave.Server) -> None:
-    page = misbehave.Page(DATA)
-    screen = wide.run(f"cdi-worker import --verify --progress lines {server.serve('/disk', page)} disk.img")
-    phases = [found[1] for line in screen if (found := re.match(r" *[\d.]+% (\w+)", line))]
-    assert phases[-2:] == ["readback", "done"]
-    assert "sync" in phases
-
-
 def test_warning_at_a_terminal_is_for_people(wide: terminals.Terminal) -> None:
     (wide.folder / "image").write_bytes(DATA[:MiB])
     screen = wide.run("cat image | cdi-worker import - disk.img")
