@@ -47,12 +47,13 @@ _SIGNATURES = (
 
 
 def is_plausible(head: bytes) -> bool:
-    """Return whether a disk begins with ``head``, its first 65 KiB, or all of a smaller one.
+    """Return whether a disk begins with ``head``, at least its first 65 KiB, or all of a smaller one.
 
-    It does if there is a partition table, a file system or a boot sector, and if there are only zeros: a
-    new data disk.
+    It does if there is a partition table, a file system or a boot sector, and if the first 65 KiB are only
+    zeros: a new data disk.
     """
-    return any(head.startswith(magic, at) for at, magic in _SIGNATURES) or not head.strip(b"\0")
+    is_empty = not head[: 65 << 10].strip(b"\0")
+    return is_empty or any(head.startswith(magic, at) for at, magic in _SIGNATURES)
 
 
 def partition_sector_size(head: bytes) -> int | None:
