@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import io
 import json
 import logging
 import operator
@@ -318,9 +318,8 @@ class Journal:
 
 def is_at_end_of(path: str) -> bool:
     """Return whether a file ends with a journal, of whatever source, as an incomplete disk does."""
-    with _open(path) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) // _PAGE * _PAGE - AREA))
-        found = file.read(AREA + _PAGE)
+    with _opened(path) as fd:
+        found = os.pread(fd, AREA + _PAGE, max(0, os.fstat(fd).st_size // _PAGE * _PAGE - AREA))
     return any(is_at(found, at) for at in range(0, len(found), _PAGE))
 
 
@@ -339,16 +338,19 @@ def _places(records: list[digests.Record]) -> Iterator[Range]:
         yield at, min(end, at + digests.UNIT)
 
 
-def _open(path: str) -> io.FileIO:
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
     # Others may have put a pipe or a link there.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, flags))
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _read(slots: Slots) -> list[bytes]:
     try:
-        with _open(slots.path) as file:
-            fd = file.fileno()
+        with _opened(slots.path) as fd:
             if slots.is_apart and not space.is_ours(os.fstat(fd), Path(slots.path).parent):
                 return []
             return [os.pread(fd, SLOT, slots.offset + number * SLOT) for number in range(2)]
