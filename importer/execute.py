@@ -567,7 +567,8 @@ def _rounds(
     else:
         # A stream cannot skip what ranges have written: it is compared, and only what differs is written.
         figures = noted.counted
-        noted.counting = lambda: figures
+        # What ranges have moved passes again.
+        noted.counting = lambda: (max(0, figures[0] - noted.moved_now), figures[1])
         out.storage.drop_cache()
         continuing = compared.ContinuingSink(out.storage, noted, into)
         yield Round(continuing, missing, meter, received if made.tentative else (noted, *received))

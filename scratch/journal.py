@@ -87,7 +87,8 @@ class Journal:
         self.counted = 0, 0
         #: Returns the bytes that this attempt keeps, and those that need not be moved.
         self.counting: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self._moved = 0
+        #: Bytes of the source that this attempt has moved.
+        self.moved_now = 0
         self._unsaved = 0
         self._seconds = seconds
         self._cost = 0.0  # seconds of the last save
@@ -159,13 +160,13 @@ class Journal:
     def moved(self, count: int) -> None:
         """Count ``count`` bytes of the source whose disk has been noted."""
         with self._lock:
-            self._moved += count
+            self.moved_now += count
 
     @property
     def figures(self) -> tuple[int, int]:
         """The bytes of the source that were moved, also by earlier attempts, and those that need not be."""
         kept, skipped = self.counting()
-        return self._moved + kept, skipped
+        return self.moved_now + kept, skipped
 
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the unfinished parts of a range."""
@@ -268,7 +269,7 @@ class Journal:
         began = self._clock()
         with self._lock:
             finished, packed = self._finished.dump()
-            moved = self._moved
+            moved = self.moved_now
             self._unsaved = 0
         kept, skipped = self.counting()
         flush()
