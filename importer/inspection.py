@@ -64,7 +64,7 @@ def inspect(
     a directory. Without a target the plan is that for one with enough space. ``overhead``: of the file system
     of ``volume_size``; None: that of the request.
     """
-    request = Request(location=base.Location(source)) if isinstance(source, str) else source
+    request = request_module.of(source) if isinstance(source, str) else source
     request_module.check(request, needs_target=False)
     silent = NullProgress()
     with contact.begin(request, silent, cancel) as (reads, demanded):

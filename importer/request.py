@@ -434,6 +434,11 @@ def check(made: Request, faults: list[str] | None = None, *, needs_target: bool 
         raise errors.RequestError(*faults)
 
 
+def of(address: str) -> Request:
+    """Return the request for a URL or path without a target."""
+    return Request(location=base.Location(address))
+
+
 def _check_type(given: object, wanted: str) -> None:
     """Raise ``RequestError`` for an address in place of a request or of its location."""
     if not isinstance(given, Request | base.Location):

@@ -112,7 +112,7 @@ def test_restarted_target_receives_the_clone(
         log = tmp_path / "log"
         with clones.target(first, paths, log) as pod:
             sender = clones.start_source(clones.environment(first, mode, volume), tmp_path / "message")
-            processes.wait_for(lambda: "transfer" in log.read_text(), "the clone to begin")
+            processes.wait_for(lambda: "] plan " in log.read_text(), "the clone to begin")
             pod.send_signal(number)
             pod.wait(20)
         with second, sender:
