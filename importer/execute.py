@@ -485,7 +485,7 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
 
 
 def _report_discarded(attempt: Attempt) -> None:
-    """Report that a partial import on the target, which its own source could continue, is discarded."""
+    """Report that a partial import of something else on the target is discarded, if there is one."""
     left = targets.partial(attempt.claim)
     if left is not None:
         part = units.format_size(left) if left else "a part"

@@ -79,7 +79,7 @@ class Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *args: Any, min_speed: float = retry.MIN_SPEED, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self._timeout: float | None = sock.gettimeout()
-        self._slowest = min_speed
+        self._min_speed = min_speed
         self._body = _Metered(self.fp.detach())
         self._plain = io.BufferedReader(self._body)
         self._receiver = sockets.Receiver(sock)
@@ -181,7 +181,7 @@ class Response(http.client.HTTPResponse):
         # None: http.client has closed the response.
         if self.fp is not None:
             self.fp = self._plain
-        self._body.meter = None if self._timeout is None else retry.SpeedMeter(self._timeout, self._slowest)
+        self._body.meter = None if self._timeout is None else retry.SpeedMeter(self._timeout, self._min_speed)
 
 
 class Bounded(Response):

@@ -59,8 +59,8 @@ class Disk(abc.ABC):
     what has changed since a checkpoint: these are ``declared`` bytes, after ``deliver``. ``repeats``: whether
     ``deliver`` can be called again, for the missing ranges only; a disk that follows a stream is delivered
     once, and always whole. ``tentative``: delivered data may turn out wrong until ``deliver`` returns: the
-    tables may come last. ``keep``: is told, before ``deliver``, which part a disk that is read in order need
-    not read from its source.
+    tables may come last. ``keep``: of a disk that is read in order; it is called before ``deliver`` with the
+    part that the target holds, which is then not read from the source.
     """
 
     size: int | None = None

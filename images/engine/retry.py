@@ -63,7 +63,7 @@ class Patience:
         shared: Shared | None = None,
     ) -> None:
         self._limit = limit
-        self._slowest = min_speed
+        self._min_speed = min_speed
         self._longest = max(limit, longest)
         self._cancel = cancel
         self._retried = retried
@@ -92,10 +92,10 @@ class Patience:
         now = time.monotonic()
         self._bytes += count
         self._reported = now
-        if self._bytes >= self._slowest * (now - self._since):
+        if self._bytes >= self._min_speed * (now - self._since):
             self._begin(now)
         elif now - max(self._unbroken, self._shared.at) > self._limit:
-            lack = Slow(self._bytes, now - self._since, self._slowest)
+            lack = Slow(self._bytes, now - self._since, self._min_speed)
             raise errors.TransferFailed(url=name, offset=offset, reason=str(lack), remedy=lack.remedy)
 
     def resume(self) -> None:
@@ -126,7 +126,7 @@ class Patience:
         since = max(self._since, self._shared.at)
         waited = time.monotonic() - since
         if (waited if self._failures > 1 else 0) + delay > self._allowed:
-            lack = Slow(self._bytes, waited, self._slowest)
+            lack = Slow(self._bytes, waited, self._min_speed)
             reason = f"{failure.fields['reason']}; {lack}"
             if asked:
                 reason += (
@@ -169,7 +169,7 @@ class SpeedMeter:
 
     def __init__(self, seconds: float, min_speed: float = MIN_SPEED) -> None:
         self._limit = seconds
-        self._slowest = min_speed
+        self._min_speed = min_speed
         self._seconds = 0.0
         self._bytes = 0
 
@@ -190,7 +190,7 @@ class SpeedMeter:
         """Add bytes that arrived within ``seconds``. Raises ``Slow`` if they are too slow."""
         self._bytes += count
         self._seconds += seconds
-        if count and self._bytes >= self._slowest * self._seconds:
+        if count and self._bytes >= self._min_speed * self._seconds:
             self._bytes, self._seconds = 0, 0.0
         elif self._seconds >= self._limit:
-            raise Slow(self._bytes, self._seconds, self._slowest)
+            raise Slow(self._bytes, self._seconds, self._min_speed)

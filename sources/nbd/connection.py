@@ -218,7 +218,7 @@ class _Clock:
     """A time that callbacks of libnbd set. It keeps no connection open."""
 
     def __init__(self, min_speed: float) -> None:
-        self._slowest = min_speed
+        self._min_speed = min_speed
         self.tick()
 
     def tick(self) -> None:
@@ -228,7 +228,7 @@ class _Clock:
     def count(self, count: int) -> None:
         """Add bytes of data; set the time if they are not too slow."""
         self._bytes += count
-        if self._bytes >= self._slowest * (time.monotonic() - self.at):
+        if self._bytes >= self._min_speed * (time.monotonic() - self.at):
             self.tick()
 
 

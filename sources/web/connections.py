@@ -189,13 +189,13 @@ class _Plain(urllib3.connection.HTTPConnection):
         self, *args: Any, cancel: cancelling.Cancel, border: Border, min_speed: float, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._slowest = min_speed
+        self._min_speed = min_speed
         self._cancel = cancel
         self._border = border
 
     # http.client only calls it; a class is not needed.
     def response_class(self, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a class attribute in http.client
-        self.answer = responses.Response(*args, min_speed=self._slowest, **kwargs)
+        self.answer = responses.Response(*args, min_speed=self._min_speed, **kwargs)
         return self.answer
 
     def connect(self) -> None:
