@@ -14,7 +14,7 @@ import: ## import a disk: URL=... TARGET=...; default: a real disk served on loo
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
 boot: setup ## import the real disk and boot it in qemu to its menu
-	@.venv/bin/python -m pytest tests/end_to_end/test_boot.py --whole
+	@.venv/bin/python -m pytest tests/proofs/test_boot.py --whole
 
 try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 	@tools/try-debian $(or $(RELEASE),trixie)
@@ -67,25 +67,25 @@ bench: setup ## compare with the commands that people use (as root); writes docs
 fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|vdi|vpc|vhdx|formats|documents SECONDS=60, or RUNS=100000
 	@.venv/bin/pip install -qq --group fuzz
 	@mkdir -p build/fuzz
-	@.venv/bin/python -m $(if $(filter formats documents,$(TARGET)),tests.fuzz,tests.fuzz.mapped) $(or $(TARGET),qcow2) \
+	@.venv/bin/python -m $(if $(filter formats documents,$(TARGET)),tests.proofs.fuzz,tests.proofs.fuzz.mapped) $(or $(TARGET),qcow2) \
 		build/fuzz/$(or $(TARGET),qcow2) $(if $(RUNS),-runs=$(RUNS),-max_total_time=$(or $(SECONDS),60)) \
 		-rss_limit_mb=2048 -artifact_prefix=build/fuzz/
 
 crash: setup ## replay recorded imports up to every flush, as after power cuts (as root)
-	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/crash --whole $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/proofs/crash --whole $(PYTEST_ARGS)
 
 soak: setup ## run N=500 imports and N upload servers in a row, and look for what they leave behind
-	@.venv/bin/python -m pytest -n 2 tests/soak --soak $(or $(N),500) $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 tests/proofs/soak --soak $(or $(N),500) $(PYTEST_ARGS)
 
 mutants: setup ## remove one check of the product after the other; tests must fail: MUTANTS='registry uploads'
-	@.venv/bin/python -m tests.mutation $(MUTANTS)
+	@.venv/bin/python -m tests.proofs.mutation $(MUTANTS)
 
 prove: setup ## run every slow proof whole, with new seeds (as root, an hour and more): PROOFS="soak mutants"; writes docs/about/proofs.md
 	@.venv/bin/pip install -qq --group fuzz
 	@tools/prove $(PROOFS)
 
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000
-	@.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)
+	@.venv/bin/python -m tests.proofs.simulation --seeds $(or $(SEEDS),10000) $(SIMULATE_ARGS)
 
 image: ## build the container image with buildah, podman or docker: IMAGE=name PLATFORMS=linux/amd64,linux/arm64 IMAGE_OPTIONS=...
 	@$(if $(PLATFORMS),tools/emulated $(PLATFORMS)) tools/image $(IMAGE_OPTIONS)

@@ -1,8 +1,8 @@
 """The directive ``{recording}``: commands of the page of a first session, as a picture of a terminal.
 
-A test runs that page's commands and compares their output (tests/docs/test_transcript.py), so the picture
-is what a reader will see. It is drawn by rich while the site is built, without its fonts, which would be
-fetched.
+A test runs that page's commands and compares their output (tests/check/docs/test_transcript.py), so the
+picture is what a reader will see. It is drawn by rich while the site is built, without its fonts, which
+would be fetched.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 ``{settings}``: the variables that set options.
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
 ``{printed} CLASS``: how an error is printed, and the reasons that the program gives for it.
-Each returns lines of Markdown (tests/docs/test_tables.py).
+Each returns lines of Markdown (tests/check/docs/test_tables.py).
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run ``cdi-worker`` with ``argv`` and exit with its status (docs/reference/exit-status.md)."""
     _open_streams()
-    status = _status(_arguments() if argv is None else list(argv), cancelled_by_signals())
+    number = status(_arguments() if argv is None else list(argv), cancelled_by_signals())
     # Python's finalization takes another 25 ms, and reports what cannot be printed.
     logging.shutdown()
     for stream in (sys.stderr, sys.stdout):
         # Failures of the output were reported where they happened.
         with contextlib.suppress(OSError):
             stream.flush()
-    os._exit(status)
+    os._exit(number)
 
 
 def _open_streams() -> None:
@@ -153,7 +153,8 @@ def set_up_logging(verbosity: int) -> None:
         )
 
 
-def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
+def status(argv: list[str], cancel: cancelling.Cancel) -> int:
+    """Run a command; return its exit status. Its words go to the standard streams."""
     obj = parameters.Context(cancel, set_up_logging, contract.environment())
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):
@@ -174,11 +175,11 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         with contextlib.suppress(OSError):
             err.message = masking.mask(err.message)  # type: ignore[misc]  # final in click
             err.show()
-        error, status = errors.RequestError(err.format_message()), err.exit_code
+        error, number = errors.RequestError(err.format_message()), err.exit_code
     except (click.Abort, KeyboardInterrupt):
-        error, status = errors.Cancelled(), errors.Cancelled.status
+        error, number = errors.Cancelled(), errors.Cancelled.status
     except errors.Error as err:
-        error, status = err, err.status
+        error, number = err, err.status
         _say(error.at_terminal())
         log.debug("trace", exc_info=True)
     except Exception as err:
@@ -189,7 +190,7 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         else:
             # A defect. The traceback is for the person who reports it.
             reason = f"internal error: {type(err).__name__}: {err}; please report it with the output of -v=4"
-        error, status = errors.Error(reason=reason), errors.Error.status
+        error, number = errors.Error(reason=reason), errors.Error.status
         _say(reason)
     # A wrong command line may be refused before ``obj`` knows of --json or of a disk on standard output.
     if obj.as_json or "--json" in argv:
@@ -197,7 +198,7 @@ def _status(argv: list[str], cancel: cancelling.Cancel) -> int:
         stream = sys.stderr if is_disk else sys.stdout
         with contextlib.suppress(OSError):
             print(json.dumps({"error": error.as_fields(error.at_terminal())}), file=stream, flush=True)
-    return status
+    return number
 
 
 def _say(message: str) -> None:

@@ -36,7 +36,6 @@ from tests.support import (
     products,
     quick,
     registries,
-    repository,
     servers,
     shared,
     uploads,
@@ -117,10 +116,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect the tests of the container image with ``--image`` only; with ``--quick`` only quick tests."""
-    is_of_image = collection_path == repository.ROOT / "tests/image"
+    """Collect only files with quick tests, with ``--quick``."""
     is_slow = config.getoption("--quick") and collection_path.suffix == ".py" and _is_slow(collection_path)
-    return True if is_slow or (is_of_image and not config.getoption("--image")) else None
+    return True if is_slow else None
 
 
 def _is_slow(path: Path) -> bool:
@@ -173,7 +171,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 totals[name] += figure
     for name, total in totals.items():
         terminalreporter.write_line(f"{name}: {total}")
-    if any("tests/simulation/" in report.nodeid for report in reports if hasattr(report, "nodeid")):
+    if any("tests/proofs/simulation/" in report.nodeid for report in reports if hasattr(report, "nodeid")):
         terminalreporter.write_line(pytest_report_header(config))
 
 

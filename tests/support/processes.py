@@ -174,10 +174,11 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process: SIGTERM, then SIGKILL after ``PATIENCE``."""
+    """Stop a process by SIGTERM; fail if it needs SIGKILL after ``PATIENCE``, as with a client left open."""
     process.terminate()
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+        raise AssertionError(f"{process.args!r} did not end within {PATIENCE} s of SIGTERM") from None

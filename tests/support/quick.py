@@ -16,7 +16,7 @@ from tests.support import repository
 
 TESTS = repository.ROOT / "tests"
 #: Folders of proofs, which take as long as they are given.
-PROOFS = frozenset({"bench", "crash", "fuzz", "image", "mutation", "simulation", "soak"})
+PROOFS = frozenset({"bench", "image", "proofs"})
 #: Modules of ``tests.support`` that start servers or need root: so does what imports them or has such a text.
 STARTING = frozenset({"devices", "limits", "servers", "threaded"})
 TEXTS = ("sys.executable", "need_root", "processes.running", "create_server", "socketserver", "unshare")

@@ -1,16 +1,24 @@
-"""The worker as a process of its own, started from the command line or as in a pod."""
+"""The worker, started from the command line or as in a pod: in this process, or as one of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
+import logging
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from cdi_worker import masking
+from cdi_worker.images.engine import cancelling
+from cdi_worker.importer import cli
 from tests.support import forked, processes
 
 COMMAND = (sys.executable, "-m", "cdi_worker")
@@ -31,6 +39,42 @@ class Completed:
         lines = [line for line in self.errors.splitlines() if line.startswith("cdi-worker: ")]
         assert len(lines) == 1, self.errors
         return lines[0].removeprefix("cdi-worker: ")
+
+
+def call(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Completed:
+    """Run the command in this process: for what it does and says.
+
+    Not for what belongs to a process: signals and kills, closed streams, a disk on a standard stream, limits,
+    start-up, and libraries that remember the environment (boto3's and Google's credentials).
+    """
+    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, {**ENVIRONMENT, **(env or {})}, clear=True),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.object(masking, "_registry", masking._Registry()),
+        mock.patch.object(threading, "excepthook"),
+        mock.patch.object(sys, "unraisablehook"),
+        _own_logging(),
+    ):
+        status = cli.status([str(each) for each in arguments], cancelling.Cancel())
+    said = (each.buffer.getvalue().decode() for each in (output, errors))  # type: ignore[attr-defined]
+    return Completed(status, *said)
+
+
+@contextlib.contextmanager
+def _own_logging() -> Iterator[None]:
+    """Let the block set up logging as a new process; ``pytest`` gets its handlers and levels back."""
+    root, loggers = logging.root, logging.root.manager.loggerDict.values()
+    levels = {each: each.level for each in (root, *loggers) if isinstance(each, logging.Logger)}
+    handlers, root.handlers = root.handlers, []
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        logging.captureWarnings(False)
+        for each, level in levels.items():
+            each.setLevel(level)
 
 
 def run(
@@ -151,7 +195,12 @@ class Pod(Volumes):
             *([] if self.metrics_port is None else [f"--metrics-port={self.metrics_port}"]),
         ]
 
+    def call(self, **env: str) -> Completed:
+        """Do as ``run`` in this process (the function ``call``)."""
+        self.log.unlink(missing_ok=True)
+        return call(*self.arguments, env={**self.env, **env})
+
     def run(self, *, prefix: tuple[str, ...] = (), **env: str) -> Completed:
-        """Run the container once, on the volumes as the last run left them."""
+        """Run the container once, on the volumes as the last run left them, as a process."""
         self.log.unlink(missing_ok=True)
         return run(*self.arguments, env={**self.env, **env}, prefix=prefix)

@@ -1,0 +1,193 @@
+"""Checks of engine that are left out."""
+
+from __future__ import annotations
+
+from tests.proofs.mutation.mutant import mutant
+
+MUTANTS = (
+    mutant(
+        "images/engine/pace.py",
+        "leaves a server that limits each connection with few of them",
+        "is_fast = self._bytes >= (self._seconds + max(0.0, self._late - _SLACK)) * _FAST",
+        "is_fast = True",
+        "tests/images/engine/test_fetch.py::test_threads_are_as_many_as_are_worth_it[150000-False]",
+    ),
+    mutant(
+        "images/engine/pace.py",
+        "leaves a server whose first answer alone was quick with few connections",
+        "            self._late += max(0.0, seconds - _NEAR)\n",
+        "",
+        "tests/images/engine/test_pace.py::test_server_whose_first_answer_alone_is_quick_gets_all_connections",
+    ),
+    mutant(
+        "images/engine/fetch.py",
+        "leaves requests that stall alone",
+        "        if self._calls == self._seen:\n",
+        "        if False:\n",
+        "tests/images/engine/test_fetch.py::test_few_requests_that_stall_do_not_hold_up_the_others[False]",
+    ),
+    mutant(
+        "images/engine/crew.py",
+        "waits for a thread that could not be started",
+        "filter(lambda thread: thread.ident, threads)",
+        "threads",
+        "tests/images/engine/test_crew.py::test_thread_that_cannot_be_started_is_the_failure",
+    ),
+    mutant(
+        "images/engine/pace.py",
+        "leaves a distant server with few connections",
+        "if self._wait <= _NEAR and is_fast",
+        "if is_fast",
+        "tests/images/engine/test_pace.py::test_distant_server_gets_all_connections",
+    ),
+    mutant(
+        "images/engine/crew.py",
+        "ends before the threads that others have started",
+        "            while ended < len(self._threads):\n",
+        "            for _ in range(len(self._threads)):\n",
+        "tests/images/engine/test_crew.py::test_threads_that_others_start_are_waited_for",
+    ),
+    mutant(
+        "images/engine/cancelling.py",
+        "continues after a cancel",
+        ("        if self.is_set():\n            raise self.error()\n"),
+        ("        if False:\n            raise self.error()\n"),
+        "tests/images/engine/test_ahead.py::test_leaving_with_a_full_queue_stops_the_thread",
+    ),
+    mutant(
+        "sources/responses.py",
+        "keeps a body of any length",
+        "            if self._kept > self.most:\n",
+        "            if False:\n",
+        "tests/sources/test_responses.py::test_body_is_read_up_to_the_limit[None-chunked]",
+    ),
+    mutant(
+        "images/export/server.py",
+        "reports the client's error although the source has failed",
+        "        if self._failure is not None and is_consequence:\n",
+        "        if False:\n",
+        "tests/images/export/test_server.py::test_block_raises_the_source_error",
+    ),
+    mutant(
+        "images/engine/resume.py",
+        "continues a stream without comparing the sector before",
+        "            if again != last:\n",
+        "            if False:\n",
+        "tests/images/engine/test_resume.py::test_stream_continued_at_another_byte_is_read_from_the_beginning",
+    ),
+    mutant(
+        "images/engine/resume.py",
+        "starts over with the bytes of another stream",
+        "        if crc != self._crc:\n",
+        "        if False:\n",
+        "tests/images/engine/test_resume.py::test_changed_content_is_refused_on_resume",
+    ),
+    mutant(
+        "images/engine/seams.py",
+        "retries ranges whose answers end at once for ever",
+        "        if self._thread.fruitless >= _FRUITLESS:\n",
+        "        if False:\n",
+        "tests/images/engine/test_seams.py::test_fruitless_answers_end_the_ranges",
+    ),
+    mutant(
+        "images/engine/resume.py",
+        "accepts a stream that is longer than stated",
+        "        if self._size is not None and self.position + count > self._size:\n",
+        "        if False:\n",
+        "tests/images/engine/test_resume.py::test_stream_longer_than_stated_is_refused",
+    ),
+    mutant(
+        "images/engine/resume.py",
+        "accepts a stream that ends early",
+        "        if not count and self._size is not None and self.position < self._size:\n",
+        "        if False:\n",
+        "tests/images/engine/test_resume.py::test_early_end_is_resumed",
+    ),
+    mutant(
+        "images/engine/retry.py",
+        "counts slow storage as a slow source",
+        ("        self._since += idle\n        self._unbroken += idle\n"),
+        "",
+        "tests/images/engine/test_resume.py::test_time_of_the_reader_is_not_silence_of_the_source",
+    ),
+    mutant(
+        "images/engine/seams.py",
+        "does not read across 4 GiB before it trusts ranges behind",
+        "        if self._size > _BORDER:\n",
+        "        if False:\n",
+        "tests/images/engine/test_seams.py::test_offsets_of_32_bits_are_found",
+    ),
+    mutant(
+        "images/engine/seams.py",
+        "does not compare what two requests have before their seam",
+        "            if not (before.endswith(left) or left.endswith(before)):\n",
+        "            if False:\n",
+        "tests/images/engine/test_seams.py::test_bytes_before_a_seam_are_compared",
+    ),
+    mutant(
+        "images/engine/fetch.py",
+        "retries a read whose attempt has ended",
+        (
+            "                if self._scope.is_set():\n"
+            "                    raise self._scope.error() from err\n"
+        ),
+        "",
+        "tests/images/engine/test_fetch.py::test_read_that_was_ended_is_not_retried",
+    ),
+    mutant(
+        "images/engine/seams.py",
+        "does not compare what two requests have behind their seam",
+        "            if not (after.startswith(right) or right.startswith(after)):\n",
+        "            if False:\n",
+        "tests/images/engine/test_seams.py::test_bytes_behind_a_seam_are_compared",
+    ),
+    mutant(
+        "sources/local/file.py",
+        "waits for a silent pipe for ever",
+        "            happened = poll.poll(self._meter.left * 1000)\n",
+        "            happened = poll.poll()\n",
+        "tests/sources/local/test_file.py::test_silent_standard_input_is_given_up",
+    ),
+    mutant(
+        "images/engine/seams.py",
+        "believes ranges behind 4 GiB that begin elsewhere",
+        "        if data[start : start + length] != self._read(offset + start, length):\n",
+        "        if False:\n",
+        "tests/images/engine/test_seams.py::test_offsets_of_32_bits_are_found",
+    ),
+    mutant(
+        "images/engine/retry.py",
+        "reads from a peer that sends hardly anything for ever",
+        "        elif self._seconds >= self._limit:\n",
+        "        elif False:\n",
+        "tests/images/engine/test_retry.py::test_peer_below_the_floor_is_given_up",
+    ),
+    mutant(
+        "images/engine/filled.py",
+        "repeats reads without a byte at once",
+        "    if not count:\n",
+        "    if False:\n",
+        "tests/images/engine/test_filled.py::test_read_without_a_byte_is_an_outage",
+    ),
+    mutant(
+        "sources/responses.py",
+        "waits for a body whose length is beyond the limit",
+        "        if self.length is not None and self.length > self.most - self._kept and amt is None:\n",
+        "        if False:\n",
+        "tests/sources/test_responses.py::test_length_beyond_the_limit_is_refused_before_the_body_arrives",
+    ),
+    mutant(
+        "images/engine/filled.py",
+        "returns memory that no byte was written to",
+        "    if (left := written.find(mark)) >= 0:\n",
+        ("    left = written.find(mark)\n    if False:\n"),
+        "tests/images/engine/test_filled.py::test_memory_that_no_byte_was_written_to_is_refused",
+    ),
+    mutant(
+        "images/engine/filled.py",
+        "believes a reader that it has filled more than the buffer",
+        "    if not 0 <= count <= len(into):\n",
+        "    if False:\n",
+        "tests/images/engine/test_filled.py::test_more_bytes_than_the_buffer_has_are_refused",
+    ),
+)
