@@ -1,0 +1,152 @@
+"""Kill an import in a process of its own, at a moment that a test chooses.
+
+    url = server.serve("/disk", dataclasses.replace(page, **kills.SLOW))
+    kills.midway(server, kills.request(url, target))
+    server.serve("/disk", page)
+    result = cdi_worker.run(kills.request(url, target))
+
+The disk of ``SIZE`` bytes takes half a second, in which the journal is saved ten times.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib import parse
+
+import cdi_worker
+from cdi_worker.importer import progress
+from tests.support import forked, misbehave, processes, ways
+
+MIB = 1 << 20
+SIZE = 12 * MIB
+#: Noise: nothing compresses, and there are no holes.
+DATA = random.Random(7).randbytes(SIZE)
+#: 12 MiB a second for each connection.
+SLOW = {"drip": (64 << 10, 0.005)}
+#: A journal that is saved all the time, and ranges of which several are noted midway.
+OPTIONS = {
+    "journal_interval": 0.05,
+    "fetch": cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20),
+}
+#: The least that a run killed by ``midway`` has noted of ``SIZE`` bytes.
+KEPT = 3 * MIB
+
+
+def request(address: str, target: Path | str, **options: object) -> cdi_worker.Request:
+    """Return ``ways.request`` with ``OPTIONS``: the same for the run that is killed and for the next one."""
+    return ways.request(address, target, **{**OPTIONS, **options})
+
+
+@contextlib.contextmanager
+def started(
+    request: cdi_worker.Request, *, before: str = "", hold: str = "", stderr: int | None = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a request in a process of its own, which is killed at the end of the block.
+
+    ``before``: Python code that is run first. ``hold``: a phase that the process stays in.
+    Standard output has the names of the phases, one a line. SIGTERM cancels the run.
+    """
+    known = base64.b64encode(pickle.dumps((request, before, hold))).decode()
+    argv = [sys.executable, "-m", "tests.support.kills", known]
+    process = forked.Popen[str](
+        argv,
+        env=forked.ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def kill(
+    request: cdi_worker.Request,
+    when: Callable[[], object],
+    number: int = signal.SIGKILL,
+    *,
+    phase: str = "",
+    before: str = "",
+    hold: bool = False,
+) -> int:
+    """Start a run, and send it a signal once it is in ``phase`` and ``when`` holds; return its status.
+
+    ``hold``: the run stays in this phase.
+    """
+    with started(request, before=before, hold=phase if hold else "") as run:
+        assert run.stdout is not None
+        if phase:
+            assert any(line.rstrip() == phase for line in run.stdout), f"no phase {phase!r}"
+        processes.wait_for(lambda: when() or run.poll() is not None, "the moment to kill")
+        run.send_signal(number)
+        run.wait(processes.PATIENCE)
+    assert run.returncode, "the import had ended"
+    return run.returncode
+
+
+def midway(
+    server: misbehave.Server,
+    request: cdi_worker.Request,
+    number: int = signal.SIGKILL,
+    *,
+    sent: int = SIZE * 3 // 4,
+    before: str = "",
+) -> None:
+    """Kill a run when its server has sent so many bytes; return when the server is quiet."""
+    path = path_of(request)
+    already = server.sent(path)
+    status = kill(request, lambda: server.sent(path) - already > sent, number, before=before)
+    assert number != signal.SIGKILL or status == -signal.SIGKILL
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+
+
+def late(server: misbehave.Server, page: misbehave.Page, request: cdi_worker.Request) -> None:
+    """Serve a page slowly, kill the run when most of it was sent, then serve it at full speed."""
+    path = path_of(request)
+    server.serve(path, dataclasses.replace(page, **SLOW))
+    midway(server, request, sent=len(page.body) * 3 // 4)
+    server.serve(path, page)
+
+
+def path_of(request: cdi_worker.Request) -> str:
+    """Return the path and the query of the request's URL, which a ``misbehave.Server`` serves."""
+    url = parse.urlsplit(request.location.endpoint)
+    return f"{url.path}?{url.query}" if url.query else url.path
+
+
+class _Phases(progress.NullProgress):
+    """Prints the name of each phase, and stays in one."""
+
+    def __init__(self, hold: str) -> None:
+        self._hold = hold
+
+    def phase(self, name: str, total: int | None) -> None:
+        print(name, flush=True)
+        if name == self._hold:
+            time.sleep(10 * processes.PATIENCE)
+
+
+def _main() -> None:
+    request, before, hold = pickle.loads(base64.b64decode(sys.argv[1]))
+    exec(before, {})
+    cancel = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: cancel.set())
+    cdi_worker.run(request, _Phases(hold), cancel)
+
+
+if __name__ == "__main__":
+    _main()
