@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import gc
 import os
@@ -209,43 +210,53 @@ def disks(together: shared.Shared) -> disks_module.Disks:
 
 
 @pytest.fixture(scope="session")
-def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
+def web(disks: disks_module.Disks, together: shared.Shared) -> servers.Web:
     """Serve the cache of disks by an nginx with default settings."""
-    with servers.nginx(tmp_path_factory.mktemp("nginx"), disks.directory) as server:
-        yield server
+    return together.get("nginx", lambda path: servers.nginx(path, disks.directory))
+
+
+@pytest.fixture(scope="session")
+def own_folder(pytestconfig: pytest.Config) -> str:
+    """Return the folder of this process in the stores that all processes share.
+
+    What a test has stored is only changed by tests of the same process, one after the other.
+    """
+    return f"{getattr(pytestconfig, 'workerinput', {'workerid': 'main'})['workerid']}/"
 
 
 @pytest.fixture(scope="session")
 def seaweed(
-    certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[objectservers.Store]:
+    certificates: uploads.Certificates, together: shared.Shared, own_folder: str
+) -> objectservers.Store:
     """Run SeaweedFS as an S3 server, with a certificate from the authority of ``certificates``."""
-    with objectservers.seaweed(tmp_path_factory.mktemp("seaweed"), certificates.authority.issue()) as store:
-        yield store
+    issue = certificates.authority.issue
+    store = together.get("seaweed", lambda path: objectservers.seaweed(path, issue()))
+    return dataclasses.replace(store, folder=own_folder)
 
 
 @pytest.fixture(scope="session")
 def guarded(
-    certificates: uploads.Certificates, tmp_path_factory: pytest.TempPathFactory
+    certificates: uploads.Certificates, together: shared.Shared, own_folder: str
 ) -> Iterator[registries.Registry]:
     """Run a registry that requires a password, with TLS by the authority of ``certificates``."""
-    directory, authority = tmp_path_factory.mktemp("registry"), certificates.authority
-    with registries.registry(directory, authority=authority, password=True) as registry:
-        yield registry
+    authority = certificates.authority
+    registry = together.get(
+        "registry", lambda path: registries.registry(path, authority=authority, password=True)
+    )
+    with registry.session:
+        yield dataclasses.replace(registry, folder=own_folder)
 
 
 @pytest.fixture(scope="session")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Store]:
+def rclone(together: shared.Shared, own_folder: str) -> objectservers.Store:
     """Run rclone as an S3 server with unusual responses."""
-    with objectservers.rclone(tmp_path_factory.mktemp("rclone")) as store:
-        yield store
+    return dataclasses.replace(together.get("rclone", objectservers.rclone), folder=own_folder)
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[objectservers.Emulator]:
+def emulator(together: shared.Shared, own_folder: str) -> objectservers.Emulator:
     """Run an emulator of Google Cloud Storage."""
-    with objectservers.emulator(tmp_path_factory.mktemp("emulator")) as store:
-        yield store
+    return dataclasses.replace(together.get("emulator", objectservers.emulator), folder=own_folder)
 
 
 @pytest.fixture(scope="session")
@@ -333,9 +344,9 @@ def node(empty_node: node_servers.Container) -> node_servers.Container:
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> uploads.Certificates:
+def certificates(together: shared.Shared) -> uploads.Certificates:
     """Issue the certificates of an upload server and its client."""
-    return uploads.certificates(tmp_path_factory.mktemp("certificates"))
+    return together.get("certificates", lambda path: contextlib.nullcontext(uploads.certificates(path)))
 
 
 @pytest.fixture

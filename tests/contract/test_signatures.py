@@ -43,7 +43,7 @@ def signed(guarded: registries.Registry, disks: disks_module.Disks) -> str:
     """Push an image with a signature, and return its repository."""
     image = containers.image_of(disks.raw())
     digest = guarded.push("signed", image)
-    signing.attach(guarded, "signed", digest, SIGNER.simple(digest, f"{guarded.host}/signed"))
+    signing.attach(guarded, "signed", digest, SIGNER.simple(digest, guarded.name("signed")))
     return "signed"
 
 
@@ -218,7 +218,7 @@ def test_command_imports_and_inspects_what_is_signed(
     done = worker.run("inspect", *common, "--json")
     (found,) = json.loads(done.output)["signatures"]
     assert found["signer"].startswith("key SHA256:")
-    assert found["reference"] == f"{guarded.host}/{signed}"
+    assert found["reference"] == guarded.name(signed)
     assert "signatures" in worker.run("inspect", *common).output
     done = worker.run("import", common[0], target, *common[1:])
     assert done.status == 0, done.errors

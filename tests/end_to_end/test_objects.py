@@ -254,10 +254,10 @@ def test_pod_imports_from_google(
 ) -> None:
     emulator.put("pod.vmdk", disks.image("vmdk").read_bytes())
     env = {"IMPORTER_SOURCE": "gcs", "STORAGE_EMULATOR_HOST": emulator.host}
-    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT="gs://images/pod.vmdk")
+    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT=emulator.uri("pod.vmdk"))
     assert (status, json.loads(message)["message"]) == (0, "Import Complete")
     oracle.same(tmp_path / "disk.img", disks.expected("vmdk"))
-    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT="gs://images/nothing")
+    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT=emulator.uri("nothing"))
     assert status == 1
     assert message.startswith("Unable to connect to gcs data source: ")
-    assert "no such object 'nothing' in bucket 'images'" in message
+    assert f"no such object '{emulator.folder}nothing' in bucket 'images'" in message

@@ -24,10 +24,10 @@ def test_variables_of_aws(
     seaweed.put("a disk/+.qcow2", disks.image("qcow2").read_bytes())
     key, secret = objectservers.READER
     env = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": "eu-west-1"}
-    server = seaweed.url("").removesuffix("/images/")
+    server = seaweed.endpoint()
     given = (f"{name}={server}",) if name.startswith("--") else ()
     env |= {} if given else {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", name: server}
-    done = worker.run("import", "s3://images/a disk/+.qcow2", tmp_path, *given, env=env)
+    done = worker.run("import", seaweed.uri("a disk/+.qcow2"), tmp_path, *given, env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
 
@@ -36,8 +36,8 @@ def test_certificates_of_aws(seaweed: objectservers.Store, disks: disks_module.D
     seaweed.put("disk.img", disks.raw().read_bytes())
     key, secret = objectservers.READER
     env = {"IMPORTER_ACCESS_KEY_ID": key, "IMPORTER_SECRET_KEY": secret, "AWS_ENDPOINT_URL": ""}
-    env["AWS_ENDPOINT_URL"] = seaweed.url("", tls=True).removesuffix("/images/")
-    done = worker.run("import", "s3://images/disk.img", tmp_path, env=env)
+    env["AWS_ENDPOINT_URL"] = seaweed.endpoint(tls=True)
+    done = worker.run("import", seaweed.uri("disk.img"), tmp_path, env=env)
     assert (done.status, "certificate verify failed" in done.errors) == (SOURCE, True)
     assert "(--ca-file), or do not verify it (--insecure)" in done.error_message
 

@@ -365,11 +365,15 @@ def test_inspect_reads_little_and_writes_nothing(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path
 ) -> None:
     for form in ("raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
-        before = len(web.requests())
+
+        def served(path: str = "/" + disks.image(form).name) -> list[dict[str, str]]:
+            return [each for each in web.requests() if each["path"] == path]
+
+        before = len(served())
         inspection = cdi_worker.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
         assert inspection.plan is not None
-        processes.wait_for(lambda before=before: len(web.requests()) > before, "the log")
-        assert sum(int(one["bytes"]) for one in web.requests()[before:]) < 1 << 20
+        processes.wait_for(lambda before=before, served=served: len(served()) > before, "the log")
+        assert sum(int(one["bytes"]) for one in served()[before:]) < 1 << 20
     assert not list(tmp_path.iterdir())
 
 

@@ -65,7 +65,7 @@ def test_json_has_the_digests_and_the_signer_of_a_container_image(
 ) -> None:
     signer = signing.Signer()
     digest = guarded.push("audited", containers.image_of(disks.raw()))
-    signing.attach(guarded, "audited", digest, signer.simple(digest, f"{guarded.host}/audited"))
+    signing.attach(guarded, "audited", digest, signer.simple(digest, guarded.name("audited")))
     assert guarded.authority
     password = tmp_path / "password"
     password.write_text(registries.PASSWORD)

@@ -25,15 +25,26 @@ BUCKET = "images"
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """A running S3 server. ``tls_port``: of the same store over https, 0 for none."""
+    """A running S3 server. ``tls_port``: of the same store over https, 0 for none.
+
+    ``folder``: of the objects of this test process, which shares the server with others.
+    """
 
     port: int
     tls_port: int = 0
+    folder: str = ""
 
-    def url(self, key: str, *, bucket: str = BUCKET, tls: bool = False) -> str:
+    def endpoint(self, *, tls: bool = False) -> str:
+        """Return the URL of the server."""
+        return f"https://localhost:{self.tls_port}" if tls else f"http://127.0.0.1:{self.port}"
+
+    def url(self, name: str, *, bucket: str = BUCKET, tls: bool = False) -> str:
         """Return the endpoint of an object."""
-        server = f"https://localhost:{self.tls_port}" if tls else f"http://127.0.0.1:{self.port}"
-        return f"{server}/{bucket}/{key}"
+        return f"{self.endpoint(tls=tls)}/{bucket}/{self.folder}{name}"
+
+    def uri(self, name: str) -> str:
+        """Return the address of an object that is independent of the server."""
+        return f"s3://{BUCKET}/{self.folder}{name}"
 
     def client(self) -> Any:
         """Return a boto3 client with all permissions."""
@@ -45,16 +56,16 @@ class Store:
         )
         return boto3.client(
             "s3",
-            endpoint_url=f"http://127.0.0.1:{self.port}",
+            endpoint_url=self.endpoint(),
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
             region_name="us-east-1",
             config=quiet,
         )
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, bucket: str = BUCKET) -> None:
         """Store an object."""
-        self.client().put_object(Bucket=BUCKET, Key=key, Body=data)
+        self.client().put_object(Bucket=bucket, Key=self.folder + name, Body=data)
 
 
 @contextlib.contextmanager
@@ -105,10 +116,14 @@ def rclone(directory: Path) -> Iterator[Store]:
 
 @dataclasses.dataclass
 class Service:
-    """A web service for tests: ``bodies`` has the bodies of the POSTs it received."""
+    """A web service for tests: ``bodies`` has the bodies of the POSTs it received.
+
+    ``disk``: the URL of an object behind it.
+    """
 
     url: str
     bodies: list[str]
+    disk: str = ""
 
 
 @contextlib.contextmanager
@@ -206,22 +221,32 @@ def _program(name: str) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Google's API as the emulator implements it: no credentials, generations or digests of ranges."""
+    """Google's API as the emulator implements it: no credentials, generations or digests of ranges.
+
+    ``folder``: as of a ``Store``.
+    """
 
     port: int
+    folder: str = ""
 
     @property
     def host(self) -> str:
         """Return the value for STORAGE_EMULATOR_HOST."""
         return f"http://127.0.0.1:{self.port}"
 
-    def url(self, name: str, *, bucket: str = BUCKET) -> str:
-        """Return the endpoint of an object."""
-        return f"{self.host}/{bucket}/{name}"
+    def url(self, name: str, *, host: str = "") -> str:
+        """Return the endpoint of an object; ``host``: of a proxy before the emulator."""
+        return f"{host or self.host}/{BUCKET}/{self.folder}{name}"
+
+    def uri(self, name: str) -> str:
+        """Return the address of an object that is independent of the server."""
+        return f"gs://{BUCKET}/{self.folder}{name}"
 
     def put(self, name: str, data: bytes, *, encoding: str | None = None) -> None:
         """Store an object, with a Content-Encoding if given."""
-        metadata = json.dumps({"name": name, **({"contentEncoding": encoding} if encoding else {})})
+        metadata = json.dumps(
+            {"name": self.folder + name, **({"contentEncoding": encoding} if encoding else {})}
+        )
         head = f"--part\r\nContent-Type: application/json\r\n\r\n{metadata}\r\n"
         head += "--part\r\nContent-Type: application/octet-stream\r\n\r\n"
         requests.post(

@@ -30,12 +30,17 @@ LOG = "output.log"
 
 @dataclasses.dataclass
 class Registry:
-    """A running registry that stores blobs below ``storage``."""
+    """A running registry that stores blobs below ``storage``, and repositories below ``folder``.
+
+    Test processes that share a registry have folders of their own. Blobs are named by their digests and
+    shared: those that a test damages must differ from all others.
+    """
 
     port: int
     storage: Path
     authority: tls.Authority | None
     session: requests.Session
+    folder: str = ""
 
     @property
     def host(self) -> str:
@@ -47,9 +52,13 @@ class Registry:
         """Return the base URL of the registry."""
         return f"http{'s' if self.authority else ''}://{self.host}"
 
+    def name(self, repository: str) -> str:
+        """Return the full name of a repository, as in an image reference."""
+        return f"{self.host}/{self.folder}{repository}"
+
     def reference(self, repository: str, target: str = ":latest") -> str:
         """Return the endpoint of an image."""
-        return f"docker://{self.host}/{repository}{target}"
+        return f"docker://{self.name(repository)}{target}"
 
     def access(self, **changes: Any) -> base.Access:
         """Return credentials and CA for pulling any image; ``changes`` replace fields."""
@@ -66,7 +75,7 @@ class Registry:
     def push_manifest(self, repository: str, manifest: containers.Blob, tag: str = "") -> str:
         """Push a manifest or an index; without a tag, by digest only."""
         answer = self.session.put(
-            f"{self.url}/v2/{repository}/manifests/{tag or manifest.digest}",
+            f"{self.url}/v2/{self.folder}{repository}/manifests/{tag or manifest.digest}",
             data=manifest.data,
             headers={"Content-Type": manifest.media_type},
         )
@@ -76,7 +85,7 @@ class Registry:
     def push_blob(self, repository: str, data: bytes) -> None:
         """Push a blob."""
         digest = containers.Blob(data, "").digest
-        started = self.session.post(f"{self.url}/v2/{repository}/blobs/uploads/")
+        started = self.session.post(f"{self.url}/v2/{self.folder}{repository}/blobs/uploads/")
         assert started.status_code == 202, started.text
         upload_url = started.headers["Location"]
         join = "&" if urllib.parse.urlsplit(upload_url).query else "?"
@@ -85,15 +94,13 @@ class Registry:
 
     def answered(self, repository: str) -> list[tuple[str, int]]:
         """Return path and status of the GETs of a repository so far, in the order of their ends."""
-        found = re.findall(rf'"GET (/v2/{repository}/\S+) \S+" (\d+) ', self._log())
+        found = re.findall(rf'"GET (/v2/{self.folder}{repository}/\S+) \S+" (\d+) ', self._log())
         return [(path, int(status)) for path, status in found]
 
     def clients(self, repository: str) -> set[str]:
         """Return address and port of the connections over which a repository was read."""
-        pattern = (
-            rf'http.request.method=GET http.request.remoteaddr="(\S+)" http.request.uri="?/v2/{repository}/'
-        )
-        return set(re.findall(pattern, self._log()))
+        get = rf'method=GET http.request.remoteaddr="(\S+)" http.request.uri="?/v2/{self.folder}{repository}/'
+        return set(re.findall(f"http.request.{get}", self._log()))
 
     def _log(self) -> str:
         return (self.storage.parent / LOG).read_text()

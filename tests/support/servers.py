@@ -27,9 +27,7 @@ class Web:
         return f"{self.scheme}://{host}:{self.port}/{name}"
 
     def requests(self) -> list[dict[str, str]]:
-        """Return the finished requests: method, path, status, range, bytes, agent, authorization, time.
-
-        ``ended``: seconds since the epoch; ``seconds``: how long the request took.
+        """Return the finished requests of all: method, path, status, range, bytes, agent, authorization.
 
         nginx logs a request after its response has ended, so a client may be a moment ahead of the log.
         """
@@ -95,9 +93,9 @@ def _configuration(web: Web, settings: Settings) -> str:
 _NGINX = """\
 daemon off;
 user root;
-worker_processes 1;
+worker_processes 2;
 pid {directory}/nginx.pid;
-events {{ worker_connections 512; }}
+events {{ worker_connections 1024; }}
 http {{
     log_format json escape=json '{{"method":"$request_method","path":"$uri","status":"$status",'
         '"range":"$http_range","bytes":"$body_bytes_sent","agent":"$http_user_agent",'

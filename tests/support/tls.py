@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import ssl
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -68,6 +69,15 @@ class Authority:
         self.certificate = directory / "ca.pem"
         self.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what ``pickle`` writes, for the other processes of a test run."""
+        return {**self.__dict__, "_key": _pem(self._key), "_name": self._name.rfc4514_string()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what ``__getstate__`` returned."""
+        key = serialization.load_pem_private_key(state["_key"], None)
+        self.__dict__ |= {**state, "_key": key, "_name": x509.Name.from_rfc4514_string(state["_name"])}
+
     def become_first_version(self) -> Authority:
         """Replace the certificate by one of X.509 version 1, which has no extensions (RFC 5280, 4.1)."""
         made = _builder(self._name, self._name, self._key.public_key(), days=30)
@@ -124,12 +134,13 @@ class Authority:
         pair.certificate.write_bytes(
             builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
-        pair.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
+        pair.key.write_bytes(_pem(key))
         return pair
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
 def _sequence(content: bytes) -> bytes:

@@ -79,7 +79,7 @@ def test_contact_verifies_the_signature(
     name = f"contact-{is_signed}".lower()
     digest = guarded.push(name, containers.image_of(disks.raw()))
     if is_signed:
-        layer = SIGNER.simple(digest, f"{guarded.host}/{name}")
+        layer = SIGNER.simple(digest, guarded.name(name))
         signing.attach(guarded, name, digest, layer)
     documents = list(yaml.safe_load_all(changed(tmp_path / "dv.yaml").read_text()))
     documents[0]["spec"]["source"]["registry"] |= {

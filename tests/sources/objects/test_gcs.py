@@ -190,7 +190,8 @@ def test_deeply_nested_error_is_reported(server: misbehave.Server) -> None:
 
 
 def test_refusal_names_its_cause(store: objectservers.Emulator, server: misbehave.Server) -> None:
-    assert "no such object 'nothing' in bucket 'images'" in gcs_objects.refusal(store.url("nothing"))
+    expected = f"no such object '{store.folder}nothing' in bucket 'images'"
+    assert expected in gcs_objects.refusal(store.url("nothing"))
     url = gcs_objects.serve(server, gcs_objects.media())
     for page, cause in (
         (gcs_objects.error(404, "The specified bucket does not exist."), "no such bucket 'b'"),

@@ -31,6 +31,7 @@ TOKEN = "ya29.a-token-of-the-tests"
 def guard(emulator: objectservers.Emulator) -> Iterator[objectservers.Service]:
     emulator.put("disk.img", gcs_objects.DATA)
     with objectservers.with_bearer_token(emulator, TOKEN) as running:
+        running.disk = emulator.url("disk.img", host=running.url)
         yield running
 
 
@@ -63,7 +64,7 @@ def external_account(directory: Path, token_url: str) -> Path:
 
 def test_service_account_gets_a_token(guard: objectservers.Service, tmp_path: Path) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
-    with gcs_objects.opened(f"{guard.url}/images/disk.img", None, file) as image:
+    with gcs_objects.opened(guard.disk, None, file) as image:
         assert reading.read_through_engine(image) == gcs_objects.DATA
         image.verify()
     assert len(guard.bodies) == 1
@@ -75,7 +76,7 @@ def test_external_account_exchanges_its_token(guard: objectservers.Service, tmp_
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
         access = base.Access(https_proxy=between.url, ca_files=(str(authority.certificate),))
-        with gcs_objects.opened(f"{guard.url}/images/disk.img", access, file) as image:
+        with gcs_objects.opened(guard.disk, access, file) as image:
             assert reading.read_through_engine(image) == gcs_objects.DATA
     assert "subject_token=a-token-of-the-cluster" in guard.bodies[0]
     assert between.requests[0].target == "sts.googleapis.com:443"
@@ -141,7 +142,7 @@ def test_unreachable_token_service_is_reported(guard: objectservers.Service, tmp
     file = service_account(tmp_path, "http://127.0.0.1:1/token")
     with (
         pytest.raises(errors.Transient, match=r"^Google's token service: connection refused; check host "),
-        gcs_objects.opened(f"{guard.url}/images/disk.img", None, file),
+        gcs_objects.opened(guard.disk, None, file),
     ):
         pass
 
@@ -171,13 +172,13 @@ def test_response_that_is_not_a_token_is_reported(
 ) -> None:
     """A longer one than a token's is not read."""
     with objectservers.post_service(text, "application/json") as service:
-        message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
+        message = gcs_objects.refusal(guard.disk, service_account(tmp_path, service.url))
     assert message.startswith("Google credentials: ")
 
 
 def test_rejected_credentials_are_reported(guard: objectservers.Service, tmp_path: Path) -> None:
     with objectservers.post_service('{"error": "invalid_grant"}', "application/json", status=400) as service:
-        message = gcs_objects.refusal(f"{guard.url}/images/disk.img", service_account(tmp_path, service.url))
+        message = gcs_objects.refusal(guard.disk, service_account(tmp_path, service.url))
     assert "Google credentials: invalid_grant" in message
 
 
@@ -215,12 +216,12 @@ print(hashlib.sha256(facts.head).hexdigest())
 
 
 def test_ambient_credentials_are_used_if_anonymous_access_fails(
-    guard: objectservers.Service, tmp_path: Path
+    guard: objectservers.Service, emulator: objectservers.Emulator, tmp_path: Path
 ) -> None:
     file = service_account(tmp_path, f"{guard.url}/token")
     authority = tls.Authority(tmp_path)
     with proxy.Proxy(authority=authority, origin=guard.url) as between:
-        google = (READ, "gs://images/disk.img", str(authority.certificate))
+        google = (READ, emulator.uri("disk.img"), str(authority.certificate))
         done = processes.script(*google, PROXY=between.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
         assert done.stdout.strip() == hashlib.sha256(gcs_objects.DATA[: http.HEAD_SIZE]).hexdigest(), (
             done.stderr
@@ -234,7 +235,7 @@ def test_ambient_credentials_are_not_sent_to_other_servers(
 ) -> None:
     """A bearer token can be used by anyone: a server that refuses a request must not receive ours."""
     file = service_account(tmp_path, f"{guard.url}/token")
-    done = processes.script(READ, f"{guard.url}/images/disk.img", GOOGLE_APPLICATION_CREDENTIALS=str(file))
+    done = processes.script(READ, guard.disk, GOOGLE_APPLICATION_CREDENTIALS=str(file))
     assert "access denied without credentials" in done.stderr
     assert not guard.bodies
 

@@ -25,7 +25,7 @@ from tests.support import misbehave, objectservers, processes, reading, s3_objec
 def store(seaweed: objectservers.Store) -> objectservers.Store:
     seaweed.put("disk.img", s3_objects.DATA)
     seaweed.put("empty", b"")
-    seaweed.client().put_object(Bucket="public", Key="disk.img", Body=s3_objects.DATA)
+    seaweed.put("disk.img", s3_objects.DATA, bucket="public")
     return seaweed
 
 
@@ -94,7 +94,7 @@ def test_empty_object_is_read(store: objectservers.Store) -> None:
 @pytest.mark.parametrize(
     ("key", "bucket", "keys", "cause"),
     [
-        ("nothing", "images", s3_objects.ADMIN, "no such key 'nothing' in bucket 'images'"),
+        ("nothing", "images", s3_objects.ADMIN, "no such key '{folder}nothing' in bucket 'images'"),
         ("nothing", "nowhere", s3_objects.ADMIN, "no such bucket 'nowhere'"),
         ("disk.img", "public", s3_objects.READER, "access denied"),
         ("disk.img", "images", base.Access(), "access denied without credentials"),
@@ -111,7 +111,7 @@ def test_refusal_names_its_cause(
     store: objectservers.Store, key: str, bucket: str, keys: base.Access, cause: str
 ) -> None:
     message = s3_objects.refusal(store.url(key, bucket=bucket), keys)
-    assert cause in message
+    assert cause.format(folder=store.folder) in message
     assert not keys.password or keys.password not in message
 
 

@@ -46,7 +46,7 @@ def refused(registry: registries.Registry, name: str, key: str, fault: str) -> e
 
 
 def reference(registry: registries.Registry, name: str) -> str:
-    return f"{registry.host}/{name}"
+    return registry.name(name)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_signature_moved_to_another_repository_is_refused(
     moved = SIGNER.simple(digest, reference(guarded, "trusted/disk"))
     signing.attach(guarded, name, digest, moved)
     error = refused(guarded, name, key, signature.OTHER_REFERENCE)
-    assert f"signed {guarded.host}/trusted/disk, not {guarded.host}/{name}:latest" in str(error)
+    assert f"signed {guarded.name('trusted/disk')}, not {guarded.name(name)}:latest" in str(error)
 
 
 def test_tag_that_was_signed_counts(guarded: registries.Registry, name: str, key: str) -> None:

@@ -20,7 +20,7 @@ def push(guarded: registries.Registry, name: str, data: bytes, *, signed: bool) 
     """Push an image that holds a file, and return its address."""
     digest = guarded.push(name, containers.Image((containers.layer(*containers.disk(data), compression=""),)))
     if signed:
-        signing.attach(guarded, name, digest, SIGNER.simple(digest, f"{guarded.host}/{name}"))
+        signing.attach(guarded, name, digest, SIGNER.simple(digest, guarded.name(name)))
     return cdi_worker.Location(guarded.reference(name), guarded.access())
 
 
