@@ -53,7 +53,7 @@ class Site:
         """Run the pod. Return its status, 7 for a signature."""
         url = self.serve("/d/disk.img", self.data)
         env = {"IMPORTER_ENDPOINT": url, "CDI_WORKER_CHECKSUM_FILE": self.server.url("/d/SHA256SUMS"), **more}
-        return worker.run(*self.pod.arguments, STRICT, env={**self.pod.env, **env})
+        return worker.call(*self.pod.arguments, STRICT, env={**self.pod.env, **env})
 
     def accept(self, **more: str) -> worker.Completed:
         """Run the pod, which imports the disk and fetches each file once."""
@@ -98,8 +98,10 @@ def test_disk_with_its_line_is_imported(site: Site, form: str) -> None:
     site.accept()
 
 
-@pytest.mark.parametrize(("is_alone", "digits"), [(True, 64), (False, 40), (False, 32), (False, 128)])
-@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize(
+    ("is_alone", "digits", "is_signed"),
+    [(True, 64, False), (True, 64, True), (False, 40, False), (False, 32, True), (False, 128, False)],
+)
 def test_disk_with_another_checksum_is_not_usable(
     site: Site, people: signers.OpenPGP, key: str, is_alone: bool, digits: int, is_signed: bool
 ) -> None:
@@ -127,16 +129,13 @@ def test_disk_with_another_checksum_is_not_usable(
     ],
     ids=["other-name", "ambiguous", "ambiguous-weak", "ambiguous-folder", "empty", "binary"],
 )
-@pytest.mark.parametrize("is_signed", [False, True])
 def test_disk_without_its_line_is_refused(
-    site: Site, people: signers.OpenPGP, key: str, sums: bytes, reason: str, is_signed: bool
+    site: Site, people: signers.OpenPGP, key: str, sums: bytes, reason: str
 ) -> None:
     site.serve("/d/SHA256SUMS", sums)
     site.serve("/d/SHA256SUMS.gpg", people.sign("good", sums))
-    if is_signed:
-        site.refuse(7, f"signature of another reference: {reason}", CDI_WORKER_SIGNED_BY=key)
-    else:
-        site.refuse(3, reason)
+    site.refuse(3, reason)
+    site.refuse(7, f"signature of another reference: {reason}", CDI_WORKER_SIGNED_BY=key)
 
 
 def test_signed_checksum_without_a_name_is_refused(site: Site, people: signers.OpenPGP, key: str) -> None:
@@ -164,9 +163,8 @@ def test_signed_checksum_that_can_be_forged_is_refused(
     [
         Page(b"x", tail=(b"0" * MiB, None), framing="close", ranges=False),
         Page(b"0" * (9 * MiB)),
-        Page(b"0" * (9 * MiB), ranges=False),
     ],
-    ids=["endless", "huge", "huge-stream"],
+    ids=["endless", "huge"],
 )
 def test_checksum_file_without_end_is_refused(site: Site, page: Page) -> None:
     site.serve("/d/SHA256SUMS", page)
@@ -181,9 +179,9 @@ def test_long_checksum_file_is_read_to_its_end(site: Site) -> None:
         assert done.status == 0, done.errors
 
 
-@pytest.mark.parametrize(
-    ("env", "reason"),
-    [
+def test_contradictory_demand_is_refused(site: Site) -> None:
+    site.serve("/d/SHA256SUMS", site.line)
+    for env, reason in (
         ({"IMPORTER_CHECKSUM": "md5:" + "0" * 32}, "exclude each other"),
         ({"CDI_WORKER_CHECKSUM_FILE": "docker://h/r"}, "has an http, https, s3, gs or file URL"),
         ({"CDI_WORKER_CHECKSUM_FILE": "http://["}, "malformed URL"),
@@ -193,11 +191,8 @@ def test_long_checksum_file_is_read_to_its_end(site: Site) -> None:
         ),
         ({"CDI_WORKER_SIGNED_BY": "/nothing"}, "/nothing: no such file or directory"),
         ({"IMPORTER_SOURCE": "registry"}, "the disk has no file name to look up in the checksum file"),
-    ],
-)
-def test_contradictory_demand_is_refused(site: Site, env: dict[str, str], reason: str) -> None:
-    site.serve("/d/SHA256SUMS", site.line)
-    site.refuse(2, reason, **env)
+    ):
+        site.refuse(2, reason, **env)
 
 
 def test_line_of_a_stage_is_that_of_its_file(site: Site) -> None:
@@ -221,8 +216,9 @@ def test_credentials_are_not_sent_to_another_server(site: Site) -> None:
 # -- OpenPGP -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", [".gpg", ".sign", ".asc", ".sig"])
-@pytest.mark.parametrize("armor", [False, True])
+@pytest.mark.parametrize(
+    ("ending", "armor"), [(".gpg", False), (".sign", False), (".asc", True), (".sig", True)]
+)
 def test_detached_signature_is_accepted(
     site: Site, people: signers.OpenPGP, tmp_path: Path, ending: str, armor: bool
 ) -> None:
@@ -280,16 +276,16 @@ def test_second_signature_is_tried(site: Site, people: signers.OpenPGP, key: str
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "how", "reason"),
     [
-        ("other", "signature of another key: it is by key "),
-        ("expired", "signature expired: key "),
-        ("revoked", "signature of a revoked key: key "),
+        ("other", "--detach-sign", "signature of another key: it is by key "),
+        ("other", "--clear-sign", "signature of another key: it is by key "),
+        ("expired", "--detach-sign", "signature expired: key "),
+        ("revoked", "--clear-sign", "signature of a revoked key: key "),
     ],
 )
-@pytest.mark.parametrize("how", ["--detach-sign", "--clear-sign"])
 def test_invalid_key_is_refused(
-    site: Site, people: signers.OpenPGP, tmp_path: Path, name: str, reason: str, how: str
+    site: Site, people: signers.OpenPGP, tmp_path: Path, name: str, how: str, reason: str
 ) -> None:
     keyring = tmp_path / "keys"
     keyring.write_bytes(people.export("good") + (people.export(name) if name != "other" else b""))
@@ -377,22 +373,19 @@ def test_malformed_clear_signed_file_is_refused(
     site.refuse(7, "signature malformed", CDI_WORKER_SIGNED_BY=key)
 
 
-@pytest.mark.parametrize(
-    ("keyring", "reason"),
-    [
+def test_hostile_keyring_is_refused(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    site.serve("/d/SHA256SUMS", site.line)
+    for keyring, reason in (
         (b"", "no OpenPGP keys"),
         (b"\xff" * 1000, "no OpenPGP public keys"),
         (b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n", "no OpenPGP public keys"),
         (b"-----BEGIN PUBLIC KEY-----\n", "keys in PEM form verify images in a registry"),
         (b"\0" * 8 + b"KBXf", "a keybox"),
         (b"\x99" * (2 << 20), "is larger than 1 MiB"),
-    ],
-)
-def test_hostile_keyring_is_refused(site: Site, tmp_path: Path, keyring: bytes, reason: str) -> None:
-    path = tmp_path / "keys"
-    path.write_bytes(keyring)
-    site.serve("/d/SHA256SUMS", site.line)
-    site.refuse(2, reason, CDI_WORKER_SIGNED_BY=str(path))
+    ):
+        path.write_bytes(keyring)
+        site.refuse(2, reason, CDI_WORKER_SIGNED_BY=str(path))
 
 
 def test_private_key_is_refused(site: Site, people: signers.OpenPGP, tmp_path: Path) -> None:
@@ -426,19 +419,18 @@ def test_sqv_agrees(people: signers.OpenPGP, site: Site, tmp_path: Path, key: st
 # -- SSH is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("principals", [b"", b'release@example.org namespaces="file" '])
-@pytest.mark.parametrize("kind", [b"ssh-ed25519", b"ecdsa-sha2-nistp256", b"sk-ssh-ed25519@openssh.com"])
-@pytest.mark.parametrize("beside", [False, True])
-def test_ssh_keys_are_refused(
-    site: Site, people: signers.OpenPGP, tmp_path: Path, kind: bytes, principals: bytes, beside: bool
-) -> None:
+def test_ssh_keys_are_refused(site: Site, people: signers.OpenPGP, tmp_path: Path) -> None:
     """Also beside a key that has signed: who trusts both must know that one does not count."""
-    keys = tmp_path / "keys"
-    more = people.export("good", armor=True) if beside else b""
-    keys.write_bytes(b"# who may sign\n" + principals + kind + b" AAAAC3NzaC1lZDI1NTE5 a\n" + more)
+    keys, good = tmp_path / "keys", people.export("good", armor=True)
     site.serve("/d/SHA256SUMS", people.sign("good", site.line, "--clear-sign"))
-    reason = f"{keys}: SSH keys are not supported; sign with OpenPGP"
-    site.refuse(2, reason, CDI_WORKER_SIGNED_BY=str(keys))
+    for kind, principals, more in (
+        (b"ssh-ed25519", b"", b""),
+        (b"ecdsa-sha2-nistp256", b'release@example.org namespaces="file" ', good),
+        (b"sk-ssh-ed25519@openssh.com", b"", good),
+    ):
+        keys.write_bytes(b"# who may sign\n" + principals + kind + b" AAAAC3NzaC1lZDI1NTE5 a\n" + more)
+        reason = f"{keys}: SSH keys are not supported; sign with OpenPGP"
+        site.refuse(2, reason, CDI_WORKER_SIGNED_BY=str(keys))
 
 
 def test_ssh_signature_is_refused(site: Site, key: str) -> None:
@@ -459,15 +451,15 @@ def test_inspect_says_what_is_signed_and_by_whom(
     line = f"SHA256 ({disks.raw().name}) = {digest}\n".encode()
     sums.write_bytes(people.sign("good", line, "--clear-sign"))
     options = [f"--checksum-file={sums}", f"--signed-by={key}"]
-    found = json.loads(worker.run("inspect", disks.raw(), *options, "--json").output)
+    found = json.loads(worker.call("inspect", disks.raw(), *options, "--json").output)
     assert (found["checksum"], found["checksumFile"]) == (f"sha256:{digest}", str(sums))
     (claims,) = found["signatures"]
     assert claims["signer"].endswith("(Good Signer <good@example.org>)")
     assert claims["digest"] == f"sha256:{digest}"
-    assert worker.run("import", disks.raw(), tmp_path / "disk.img", *options).status == 0
+    assert worker.call("import", disks.raw(), tmp_path / "disk.img", *options).status == 0
     oracle.same(tmp_path / "disk.img", disks.raw())
-    assert worker.run("inspect", disks.raw(), f"--checksum-file={sums}").status == 0
+    assert worker.call("inspect", disks.raw(), f"--checksum-file={sums}").status == 0
     stranger = tmp_path / "other"
     stranger.write_bytes(people.export("other"))
-    done = worker.run("inspect", disks.raw(), options[0], f"--signed-by={stranger}")
+    done = worker.call("inspect", disks.raw(), options[0], f"--signed-by={stranger}")
     assert (done.status, "signature of another key" in done.error_message) == (7, True)

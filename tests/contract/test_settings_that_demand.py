@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contract, request
-from cdi_worker.importer.commands import group, parameters
+from cdi_worker.importer import request
 from cdi_worker.importer.kubernetes import datavolume, documents
 from cdi_worker.sources import trust
 from tests.support import misbehave, repository, signing, tls, worker
@@ -55,7 +53,7 @@ def _key(folder: Path) -> str:
 
 def _authority(folder: Path) -> str:
     path = folder / "authorities"
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     return str(path)
 
 
@@ -70,9 +68,7 @@ SETTINGS = (
     Setting("ca-dir", "cadir", _authority, "", in_pods=False),
     Setting("ca-file", "cafile", _ca_file, "", in_pods=False),
 )
-EVERY = pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.name)
 IN_PODS = [each for each in SETTINGS if each.in_pods]
-POD = pytest.mark.parametrize("setting", IN_PODS, ids=lambda each: each.name)
 
 
 @pytest.fixture
@@ -80,37 +76,29 @@ def url(server: misbehave.Server) -> str:
     return server.serve("/disk", misbehave.Page(DISK))
 
 
+@dataclasses.dataclass(frozen=True)
 class Terminal:
-    """Imports at a terminal."""
+    """Imports at a terminal, to a new disk."""
 
-    def __init__(self, url: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.url = url
-        self.target = folder / "disk.img"
-        self._patch = patch
+    url: str
+    target: Path
 
     def refuses(self, *arguments: str, said: str, **env: str) -> None:
-        """Run in this process: what is refused does not get as far as an import."""
-        for name, value in env.items():
-            self._patch.setenv(name, value)
-        obj = parameters.Context(cancelling.Cancel(), lambda _: None, contract.environment())
-        line = ["import", self.url, str(self.target), *arguments]
-        with pytest.raises((click.ClickException, errors.RequestError)) as caught:
-            group.cli.main(line, prog_name="cdi-worker", standalone_mode=False, obj=obj)
-        found = caught.value
-        text = found.format_message() if isinstance(found, click.ClickException) else str(found)
-        assert said in text.lower()
+        done = worker.call("import", self.url, self.target, *arguments, env=env)
+        assert (done.status, said in done.errors) == (2, True), done.errors
         assert not self.target.exists()
 
     def obeys(self, setting: Setting, *arguments: str, **env: str) -> None:
-        done = worker.run("import", self.url, self.target, *arguments, env=env)
+        done = worker.call("import", self.url, self.target, *arguments, env=env)
         assert (done.status == 0) == (not setting.outcome), done.errors
         assert setting.outcome in done.errors
         assert self.target.exists() == (not setting.outcome)
+        self.target.unlink(missing_ok=True)
 
 
 @pytest.fixture
-def terminal(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    return Terminal(url, tmp_path, monkeypatch)
+def terminal(url: str, tmp_path: Path) -> Terminal:
+    return Terminal(url, tmp_path / "disk.img")
 
 
 def test_refusal_ends_the_command(url: str, tmp_path: Path) -> None:
@@ -125,69 +113,57 @@ def test_refusal_ends_the_command(url: str, tmp_path: Path) -> None:
 # -- at a terminal -----------------------------------------------------------------------------
 
 
-@EVERY
-@pytest.mark.parametrize("value", ["", " "])
-def test_empty_option_is_refused(terminal: Terminal, setting: Setting, value: str) -> None:
-    terminal.refuses(f"--{setting.name}={value}", said=f"invalid value for '--{setting.name}'")
+def test_empty_option_is_refused(terminal: Terminal, tmp_path: Path) -> None:
+    for each in SETTINGS:
+        option, valid = f"--{each.name}", each.valid(tmp_path)
+        for values in ([""], [" "], [valid, ""]):
+            given = [f"{option}={value}" for value in values]
+            terminal.refuses(*given, said=f"Invalid value for '{option}'")
 
 
-@EVERY
-def test_option_that_is_repeated_with_one_empty_is_refused(
-    terminal: Terminal, setting: Setting, tmp_path: Path
-) -> None:
-    valid = setting.valid(tmp_path)
-    terminal.refuses(
-        f"--{setting.name}={valid}", f"--{setting.name}=", said=f"invalid value for '--{setting.name}'"
-    )
+def test_misspelt_option_is_refused(terminal: Terminal) -> None:
+    for each in SETTINGS:
+        terminal.refuses(f"--{each.misspelt}=x", said="such option")
 
 
-@EVERY
-def test_misspelt_option_is_refused(terminal: Terminal, setting: Setting) -> None:
-    terminal.refuses(f"--{setting.misspelt}=x", said="no such option")
+def test_empty_variable_is_refused(terminal: Terminal) -> None:
+    for each in SETTINGS:
+        for value in ("", " "):
+            terminal.refuses(said=f"{each.variable}: empty", **{each.variable: value})
 
 
-@EVERY
-def test_valid_option_is_obeyed(terminal: Terminal, setting: Setting, tmp_path: Path) -> None:
-    terminal.obeys(setting, f"--{setting.name}={setting.valid(tmp_path)}")
+def test_misspelt_variable_is_refused(terminal: Terminal) -> None:
+    for each in SETTINGS:
+        near = f"{each.misspelt_variable}: unknown variable; did you mean '{each.variable}'?"
+        terminal.refuses(said=near, **{each.misspelt_variable: "x"})
 
 
-@EVERY
-@pytest.mark.parametrize("value", ["", " "])
-def test_empty_variable_is_refused(terminal: Terminal, setting: Setting, value: str) -> None:
-    terminal.refuses(said=f"{setting.variable}: empty".lower(), **{setting.variable: value})
-
-
-@EVERY
-def test_misspelt_variable_is_refused(terminal: Terminal, setting: Setting) -> None:
-    near = f"{setting.misspelt_variable}: unknown variable; did you mean '{setting.variable}'?"
-    terminal.refuses(said=near.lower(), **{setting.misspelt_variable: "x"})
-
-
-@EVERY
-def test_valid_variable_is_obeyed(terminal: Terminal, setting: Setting, tmp_path: Path) -> None:
-    terminal.obeys(setting, **{setting.variable: setting.valid(tmp_path)})
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: each.name)
+def test_valid_value_is_obeyed(terminal: Terminal, setting: Setting, tmp_path: Path) -> None:
+    value = setting.valid(tmp_path)
+    terminal.obeys(setting, f"--{setting.name}={value}")
+    terminal.obeys(setting, **{setting.variable: value})
 
 
 # -- in a pod ----------------------------------------------------------------------------------
 
 
 def refused(pod: worker.Pod, said: str, **env: str) -> None:
-    assert pod.run(**env).status == 1
+    assert pod.call(**env).status == 1
     assert said in pod.message, pod.message
     assert not [*pod.data.iterdir()]
 
 
-@POD
-def test_empty_variable_of_ours_is_refused_in_a_pod(pod: worker.Pod, url: str, setting: Setting) -> None:
-    refused(pod, f"{setting.variable}: empty", IMPORTER_ENDPOINT=url, **{setting.variable: ""})
+def test_empty_variable_of_ours_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
+    for name in (*(each.variable for each in IN_PODS), "CDI_WORKER_DISK", "CDI_WORKER_LAYER_ANNOTATION"):
+        refused(pod, f"{name}: empty", IMPORTER_ENDPOINT=url, **{name: ""})
 
 
-@EVERY
-def test_misspelt_variable_is_refused_in_a_pod(pod: worker.Pod, url: str, setting: Setting) -> None:
-    said = f"{setting.misspelt_variable}: unknown variable"
-    refused(pod, said, IMPORTER_ENDPOINT=url, **{setting.misspelt_variable: "x"})
-    near = f"did you mean '{setting.variable}'?"
-    assert near in pod.message or not setting.in_pods
+def test_misspelt_variable_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
+    for each in SETTINGS:
+        said = f"{each.misspelt_variable}: unknown variable"
+        refused(pod, said, IMPORTER_ENDPOINT=url, **{each.misspelt_variable: "x"})
+        assert (f"did you mean '{each.variable}'?" in pod.message) or not each.in_pods, pod.message
 
 
 def test_demand_of_another_kind_is_refused_in_a_pod(pod: worker.Pod, url: str) -> None:
@@ -202,16 +178,10 @@ def test_variable_of_a_command_is_refused_in_a_pod(pod: worker.Pod, url: str) ->
     refused(pod, said, IMPORTER_ENDPOINT=url, CDI_WORKER_CHECKSUM=f"sha256:{64 * '0'}")
 
 
-@POD
-def test_valid_variable_is_obeyed_in_a_pod(
-    pod: worker.Pod, url: str, setting: Setting, tmp_path: Path
-) -> None:
-    refused(pod, setting.outcome, IMPORTER_ENDPOINT=url, **{setting.variable: setting.valid(tmp_path)})
-
-
-@pytest.mark.parametrize("name", ["CDI_WORKER_DISK", "CDI_WORKER_LAYER_ANNOTATION"])
-def test_other_variables_of_ours_are_not_empty_either(pod: worker.Pod, url: str, name: str) -> None:
-    refused(pod, f"{name}: empty", IMPORTER_ENDPOINT=url, **{name: ""})
+def test_valid_variable_is_obeyed_in_a_pod(pod: worker.Pod, url: str, tmp_path: Path) -> None:
+    for each in IN_PODS:
+        value = {each.variable: each.valid(tmp_path)}
+        refused(pod, each.outcome, IMPORTER_ENDPOINT=url, **value)
 
 
 def test_variables_of_the_contract_may_be_empty(pod: worker.Pod, url: str) -> None:
@@ -220,7 +190,7 @@ def test_variables_of_the_contract_may_be_empty(pod: worker.Pod, url: str) -> No
     names += ("CONTENTTYPE", "PULL_METHOD", "REGISTRY_IMAGE_ARCHITECTURE", "UUID", "CURRENT_CHECKPOINT")
     env = {f"IMPORTER_{name}": "" for name in names}
     env |= dict.fromkeys(("INSECURE_TLS", "CACHE_MODE", "OWNER_UID", "http_proxy", "HTTPS_PROXY"), "")
-    done = pod.run(IMPORTER_ENDPOINT=url, **env)
+    done = pod.call(IMPORTER_ENDPOINT=url, **env)
     assert done.status == 0, done.errors
     assert pod.disk.read_bytes()[: len(DISK)] == DISK
 
@@ -248,17 +218,16 @@ def of_a_service(name: str, ports: dict[str, int], host: str = "10.0.0.1") -> di
     return made
 
 
-@pytest.mark.parametrize(
-    "name", ["cdi-worker", "cdi-worker-metrics", "cdi-worker-signedby", "cdi-worker-a-service-port-b"]
-)
-@pytest.mark.parametrize("host", ["10.0.0.1", "fd00::1"])
-def test_variables_of_a_service_are_not_ours(pod: worker.Pod, url: str, name: str, host: str) -> None:
+def test_variables_of_a_service_are_not_ours(pod: worker.Pod, url: str) -> None:
     """Kubernetes sets them beside every Service whose name begins like our variables."""
-    env = of_a_service(name, {"https": 443, "long-name": 8443}, host) | of_a_service("import", {"": 80})
     pod.metrics_port = None
-    done = pod.run(IMPORTER_ENDPOINT=url, **env)
+    env = of_a_service("import", {"": 80})
+    names = ("cdi-worker", "cdi-worker-metrics", "cdi-worker-signedby", "cdi-worker-a-service-port-b")
+    for name, host in zip(names, ("10.0.0.1", "fd00::1") * 2, strict=True):
+        env |= of_a_service(name, {"https": 443, "long-name": 8443}, host)
+    done = pod.call(IMPORTER_ENDPOINT=url, **env)
     assert done.status == 0, done.errors
-    done = worker.run("blank", pod.directory / "blank", "1Mi", env=env)
+    done = worker.call("blank", pod.directory / "blank", "1Mi", env=env)
     assert done.status == 0, done.errors
 
 
@@ -290,34 +259,31 @@ def test_clone_source_refuses_a_demand(tmp_path: Path) -> None:
     pod = worker.Pod(tmp_path)
     env = {"UPLOAD_URL": "https://127.0.0.1:1/", "MOUNT_POINT": str(tmp_path), "VOLUME_MODE": "filesystem"}
     env |= {"CLIENT_KEY": "x", "CLIENT_CERT": "x", "SERVER_CA_CERT": "x", "CDI_WORKER_SIGNED_BY": "/k"}
-    assert pod.run(**env).status == 1
+    assert pod.call(**env).status == 1
     assert "signature not verifiable: a clone has none" in pod.message
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        ({"CDI_WORKER_SIGNED_BY": ""}, "CDI_WORKER_SIGNED_BY: empty"),
-        ({"CDI_WORKER_SIGNEDBY": "x"}, "did you mean 'CDI_WORKER_SIGNED_BY'?"),
-        ({"CDI_WORKER_CONNECTIONS": "200"}, "200 is not in the range"),
-    ],
-)
-@pytest.mark.parametrize("program", ["openstack-populator", "cdi-source-update-poller"])
-def test_programs_of_controllers_refuse_the_same(program: str, env: dict[str, str], said: str) -> None:
-    done = worker.run(program, env=env)
-    assert (done.status, said in done.errors) == (2, True), done.errors
+def test_programs_of_controllers_refuse_the_same() -> None:
+    for program in ("openstack-populator", "cdi-source-update-poller"):
+        for env, said in (
+            ({"CDI_WORKER_SIGNED_BY": ""}, "CDI_WORKER_SIGNED_BY: empty"),
+            ({"CDI_WORKER_SIGNEDBY": "x"}, "did you mean 'CDI_WORKER_SIGNED_BY'?"),
+            ({"CDI_WORKER_CONNECTIONS": "200"}, "200 is not in the range"),
+        ):
+            done = worker.call(program, env=env)
+            assert (done.status, said in done.errors) == (2, True), done.errors
 
 
 def test_populator_refuses_to_verify(tmp_path: Path) -> None:
     given = ("--engine-url=https://127.0.0.1:1", "--disk-id=x", f"--volume-path={tmp_path / 'disk.img'}")
-    done = worker.run("ovirt-populator", *given, env={"CDI_WORKER_VERIFY": "true"})
+    done = worker.call("ovirt-populator", *given, env={"CDI_WORKER_VERIFY": "true"})
     said = "CDI_WORKER_VERIFY: only the disk of an import can be verified"
     assert (done.status, said in done.errors) == (1, True), done.errors
 
 
 def test_poller_refuses_an_empty_checksum_file() -> None:
     arguments = ["-ns=n", "-cron=c", "-url=http://127.0.0.1:1/x", "-certdir="]
-    done = worker.run("cdi-source-update-poller", *arguments, "--checksum-file=")
+    done = worker.call("cdi-source-update-poller", *arguments, "--checksum-file=")
     assert (done.status, "Invalid value for '--checksum-file'" in done.errors) == (2, True), done.errors
 
 
@@ -333,17 +299,19 @@ def faults(change: Callable[[dict[str, object], dict[str, object]], object]) -> 
     return found
 
 
-@pytest.mark.parametrize("name", [*datavolume.DEMANDS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
-def test_empty_annotation_is_refused(name: str) -> None:
-    for value in ("", " ", "\n"):
-        found = faults(lambda annotations, _, value=value: annotations.update({name: value}))
+ANNOTATIONS = (*datavolume.DEMANDS, datavolume.DISK, datavolume.LAYER_ANNOTATION)
+
+
+def test_empty_annotation_is_refused() -> None:
+    for name, value in itertools.product(ANNOTATIONS, ("", " ", "\n")):
+        found = faults(lambda annotations, _, given={name: value}: annotations.update(given))
         assert found == [f"metadata.annotations[{name}]: is empty"], value
 
 
-@pytest.mark.parametrize("name", [*datavolume.DEMANDS, datavolume.DISK, datavolume.LAYER_ANNOTATION])
-def test_misspelt_annotation_is_refused(name: str) -> None:
-    (found,) = faults(lambda annotations, _: annotations.update({name[:-1]: "x"}))
-    assert found.endswith(f"did you mean '{name}'?")
+def test_misspelt_annotation_is_refused() -> None:
+    for name in ANNOTATIONS:
+        (found,) = faults(lambda annotations, _, given={name[:-1]: "x"}: annotations.update(given))
+        assert found.endswith(f"did you mean '{name}'?")
 
 
 def test_empty_checksum_of_a_manifest_is_refused() -> None:
@@ -359,9 +327,6 @@ def test_valid_annotations_are_accepted() -> None:
 # -- the library -------------------------------------------------------------------------------
 
 
-DEMANDS = [each.field for each in SETTINGS if each.field]
-
-
 def wanted(demand: trust.Demand = trust.NOTHING, checksum: str | None = None) -> request.Request:
     location = cdi_worker.Location("http://127.0.0.1/disk")
     return request.Request(
@@ -369,23 +334,16 @@ def wanted(demand: trust.Demand = trust.NOTHING, checksum: str | None = None) ->
     )
 
 
-@pytest.mark.parametrize("field", DEMANDS)
-def test_empty_demand_of_the_library_is_refused(field: str) -> None:
-    for value in ("", " "):
-        made = trust.Demand(**{field: value})
-        with pytest.raises(errors.RequestError, match=f"demand: {field} is empty"):
-            request.check(wanted(made))
+def test_empty_demand_of_the_library_is_refused() -> None:
+    for field in filter(None, (each.field for each in SETTINGS)):
+        for value in ("", " "):
+            with pytest.raises(errors.RequestError, match=f"demand: {field} is empty"):
+                request.check(wanted(trust.Demand(**{field: value})))
 
 
 def test_empty_checksum_of_the_library_is_refused() -> None:
     with pytest.raises(errors.RequestError, match="invalid checksum ''"):
         request.check(wanted(checksum=""))
-
-
-@pytest.mark.parametrize("field", DEMANDS)
-def test_misspelt_demand_of_the_library_is_refused(field: str) -> None:
-    with pytest.raises(TypeError):
-        trust.Demand(**{f"{field}s": "x"})
 
 
 def test_library_without_a_demand_has_no_faults() -> None:
