@@ -48,9 +48,7 @@ def test_clone_replaces_leftovers_of_a_killed_one(
         oracle.same(point / "disk.img", volume)
 
 
-@pytest.mark.parametrize(
-    ("name", "sparse"), [("disk.img", True), ("disk.img", False), ("vm-disk.img.1", True)]
-)
+@pytest.mark.parametrize(("name", "sparse"), [("disk.img", False), ("vm-disk.img.1", True)])
 def test_disk_is_taken_from_upstream_s_tar(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -90,40 +88,42 @@ def test_empty_disk_is_not_cloned_to_a_device(
     (tmp_path / "volume" / "disk.img").touch()
     with uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server:
         pod = worker.Pod(tmp_path / "source")
-        done = pod.run(**clones.environment(server, "filesystem", tmp_path / "volume"))
+        done = pod.call(**clones.environment(server, "filesystem", tmp_path / "volume"))
         assert (done.status, "the disk has 0 bytes" in pod.message) == (1, True), pod.message
         assert server.running
 
 
-@pytest.mark.parametrize(
-    "fault", ["name", "authority", "address", "no volume", "no folder", "no directory", "environment"]
-)
+@pytest.mark.parametrize("fault", ["name", "authority", "others"])
 def test_failed_clone_reports_the_error(
     server: uploads.Server, tmp_path: Path, volume: Path, fault: str
 ) -> None:
     other = server.certificates.authority.issue(common_name="somebody", client=True)
-    changes = {
-        "name": {"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()},
-        "authority": {"SERVER_CA_CERT": other.certificate.read_text()},
-        "address": {"UPLOAD_URL": "https://me:PRIVATE KEY@host:port/v1beta1/upload"},
-        "no volume": {"MOUNT_POINT": str(tmp_path / "missing")},
-        "no folder": {"MOUNT_POINT": str(tmp_path / "missing"), "VOLUME_MODE": "filesystem"},
-        "no directory": {"VOLUME_MODE": "filesystem"},
-        "environment": {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
+    missing = str(tmp_path / "missing")
+    changes: dict[str, list[dict[str, str]]] = {
+        "name": [{"CLIENT_KEY": other.key.read_text(), "CLIENT_CERT": other.certificate.read_text()}],
+        "authority": [{"SERVER_CA_CERT": other.certificate.read_text()}],
+        "others": [
+            {"UPLOAD_URL": "https://me:PRIVATE KEY@host:port/v1beta1/upload"},
+            {"MOUNT_POINT": missing},
+            {"MOUNT_POINT": missing, "VOLUME_MODE": "filesystem"},
+            {"VOLUME_MODE": "filesystem"},  # not a directory
+            {"CLIENT_KEY": "", "VOLUME_MODE": "tape"},
+        ],
     }
     pod = worker.Pod(tmp_path / "source")
-    done = pod.run(**{**clones.environment(server, "block", volume), **changes[fault]})
-    assert done.status == 1
-    assert pod.message.startswith("Unable to ")
-    assert "\n" not in pod.message
-    assert "PRIVATE KEY" not in pod.message + done.errors + done.output
-    assert "Traceback" not in done.errors
+    for change in changes[fault]:
+        done = pod.call(**{**clones.environment(server, "block", volume), **change})
+        assert done.status == 1
+        assert pod.message.startswith("Unable to ")
+        assert "\n" not in pod.message
+        assert "PRIVATE KEY" not in pod.message + done.errors + done.output
+        assert "Traceback" not in done.errors
 
 
 def test_clone_reports_progress(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path
 ) -> None:
-    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=6 * MIB) as target:
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=12 * MIB) as target:
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
             pod = worker.Pod(tmp_path / "source", metrics_port=processes.free_port())
             with worker.started(

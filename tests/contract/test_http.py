@@ -43,9 +43,9 @@ def check_done(pod: worker.Pod, done: worker.Completed, disks: disks_module.Disk
 def test_basic_auth_is_sent(pod: worker.Pod, server: misbehave.Server, disks: disks_module.Disks) -> None:
     url = server.serve("/disk", page(disks, password="me:s3cret"))
     keys = {"IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": "s3cret"}
-    check_done(pod, pod.run(IMPORTER_ENDPOINT=url, **keys), disks)
+    check_done(pod, pod.call(IMPORTER_ENDPOINT=url, **keys), disks)
     pod.disk.unlink()
-    done = pod.run(IMPORTER_ENDPOINT=url, IMPORTER_ACCESS_KEY_ID="me", IMPORTER_SECRET_KEY="wr0ng")
+    done = pod.call(IMPORTER_ENDPOINT=url, IMPORTER_ACCESS_KEY_ID="me", IMPORTER_SECRET_KEY="wr0ng")
     assert (done.status, "401" in pod.message) == (1, True)
     assert "wr0ng" not in pod.message + done.errors + done.output
 
@@ -55,7 +55,7 @@ def test_extra_headers_are_sent(pod: worker.Pod, server: misbehave.Server, disks
     mounted(pod.headers, {"plain": "X-Plain: of a file"})
     url = server.serve("/disk", page(disks))
     env = {"IMPORTER_EXTRA_HEADER_0": "X-Zero: 0", "IMPORTER_EXTRA_HEADER_1": "X-One: a: b"}
-    done = pod.run(IMPORTER_ENDPOINT=url, **env)
+    done = pod.call(IMPORTER_ENDPOINT=url, **env)
     check_done(pod, done, disks)
     for request in server.requests:
         found = {name: value for name, value in request.headers.items() if name.startswith("x-")}
@@ -70,7 +70,7 @@ def test_secrets_are_sent_to_the_origin_only(
     with misbehave.Server() as other:
         start = server.serve("/disk", misbehave.Page(to=(other.serve("/disk", page(disks)),)))
         env = {"IMPORTER_ACCESS_KEY_ID": "me", "IMPORTER_SECRET_KEY": "s3cret"}
-        done = pod.run(IMPORTER_ENDPOINT=start, IMPORTER_EXTRA_HEADER_0="X-Token: hush", **env)
+        done = pod.call(IMPORTER_ENDPOINT=start, IMPORTER_EXTRA_HEADER_0="X-Token: hush", **env)
         check_done(pod, done, disks)
         assert {"authorization", "x-token"} <= {*server.requests[0].headers}
         assert all(not {"authorization", "x-token"} & {*request.headers} for request in other.requests)
@@ -83,11 +83,11 @@ def test_mounted_certificates_are_trusted(
     trusted = mounted(tmp_path / "certs", files)
     with misbehave.Server(authority.issue()) as server:
         url = server.serve("/disk", page(disks))
-        check_done(pod, pod.run(IMPORTER_ENDPOINT=url, IMPORTER_CERT_DIR=str(trusted)), disks)
+        check_done(pod, pod.call(IMPORTER_ENDPOINT=url, IMPORTER_CERT_DIR=str(trusted)), disks)
         pod.disk.unlink()
-        check_done(pod, pod.run(IMPORTER_ENDPOINT=url, INSECURE_TLS="true"), disks)
+        check_done(pod, pod.call(IMPORTER_ENDPOINT=url, INSECURE_TLS="true"), disks)
         pod.disk.unlink()
-        assert pod.run(IMPORTER_ENDPOINT=url, INSECURE_TLS="false").status == 1
+        assert pod.call(IMPORTER_ENDPOINT=url, INSECURE_TLS="false").status == 1
         assert pod.message.startswith("Unable to connect to http data source: ")
         assert "certificate" in pod.message
 
@@ -107,7 +107,7 @@ def test_proxies_are_used(
         url = server.url("/disk", host=tls.FAR)
         env = dict(zip(names, ["", between.url, "elsewhere.example"], strict=True))
         env = {name.upper() if upper else name: value for name, value in env.items()}
-        done = pod.run(IMPORTER_ENDPOINT=url, IMPORTER_PROXY_CERT_DIR=str(trusted), **env)
+        done = pod.call(IMPORTER_ENDPOINT=url, IMPORTER_PROXY_CERT_DIR=str(trusted), **env)
         check_done(pod, done, disks)
         assert between.requests
         assert "s3cret" not in done.errors
@@ -119,14 +119,14 @@ def test_no_proxy_is_honoured(pod: worker.Pod, server: misbehave.Server, disks: 
         far = server.url("/disk", host=tls.FAR)
         # Without a scheme, as many set it.
         env = {"http_proxy": between.url.removeprefix("http://"), "https_proxy": "", "no_proxy": "*.svc"}
-        check_done(pod, pod.run(IMPORTER_ENDPOINT=url, **env), disks)
+        check_done(pod, pod.call(IMPORTER_ENDPOINT=url, **env), disks)
         assert not between.requests
         pod.disk.unlink()
-        check_done(pod, pod.run(IMPORTER_ENDPOINT=far, **env), disks)
+        check_done(pod, pod.call(IMPORTER_ENDPOINT=far, **env), disks)
         assert between.requests
         pod.disk.unlink()
         # The name does not resolve without the proxy.
-        assert pod.run(IMPORTER_ENDPOINT=far, **{**env, "no_proxy": "*.test"}).status == 1
+        assert pod.call(IMPORTER_ENDPOINT=far, **{**env, "no_proxy": "*.test"}).status == 1
         assert "unknown host; check the name of the host" in pod.message
 
 

@@ -15,9 +15,15 @@ MiB = 1 << 20
 # -- killed and restarted ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("volume", ["file", "block"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
+@pytest.mark.parametrize(
+    ("variant", "number", "volume"),
+    [
+        ("raw", signal.SIGTERM, "file"),
+        ("raw", signal.SIGKILL, "block"),
+        ("qcow2", signal.SIGKILL, "file"),
+        ("vhdx-log", signal.SIGTERM, "block"),
+    ],
+)
 def test_killed_worker_can_be_restarted(
     pod: worker.Pod,
     server: misbehave.Server,
@@ -39,7 +45,7 @@ def test_killed_worker_can_be_restarted(
     assert status != 0
     oracle.unusable(pod.disk)
     server.serve("/disk", good)
-    assert pod.run().status == 0
+    assert pod.call().status == 0
     assert pod.message == contract.COMPLETE
     contract.check_disk(pod, disks.expected(variant))
 
@@ -52,7 +58,7 @@ def test_archive_is_unpacked_again_after_a_kill(
     with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as volume:
         (volume / "lost+found").mkdir()
         for _ in range(2):
-            done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+            done = worker.call(*pod.arguments, f"--data-dir={volume}", env=env)
             assert (done.status, pod.message) == (0, contract.COMPLETE)
             (volume / "old").mkdir()
         names = {path.name for path in disks.tree().iterdir()} | {"lost+found", "old"}
@@ -66,7 +72,7 @@ def test_volume_is_not_emptied_for_a_file_that_is_not_an_archive(
     with devices.filesystem("tmpfs", tmp_path) as volume:
         (volume / "old").touch()
         (volume / ".cdi-worker-unpacking").mkdir()
-        assert worker.run(*pod.arguments, f"--data-dir={volume}", env=env).status == 1
+        assert worker.call(*pod.arguments, f"--data-dir={volume}", env=env).status == 1
         assert "archive needs a tar archive, this is raw" in pod.message
         assert [path.name for path in volume.iterdir()] == ["old"]
 
@@ -77,12 +83,12 @@ def test_folder_that_is_not_a_volume_is_not_emptied(
     """A folder that is not a mount, or not the pod's, may hold files of others."""
     (pod.data / "precious").touch()
     env = {"IMPORTER_ENDPOINT": web.url(disks.tar("gz")), "IMPORTER_CONTENTTYPE": "archive"}
-    assert pod.run(**env).status == 0
+    assert pod.call(**env).status == 0
     assert (pod.data / "precious").exists()
     with devices.filesystem("tmpfs", tmp_path) as volume:
         (volume / "precious").touch()
         arguments = ("import", web.url(disks.tar("gz")), volume, "--content-type=archive")
-        assert worker.run(*arguments).status == 0
+        assert worker.call(*arguments).status == 0
         assert (volume / "precious").exists()
 
 
@@ -93,7 +99,7 @@ def test_disk_replaces_leftovers_of_a_killed_archive(
     with devices.filesystem("tmpfs", tmp_path, 6 * MiB) as volume:
         (volume / ".cdi-worker-unpacking").mkdir()
         devices.fill(volume / ".cdi-worker-unpacking" / "x", 4 * MiB)
-        done = worker.run(*pod.arguments, f"--data-dir={volume}", env=env)
+        done = worker.call(*pod.arguments, f"--data-dir={volume}", env=env)
         assert (done.status, pod.message) == (0, contract.COMPLETE)
         oracle.same(volume / "disk.img", disks.raw("dense"))
         assert [path.name for path in volume.iterdir()] == ["disk.img"]
