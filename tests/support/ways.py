@@ -24,7 +24,7 @@ def request(address: str, target: Path, **options: object) -> cdi_worker.Request
     """
     source = "http" if address.startswith("http") else "local"
     location = cdi_worker.Location(address, options.pop("access", cdi_worker.Access()))
-    if "scratch" in options:
+    if options.get("scratch") is not None:
         options["scratch"] = str(options["scratch"])
     values = {"existing": "replace", **options}
     return cdi_worker.Request(source=source, location=location, target=str(target), **values)
