@@ -48,8 +48,9 @@ class Chain:
         return raw
 
     def _add(self, path: Path, form: str, writes: tuple[str, ...]) -> Path:
-        for write in writes:
-            processes.run("qemu-io", "-f", form, "-c", write, path)
+        if writes:
+            commands = [word for write in writes for word in ("-c", write)]
+            processes.run("qemu-io", "-f", form, *commands, path)
         self.files.append(path)
         self.forms.append(form)
         return path
