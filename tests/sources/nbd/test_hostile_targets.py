@@ -15,7 +15,7 @@ from cdi_worker.importer import execute, request
 from cdi_worker.sources import base
 from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.nbd import locations
-from tests.support import nbd_servers
+from tests.support import nbd_servers, pairs
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -48,7 +48,7 @@ def server(**options: object) -> nbd_servers.Disk:
 def test_silence_ends(tmp_path: Path, after: int) -> None:
     began = time.monotonic()
     with pytest.raises(errors.TargetError, match="no answer within"):
-        write(tmp_path, server(silent=after), patience=1.0)
+        write(tmp_path, server(silent=after), patience=0.4)
     assert time.monotonic() - began < 30
 
 
@@ -61,14 +61,10 @@ def test_reply_that_is_cut_off(tmp_path: Path, after: int) -> None:
 @pytest.mark.parametrize("size", [(1 << 63) - 1, (1 << 64) - 1, 0, SIZE - 512])
 def test_size_is_checked_before_anything_is_written(tmp_path: Path, size: int) -> None:
     disk = server(sizes=(size,))
-    if size == (1 << 63) - 1:
-        # It is large enough; what it does not hold is found when the head is read back.
-        with pytest.raises(errors.TargetError):
-            write(tmp_path, disk)
-        return
     with pytest.raises(errors.TargetError):
         write(tmp_path, disk)
-    assert disk.written == 0
+    # One is large enough; what it does not hold is found when the head is read back.
+    assert disk.written == 0 or size == (1 << 63) - 1
 
 
 def test_connections_to_disks_of_several_sizes(tmp_path: Path) -> None:
@@ -77,9 +73,13 @@ def test_connections_to_disks_of_several_sizes(tmp_path: Path) -> None:
         write(tmp_path, disk)
 
 
-@pytest.mark.parametrize("error", [errno.EPERM, errno.EIO, errno.ENOSPC, errno.ESHUTDOWN, 999])
-@pytest.mark.parametrize("command", [nbd_servers.WRITE, nbd_servers.FLUSH])
-def test_failed_command_is_a_failure(tmp_path: Path, command: int, error: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "command"),
+    pairs.dealt(
+        [errno.EPERM, errno.EIO, errno.ENOSPC, errno.ESHUTDOWN, 999], [nbd_servers.WRITE, nbd_servers.FLUSH]
+    ),
+)
+def test_failed_command_is_a_failure(tmp_path: Path, error: int, command: int) -> None:
     kind = errors.NoSpace if error == errno.ENOSPC else errors.TargetError
     with pytest.raises(kind):
         write(tmp_path, server(failing={command: error}))

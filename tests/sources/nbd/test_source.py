@@ -80,7 +80,16 @@ def opened(
 # -- servers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("server", ["qemu-nbd raw", "qemu-nbd qcow2", "storage daemon", "nbdkit"])
+@pytest.mark.parametrize(
+    ("server", "target"),
+    [
+        ("qemu-nbd raw", "file"),
+        ("qemu-nbd qcow2", "block512"),
+        ("storage daemon", "block4096"),
+        ("nbdkit", "block512"),
+    ],
+    indirect=["target"],
+)
 def test_disk_of_every_server_is_copied(
     tmp_path: Path, raw: Path, qcow2: Path, target: Path, server: str
 ) -> None:
@@ -131,6 +140,7 @@ def test_server_with_fewer_places_than_it_promises(tmp_path: Path, raw: Path) ->
     oracle.same(tmp_path / "disk.img", raw)
 
 
+@pytest.mark.parametrize("target", ["block4096"], indirect=True)
 def test_server_without_extents_is_read_completely(tmp_path: Path, raw: Path, target: Path) -> None:
     with nbd_exports.nbdkit(tmp_path, "-r", "--no-sr", "file", raw) as port:
         done = import_(f"nbd://127.0.0.1:{port}", target)
@@ -304,17 +314,17 @@ def test_server_that_cannot_be_reached(tmp_path: Path) -> None:
 def test_commands_use_their_exit_statuses(tmp_path: Path, raw: Path) -> None:
     with nbd_exports.qemu_nbd(tmp_path, raw, "--export-name=vda", "--shared=8") as port:
         url = f"nbd://127.0.0.1:{port}/vda"
-        assert " extents  yes\n" in worker.run("inspect", url).output
-        done = worker.run("inspect", "--json", url)
+        assert " extents  yes\n" in worker.call("inspect", url).output
+        done = worker.call("inspect", "--json", url)
         assert done.status == 0, done.errors
         found = json.loads(done.output)
         assert (found["format"], found["virtualSize"]) == ("raw", SIZE)
-        done = worker.run("import", "--dry-run", url, tmp_path / "disk.img")
+        done = worker.call("import", "--dry-run", url, tmp_path / "disk.img")
         assert (done.status, "only data is copied" in done.output) == (0, True)
         assert not (tmp_path / "disk.img").exists()
-        assert worker.run("import", url, tmp_path / "disk.img").status == 0
-        assert worker.run("import", f"{url}b", tmp_path / "other.img").status == 3
-        assert worker.run("import", "--size", "1Mi", url, tmp_path / "other.img").status == 8
+        assert worker.call("import", url, tmp_path / "disk.img").status == 0
+        assert worker.call("import", f"{url}b", tmp_path / "other.img").status == 3
+        assert worker.call("import", "--size", "1Mi", url, tmp_path / "other.img").status == 8
     oracle.same(tmp_path / "disk.img", raw)
 
 
@@ -327,7 +337,7 @@ def test_pod_reads_the_mounted_client_certificate(
     env |= {"IMPORTER_IMAGE_SIZE": str(64 * MIB), "IMPORTER_CERT_DIR": str(tmp_path / "ca")}
     (tmp_path / "ca").mkdir()
     (tmp_path / "ca/ca.crt").write_bytes(authority.certificate.read_bytes())
-    done = worker.run(*pod.arguments, f"--cert={pair.certificate}", f"--key={pair.key}", env=env)
+    done = worker.call(*pod.arguments, f"--cert={pair.certificate}", f"--key={pair.key}", env=env)
     assert done.status == 0, done.errors
     oracle.same(pod.disk, raw)
 
@@ -335,8 +345,9 @@ def test_pod_reads_the_mounted_client_certificate(
 # -- failures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("target", ["block512"], indirect=True)
 def test_errors_of_some_reads_are_retried(tmp_path: Path, raw: Path, target: Path) -> None:
-    options = ("--filter=error", "file", raw, "error-pread=EIO", "error-pread-rate=30%")
+    options = ("--filter=error", "file", raw, "error-pread=EIO", "error-pread-rate=20%")
     with nbd_exports.nbdkit(tmp_path, "-r", *options) as port:
         import_(f"nbd://127.0.0.1:{port}/", target, connect_patience=20.0)
     oracle.same(target, raw, beyond=devices.beyond(target))
@@ -462,6 +473,7 @@ def test_changed_disk_with_the_same_name_starts_over(tmp_path: Path, raw: Path) 
 # -- changes since a dirty bitmap ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("target", ["file", "block4096"], indirect=True)
 def test_changes_since_a_bitmap_are_applied(tmp_path: Path, target: Path) -> None:
     disk, expected = tmp_path / "disk.qcow2", tmp_path / "expected.raw"
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", disk, str(SIZE))
@@ -483,7 +495,11 @@ def test_changes_since_a_bitmap_are_applied(tmp_path: Path, target: Path) -> Non
     assert 3 * MIB < done.read < 4 * MIB
 
 
-@pytest.mark.parametrize("preallocation", [False, True])
+@pytest.mark.parametrize(
+    ("target", "preallocation"),
+    [("file", False), ("file", True), ("block512", False), ("block4096", True)],
+    indirect=["target"],
+)
 def test_disk_that_becomes_smaller_and_larger_again_has_no_old_bytes(
     tmp_path: Path, target: Path, preallocation: bool
 ) -> None:

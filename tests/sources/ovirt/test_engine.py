@@ -15,7 +15,7 @@ from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import engine as ovirt_engine
 from cdi_worker.sources.ovirt import locations
-from tests.support import threaded
+from tests.support import pairs, threaded
 
 pytest.importorskip("ovirtsdk4")
 
@@ -104,20 +104,21 @@ def test_malformed_login_is_an_error(engine: ovirt_engine.Engine, served: Served
         engine.log_in()
 
 
-@pytest.mark.parametrize("call", [disk, snapshot, transfer, look])
+CALLS = (disk, snapshot, transfer, look)
+BODIES = (
+    b"<action/>",
+    b"<vms><vm/></vms>",
+    b"\0",
+    b"<disk>",
+    b"<image_transfer>" + TICKET + b"<a></b>",
+    b"<disk>" + b"<a>" * 100_000,
+    b"<disk>" + b"<vm><disks><disk>" * 10_000,
+    b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><disk><name>&b;</name></disk>',
+)
+
+
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"<vm/>",
-        b"<action/>",
-        b"<vms><vm/></vms>",
-        b"\0",
-        b"<disk>",
-        b"<image_transfer>" + TICKET + b"<a></b>",
-        b"<disk>" + b"<a>" * 100_000,
-        b"<disk>" + b"<vm><disks><disk>" * 10_000,
-        b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><disk><name>&b;</name></disk>',
-    ],
+    ("body", "call"), [*((b"<vm/>", call) for call in CALLS), *pairs.dealt(BODIES, CALLS)]
 )
 def test_malformed_answers_are_errors(
     engine: ovirt_engine.Engine,
