@@ -20,7 +20,6 @@ from tests.support import (
     pairs,
     processes,
     servers,
-    tls,
     worker,
 )
 from tests.support import disks as disks_module
@@ -98,7 +97,6 @@ SERVED = {
     "403": Case(page(status=403), SOURCE, "403"),
     "404": Case(page(status=404), SOURCE, "404"),
     "500": Case(page(status=500), SOURCE, "500", IMPATIENT),
-    "503": Case(page(status=503), SOURCE, "503", IMPATIENT),
     "redirect-loop": Case(page(to=("/disk",)), SOURCE, "redirects"),
     "redirect-to-file": Case(page(to=("file:///etc/passwd",)), SOURCE, "not http"),
     "short-body": Case(page(ranges=False, missing=10), SOURCE, "at byte 8388608", IMPATIENT),
@@ -116,15 +114,9 @@ SERVED = {
         f"{kind}-truncated": Case(packed(kind, lambda data: data[:-20]), IMAGE, f"truncated {kind}")
         for kind in disks_module.COMPRESSIONS
     },
-    **{
-        f"{kind}-half": Case(packed(kind, lambda data: data[: len(data) // 2]), IMAGE, f"truncated {kind}")
-        for kind in disks_module.COMPRESSIONS
-    },
-    **{
-        f"{kind}-garbage": Case(packed(kind, lambda data: data + b"x" * 600), IMAGE, "trailing garbage")
-        for kind in disks_module.COMPRESSIONS
-    },
-    **{f"{kind}-damaged": Case(packed(kind, damage), IMAGE, "corrupt") for kind in disks_module.COMPRESSIONS},
+    "xz-half": Case(packed("xz", lambda data: data[: len(data) // 2]), IMAGE, "truncated xz"),
+    "zst-garbage": Case(packed("zst", lambda data: data + b"x" * 600), IMAGE, "trailing garbage"),
+    "bz2-damaged": Case(packed("bz2", damage), IMAGE, "corrupt"),
 }
 
 
@@ -134,13 +126,12 @@ def test_bad_content_is_refused(
 ) -> None:
     case = SERVED[name]
     url = server.serve("/disk", case.serve(disks))
-    check_failure(worker.run("import", url, target, *case.arguments), case.status, case.message, target)
+    check_failure(worker.call("import", url, target, *case.arguments), case.status, case.message, target)
     check_rerun(server.serve("/disk", page()(disks)), target, disks.raw())
 
 
-@pytest.mark.parametrize(
-    ("url", "status", "message"),
-    [
+def test_bad_address_is_reported(tmp_path: Path) -> None:
+    for url, status, message in (
         ("http://no-such-host.invalid/disk", SOURCE, "unknown host"),
         ("http://127.0.0.1:1/disk", SOURCE, "connection refused"),
         ("http://127.0.0.1:port/disk", REQUEST, "malformed URL"),
@@ -149,29 +140,22 @@ def test_bad_content_is_refused(
         (f"http://{'a' * 64}.invalid/disk", REQUEST, "malformed URL"),
         ("gopher://127.0.0.1/disk", REQUEST, "gopher"),
         ("/no/such/disk", SOURCE, "no such file"),
-    ],
-)
-def test_bad_address_is_reported(tmp_path: Path, url: str, status: int, message: str) -> None:
-    check_failure(worker.run("import", url, tmp_path / "disk.img"), status, message, tmp_path / "disk.img")
+    ):
+        done = worker.call("import", url, tmp_path / "disk.img")
+        check_failure(done, status, message, tmp_path / "disk.img")
 
 
-def test_untrusted_certificate_is_reported(tmp_path: Path, disks: disks_module.Disks) -> None:
-    authority = tls.Authority(tmp_path / "ca")
-    with misbehave.Server(authority.issue()) as secure:
-        url = secure.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
-        done = worker.run("import", url, tmp_path / "disk.img")
-        check_failure(done, SOURCE, "certificate verify failed", tmp_path / "disk.img")
-
-
+@pytest.mark.parametrize("target", ["block"], indirect=True)
 def test_stalled_server_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, target: Path
 ) -> None:
     page = misbehave.Page(disks.raw().read_bytes())
     url = server.serve("/disk", (page, 2), dataclasses.replace(page, stall=0))
-    check_failure(worker.run("import", url, target, *IMPATIENT), SOURCE, "timed out", target)
+    check_failure(worker.call("import", url, target, *IMPATIENT), SOURCE, "timed out", target)
     check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
+@pytest.mark.parametrize("target", ["file"], indirect=True)
 def test_bytes_behind_content_length_are_ignored(
     server: misbehave.Server, disks: disks_module.Disks, target: Path
 ) -> None:
@@ -181,7 +165,9 @@ def test_bytes_behind_content_length_are_ignored(
         check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
-@pytest.mark.parametrize("good", [0, 2], ids=["first-contact", "transfer"])
+@pytest.mark.parametrize(
+    ("good", "target"), [(0, "file"), (2, "block")], ids=["first-contact", "transfer"], indirect=["target"]
+)
 def test_too_long_a_wait_is_not_honoured(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, good: int
 ) -> None:
@@ -189,38 +175,42 @@ def test_too_long_a_wait_is_not_honoured(
     busy = dataclasses.replace(page, status=429, headers={"Retry-After": "3600"})
     url = server.serve("/disk", (page, good), busy)
     message = "429 Too Many Requests; no data for 0 s, and the server asks to wait 3600 s (at most 600 s"
-    check_failure(worker.run("import", url, target), SOURCE, message, target)
+    check_failure(worker.call("import", url, target), SOURCE, message, target)
     check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
 @pytest.mark.parametrize(
-    "later",
+    ("later", "ranges", "target"),
     [
-        {"etag": '"two"'},
-        {"etag": "", "modified": "Tue, 03 Nov 2026 10:00:00 GMT"},
-        {"body": b"another"},
+        ({"etag": '"two"'}, True, "block"),
+        ({"etag": "", "modified": "Tue, 03 Nov 2026 10:00:00 GMT"}, False, "block"),
+        ({"body": b"another"}, True, "file"),
     ],
     ids=["etag", "modified", "size"],
+    indirect=["target"],
 )
-@pytest.mark.parametrize("ranges", [True, False])
 def test_changed_source_is_reported(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, later: dict[str, object], ranges: bool
 ) -> None:
     page = misbehave.Page(disks.raw().read_bytes(), ranges=ranges)
     first = (page, 3) if ranges else (dataclasses.replace(page, cut=5_000_000), 1)
     url = server.serve("/disk", first, dataclasses.replace(page, **later))
-    check_failure(worker.run("import", url, target), SOURCE, "changed during the transfer", target)
+    check_failure(worker.call("import", url, target), SOURCE, "changed during the transfer", target)
     check_rerun(server.serve("/disk", page), target, disks.raw())
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "qcow2-zlib", "vmdk", "vdi", "vhd", "vhdx-log"])
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    [("raw", "block"), ("qcow2-zlib", "file"), ("vmdk", "block"), ("vhdx-log", "file")],
+    indirect=["target"],
+)
 def test_too_large_disk_is_refused_before_the_transfer(
     server: misbehave.Server, disks: disks_module.Disks, target: Path, variant: str
 ) -> None:
     data = disks.image(variant, "far").read_bytes()
     url = server.serve("/disk", misbehave.Page(data))
     is_device = target.is_block_device()
-    done = worker.run("import", url, target, *([] if is_device else ["--size=16Mi"]))
+    done = worker.call("import", url, target, *([] if is_device else ["--size=16Mi"]))
     needs, room = f"{24 * MiB} bytes (24.0 MiB)", f"{16 * MiB} bytes (16.0 MiB)"
     message = f"the disk needs {needs}, --size allows {room}; give a larger --size, or leave it out"
     if is_device:
@@ -232,73 +222,70 @@ def test_too_large_disk_is_refused_before_the_transfer(
     assert not is_device or target.read_bytes() == devices.DIRT * 16 * MiB
 
 
-@pytest.mark.parametrize("compression", list(disks_module.COMPRESSIONS))
+@pytest.mark.parametrize(
+    ("compression", "target"), pairs.dealt(disks_module.COMPRESSIONS, ["file", "block"]), indirect=["target"]
+)
 def test_decompression_bomb_is_refused(
     web: servers.Web, disks: disks_module.Disks, target: Path, compression: str
 ) -> None:
     url = web.url(hostile.bomb(disks, compression))
-    done = worker.run("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
+    done = worker.call("import", url, target, *([] if target.is_block_device() else ["--size=16Mi"]))
     check_failure(done, TOO_LARGE, "larger", target)
     check_rerun(web.url(disks.raw()), target, disks.raw())
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
-@pytest.mark.parametrize("name", sorted({*hostile.IMAGES} - {"qcow2-dirty"}))  # accepted, and read
+@pytest.mark.parametrize(
+    ("name", "ranges", "target"),
+    [
+        (name, ranges, target)
+        for name, (ranges, target) in pairs.dealt(
+            sorted({*hostile.IMAGES} - {"qcow2-dirty"}),  # accepted, and read
+            [(True, "file"), (False, "file"), (True, "block"), (False, "block")],
+        )
+    ],
+    indirect=["target"],
+)
 def test_hostile_image_is_refused(
     server: misbehave.Server,
     disks: disks_module.Disks,
-    tmp_path: Path,
+    target: Path,
     scratch: Path,
     name: str,
     ranges: bool,
 ) -> None:
-    target = tmp_path / "disk.img"
     url = server.serve("/disk", misbehave.Page(hostile.image(disks, name).read_bytes(), ranges=ranges))
-    done = worker.run("import", url, target, f"--scratch={scratch}")
+    done = worker.call("import", url, target, f"--scratch={scratch}")
     check_failure(done, IMAGE, "", target)
     assert not [*scratch.iterdir()]
     check_rerun(server.serve("/disk", misbehave.Page(disks.raw().read_bytes())), target, disks.raw())
 
 
-@pytest.mark.parametrize("name", ["vmdk-flat", "vmdk-extent", "qcow2-backing", "qcow2-data-file"])
-def test_hostile_image_leaves_device_unusable(
-    web: servers.Web, disks: disks_module.Disks, tmp_path: Path, name: str
-) -> None:
-    with devices.loop(tmp_path, 16 * MiB) as device:
-        done = worker.run("import", web.url(hostile.image(disks, name)), device)
-        check_failure(done, IMAGE, "refused", device)
-
-
 # -- target and scratch ------------------------------------------------------------------------
 
 
-def test_missing_scratch_is_reported(
-    server: misbehave.Server, disks: disks_module.Disks, target: Path
+@pytest.mark.parametrize("target", ["block"], indirect=True)
+def test_scratch_that_is_missing_or_too_small_is_reported(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path
 ) -> None:
-    url = server.serve("/disk", misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False))
-    check_failure(worker.run("import", url, target), SCRATCH, "scratch space required", target)
-
-
-@pytest.mark.parametrize("framing", ["length", "chunked"])
-def test_too_small_scratch_is_reported(
-    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, target: Path, framing: str
-) -> None:
-    page = misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False, framing=framing)
+    page = misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False)
+    url = server.serve("/disk", page)
+    check_failure(worker.call("import", url, target), SCRATCH, "scratch space required", target)
     with devices.filesystem("tmpfs", tmp_path, MiB) as small:
-        done = worker.run("import", server.serve("/disk", page), target, f"--scratch={small}")
-        check_failure(done, SCRATCH, "scratch", target)
-        assert not [*small.iterdir()]
+        for framing in ("length", "chunked"):
+            url = server.serve("/disk", dataclasses.replace(page, framing=framing))
+            done = worker.call("import", url, target, f"--scratch={small}")
+            check_failure(done, SCRATCH, "scratch", target)
+            assert not [*small.iterdir()]
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
-@pytest.mark.parametrize("compression", [None, "gz"])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "gz"), ("qcow2", None), ("vhdx-log", None)])
 def test_full_target_is_reported(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, scratch: Path, variant: str, compression: str
 ) -> None:
     url = web.url(disks.wrapped(variant, compression, "dense"))
     with devices.filesystem("tmpfs", tmp_path, 2 * MiB) as small:
         target = small / "disk.img"
-        done = worker.run("import", url, target, f"--scratch={scratch}")
+        done = worker.call("import", url, target, f"--scratch={scratch}")
         check_failure(done, TOO_LARGE, "", target)
         assert "no space left on device" in done.error_message or "name a larger target" in done.error_message
 
@@ -307,19 +294,11 @@ def test_unwritable_target_is_reported(web: servers.Web, disks: disks_module.Dis
     url = web.url(disks.raw())
     places = [tmp_path / "no" / "such" / "disk.img", Path("/dev/no-such-device")]
     for path in places:
-        done = worker.run("import", url, path)
+        done = worker.call("import", url, path)
         check_failure(done, TARGET, str(path), path)
 
 
-def test_read_only_file_system_is_reported(
-    web: servers.Web, disks: disks_module.Disks, tmp_path: Path
-) -> None:
-    with devices.filesystem("tmpfs", tmp_path) as point, devices.read_only(point):
-        done = worker.run("import", web.url(disks.raw()), point / "disk.img")
-        check_failure(done, TARGET, "read-only file system", point / "disk.img")
-
-
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
+@pytest.mark.parametrize("variant", ["raw", "vhdx-log"])
 def test_failing_device_is_reported(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, variant: str
 ) -> None:
@@ -336,15 +315,14 @@ def test_failing_device_does_not_hide_the_first_failure(server: misbehave.Server
     body = random.Random(4).randbytes(12 * MiB)
     url = server.serve("/disk", misbehave.Page(body, stall_at=8 * MiB + 300_000))
     with devices.failing(tmp_path, 16 * MiB) as device:
-        with worker.started("import", url, device.path, "--stall-timeout=4") as first:
+        with worker.started("import", url, device.path, "--stall-timeout=2") as first:
             processes.wait_for(lambda: server.sent("/disk") > 8 * MiB, "all but the range that stalls")
             device.fail()
             assert first.wait(60) == SOURCE
         device.mend()
 
 
-@pytest.mark.parametrize("option", ["--size=10 GB", "--overhead=much", "--header=no colon"])
-def test_malformed_option_is_reported(tmp_path: Path, option: str) -> None:
-    done = worker.run("import", "http://127.0.0.1:1/disk", tmp_path / "disk.img", option)
-    assert done.status == REQUEST
-    assert option.partition("=")[0] in done.errors
+def test_malformed_option_is_reported(tmp_path: Path) -> None:
+    for option in ("--size=10 GB", "--overhead=much", "--header=no colon"):
+        done = worker.call("import", "http://127.0.0.1:1/disk", tmp_path / "disk.img", option)
+        assert (done.status, option.partition("=")[0] in done.errors) == (REQUEST, True), option

@@ -78,31 +78,9 @@ def test_pipe_that_must_be_read_twice_is_refused(tmp_path: Path) -> None:
     writer.join()
 
 
-@pytest.mark.parametrize("sent", [None, 0, MIB])
-def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> None:
-    """The pipe has no writer, the writer sends nothing, or it stops sending."""
-    os.mkfifo(tmp_path / "pipe")
-    cancel, end = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with (tmp_path / "pipe").open("wb", buffering=0) as stream:
-            stream.write(os.urandom(sent or 0))
-            end.wait(2 * processes.PATIENCE)
-
-    writer = threading.Thread(target=write, daemon=True)
-    if sent is not None:
-        writer.start()
-    threading.Timer(0.5, cancel.set).start()
-    started = time.monotonic()
-    with pytest.raises(errors.Cancelled):
-        cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
-    assert time.monotonic() - started < processes.PATIENCE
-    end.set()
-
-
-@pytest.mark.parametrize("sent", [None, 0, MIB], ids=["no writer", "silent", "falls silent"])
-def test_pipe_that_stays_silent_is_given_up(tmp_path: Path, sent: int | None) -> None:
-    pipe = tmp_path / "pipe"
+@contextlib.contextmanager
+def falling_silent(pipe: Path, sent: int | None) -> Iterator[None]:
+    """Make a pipe whose writer sends so many bytes, and stays; None: there is no writer."""
     os.mkfifo(pipe)
     end = threading.Event()
 
@@ -113,10 +91,30 @@ def test_pipe_that_stays_silent_is_given_up(tmp_path: Path, sent: int | None) ->
 
     if sent is not None:
         threading.Thread(target=write, daemon=True).start()
-    done = worker.run(
-        "import", "--stall-timeout", "1", pipe, tmp_path / "disk.img", timeout=processes.PATIENCE
-    )
-    end.set()
+    try:
+        yield
+    finally:
+        end.set()
+
+
+SENT = pytest.mark.parametrize("sent", [None, 0, MIB], ids=["no writer", "silent", "falls silent"])
+
+
+@SENT
+def test_cancel_ends_waiting_for_a_pipe(tmp_path: Path, sent: int | None) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.3, cancel.set).start()
+    started = time.monotonic()
+    with falling_silent(tmp_path / "pipe", sent), pytest.raises(errors.Cancelled):
+        cdi_worker.run(import_request(tmp_path / "pipe", tmp_path / "disk.img"), cancel=cancel)
+    assert time.monotonic() - started < processes.PATIENCE
+
+
+@SENT
+def test_pipe_that_stays_silent_is_given_up(tmp_path: Path, sent: int | None) -> None:
+    pipe = tmp_path / "pipe"
+    with falling_silent(pipe, sent):
+        done = worker.call("import", "--stall-timeout", "1", pipe, tmp_path / "disk.img")
     assert done.status == errors.TransferFailed.status
     at = f"transfer failed at byte {sent}: " if sent else ""
     assert f"{pipe}: {at}no data for 1 s; {ADVICE}" in done.error_message

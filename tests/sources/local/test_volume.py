@@ -33,17 +33,6 @@ def test_thin_disk_is_cloned_to_a_small_file_system(volume: Path, tmp_path: Path
         oracle.same(point / "disk.img", volume)
 
 
-def test_data_that_does_not_fit_is_an_error(volume: Path, tmp_path: Path) -> None:
-    with volume.open("r+b") as stream:
-        stream.seek(100 * MIB)
-        stream.write(b"data" * (16 * MIB))
-    with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        # Whichever is noticed first: some room of the file system is for root only.
-        with pytest.raises((errors.NoSpace, errors.TooLarge)):
-            clone(volume, point / "disk.img")
-        oracle.unusable(point / "disk.img")
-
-
 @pytest.mark.parametrize("kind", ["link", "device"])
 def test_disk_of_a_volume_is_a_regular_file(tmp_path: Path, device: Path, kind: str) -> None:
     """Whoever fills the volume chooses what is there; this process may read more than it may."""

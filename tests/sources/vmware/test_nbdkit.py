@@ -46,7 +46,7 @@ def test_export_is_read_only() -> None:
         processes.run("nbdinfo", "--is", "readonly", f"nbd+unix:///?socket={socket}")
 
 
-@pytest.mark.parametrize("password", ["", "geheim", "with space, a=b; 'quotes' and ümläut"])
+@pytest.mark.parametrize("password", ["", "with space, a=b; 'quotes' and ümläut"])
 def test_secret_is_passed_outside_the_command_line(password: str, tmp_path: Path) -> None:
     copy = tmp_path / "seen"
     script = f'if test "$2" = password; then f="${{3#+}}"; cat "$f" > {copy}; cat "$f" >> {copy}.again; fi'

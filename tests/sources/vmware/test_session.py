@@ -38,6 +38,30 @@ def vcsim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def bare_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
+    made = vmware.Vcsim(tmp_path_factory.mktemp("bare"), 1 << 40)
+    made.take_snapshot()
+    made.take_snapshot()
+    with made.running():
+        yield made
+
+
+@pytest.fixture
+def bare(bare_running: vmware.Vcsim) -> Iterator[vmware.Vcsim]:
+    """A machine whose disk of 1 TiB has no changes, unless a test sets others."""
+    yield bare_running
+    bare_running.listed, bare_running.covers = None, 0
+
+
+def changed(vcsim: vmware.Vcsim, change_id: str) -> list[tuple[int, int]]:
+    """Return the areas that have changed between ``change_id`` and the second snapshot."""
+    with session.Session(vcsim.location()) as opened:
+        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
+        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
+        return [(area.offset, area.length) for area in machine.changed(disk, change_id)]
+
+
 def logins(vcsim: vmware.Vcsim) -> list[Any]:
     """Return the open sessions, without the one that lists them."""
     with session.Session(vcsim.location()) as opened:
@@ -206,11 +230,8 @@ def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
     vcsim.take_snapshot()
     vcsim._changes[1] = [(offset, vmware.BLOCK) for offset in offsets]
     vcsim.answers = 1
-    with vcsim.running(), session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        found = [(area.offset, area.length) for area in machine.changed(disk, vcsim.change_id(0))]
-        assert found == vcsim._changes[1]
+    with vcsim.running():
+        assert changed(vcsim, vcsim.change_id(0)) == vcsim._changes[1]
 
 
 @pytest.mark.parametrize(
@@ -224,16 +245,11 @@ def test_changed_areas_are_read_through_lost_sessions(tmp_path: Path) -> None:
         [(0, 512), (0, 512)],
     ],
 )
-def test_malformed_list_of_areas_is_refused(tmp_path: Path, areas: list[tuple[int, int]]) -> None:
-    vcsim = vmware.Vcsim(tmp_path, 1 << 20)
-    vcsim.take_snapshot()
-    vcsim.take_snapshot()
-    vcsim.listed = areas
-    with vcsim.running(), session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        with pytest.raises(errors.SourceError, match=r"list of changed areas .*; start again"):
-            machine.changed(disk, vcsim.change_id(0))
+def test_malformed_list_of_areas_is_refused(bare: vmware.Vcsim, areas: list[tuple[int, int]]) -> None:
+    bare.listed = areas
+    bare.save()
+    with pytest.raises(errors.SourceError, match=r"list of changed areas .*; start again"):
+        changed(bare, bare.change_id(0))
 
 
 @pytest.mark.parametrize("answer", [None, "text", 5])
@@ -262,53 +278,35 @@ def test_product_without_a_name_is_an_error(vcsim: vmware.Vcsim, monkeypatch: py
         pass
 
 
-@pytest.mark.parametrize(("size", "covers"), [(1 << 20, 1), (1 << 20, 1023), (1 << 40, 32 << 20)])
-def test_list_of_areas_in_too_many_parts_is_refused(tmp_path: Path, size: int, covers: int) -> None:
+@pytest.mark.parametrize("covers", [1, 1023, 32 << 20])
+def test_list_of_areas_in_too_many_parts_is_refused(bare: vmware.Vcsim, covers: int) -> None:
     """For example one byte each: that would be requests for years."""
-    vcsim = vmware.Vcsim(tmp_path, size)
-    vcsim.take_snapshot()
-    vcsim.take_snapshot()
-    vcsim.covers = covers
-    with vcsim.running(), session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        with pytest.raises(errors.SourceError, match=r"reaches only byte \d+ of .* requests; start again"):
-            machine.changed(disk, vcsim.change_id(0))
+    bare.covers = covers
+    bare.save()
+    with pytest.raises(errors.SourceError, match=r"reaches only byte \d+ of .* requests; start again"):
+        changed(bare, bare.change_id(0))
 
 
 def test_parts_of_a_disk_beyond_the_largest_are_not_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server states the size: 8 EiB would be requests for years."""
     monkeypatch.setattr(vsphere_machine, "LARGEST", 1 << 30)
-    vcsim = vmware.Vcsim(tmp_path, 1 << 40)
-    vcsim.take_snapshot()
-    vcsim.take_snapshot()
-    vcsim.covers = 64 << 20
-    with vcsim.running(), session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        with pytest.raises(errors.SourceError, match="after 1040 requests; start again"):
-            machine.changed(disk, vcsim.change_id(0))
+    bare.covers = 64 << 20
+    bare.save()
+    with pytest.raises(errors.SourceError, match="after 1040 requests; start again"):
+        changed(bare, bare.change_id(0))
 
 
-def test_list_of_areas_in_many_parts_is_read(tmp_path: Path) -> None:
-    vcsim = vmware.Vcsim(tmp_path, 1 << 20)
-    vcsim.take_snapshot()
-    vcsim.take_snapshot()
-    vcsim.covers = 1024
-    with vcsim.running(), session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        assert not len(machine.changed(disk, vcsim.change_id(0)))
+def test_list_of_areas_in_many_parts_is_read(bare: vmware.Vcsim) -> None:
+    bare.covers = 1 << 30
+    bare.save()
+    assert not changed(bare, bare.change_id(0))
 
 
 def test_missing_change_tracking_is_reported(vcsim: vmware.Vcsim) -> None:
-    with session.Session(vcsim.location()) as opened:
-        machine = vsphere_machine.Machine(opened, vmware.INSTANCE_UUID)
-        disk = machine.at("snapshot-12", machine.disk(vcsim.file(0)))
-        with pytest.raises(errors.Unreachable, match="changed block tracking is off or was reset"):
-            machine.changed(disk, "52 de/9")
+    with pytest.raises(errors.Unreachable, match="changed block tracking is off or was reset"):
+        changed(vcsim, "52 de/9")
 
 
 @pytest.mark.parametrize(
