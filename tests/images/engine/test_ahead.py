@@ -70,17 +70,6 @@ def test_items_keep_order_and_error_comes_last() -> None:
     assert threads() == 0
 
 
-def test_items_before_an_error_are_delivered() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise KeyError
-
-    with ahead.Ahead(items(), cancelling.Cancel()) as reader:
-        assert next(reader) == 1
-        with pytest.raises(KeyError):
-            next(reader)
-
-
 def test_empty_iterator_ends_at_once() -> None:
     with ahead.Ahead(iter(()), cancelling.Cancel()) as reader:
         assert [*reader] == []
@@ -108,8 +97,7 @@ def test_slow_consumer_limits_reading_ahead() -> None:
             assert made_so_far == used + ahead.DEPTH + 1
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3])
-@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("taken", "raises"), [(0, False), (1, True), (3, False)])
 def test_leaving_early_stops_the_thread(taken: int, raises: bool) -> None:
     """The reading thread ends whether it waits for room or for bytes, and is given up once."""
     source = Source(bytes(3 * ahead.CHUNK), stops_at=2 * ahead.CHUNK + 5)
@@ -144,7 +132,7 @@ def test_leaving_with_a_full_queue_stops_the_thread() -> None:
 # -- pieces
 
 
-@pytest.mark.parametrize("size", [0, 1, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 7 * ahead.CHUNK + 333])
+@pytest.mark.parametrize("size", [0, 1, ahead.CHUNK, 7 * ahead.CHUNK + 333])
 def test_all_pieces_but_the_last_are_full(size: int) -> None:
     data = random.Random(size).randbytes(size)
     scope = cancelling.Cancel()
@@ -225,8 +213,10 @@ STATES: dict[str, Callable[[ahead.AheadReader], object]] = {
 }
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("stops_at", [2 * ahead.CHUNK, None])
+@pytest.mark.parametrize(
+    ("state", "stops_at"),
+    [("unread", None), ("within a piece", 2 * ahead.CHUNK), ("waiting", 2 * ahead.CHUNK)],
+)
 def test_reader_can_be_closed_early(state: str, stops_at: int | None) -> None:
     source = Source(bytes(9 * ahead.CHUNK), stops_at=stops_at)
     reader = open_reader(source)

@@ -28,19 +28,6 @@ def started(work: Callable[[], object]) -> threading.Thread:
 # -- being set
 
 
-def test_first_reason_is_kept() -> None:
-    cancel = cancelling.Cancel()
-    assert not cancel.is_set()
-    assert cancel.reason == ""
-    cancel.check()
-    cancel.set("SIGTERM")
-    cancel.set("SIGINT")
-    assert cancel.is_set()
-    assert cancel.reason == "SIGTERM"
-    with pytest.raises(errors.Cancelled):
-        cancel.check()
-
-
 def test_wait_ends_when_it_is_set() -> None:
     cancel = cancelling.Cancel()
     assert not cancel.wait(0.01)
@@ -49,12 +36,6 @@ def test_wait_ends_when_it_is_set() -> None:
     assert cancel.wait(0)
     with pytest.raises(errors.Cancelled):
         cancel.pause(SOON)
-
-
-def test_pause_lasts_as_long_as_asked() -> None:
-    began = time.monotonic()
-    cancelling.Cancel().pause(0.05)
-    assert time.monotonic() - began >= 0.05
 
 
 # -- callbacks
@@ -81,16 +62,6 @@ def test_unregistered_callback_is_not_called() -> None:
     cancel.set()
     assert called == ["stays"]
     assert not registration.was_called
-
-
-def test_late_callback_is_called_at_once() -> None:
-    cancel = cancelling.Cancel()
-    cancel.set("why")
-    called: list[str] = []
-    with cancel.on_set(lambda: called.append(cancel.reason)) as registration:
-        assert called == ["why"]
-        assert registration.was_called
-    assert called == ["why"]
 
 
 def test_failing_callback_does_not_prevent_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,24 +195,11 @@ def test_a_wait_that_another_callback_has_ended() -> None:
         wait()
 
 
-def test_other_exception_is_raised_unchanged() -> None:
-    with pytest.raises(ConnectionResetError), cancelling.Cancel().ending(lambda: None):
-        raise ConnectionResetError
-
-
 def test_wait_does_not_start_after_a_cancel() -> None:
     cancel = cancelling.Cancel()
     cancel.set()
     with pytest.raises(errors.Cancelled), cancel.ending(lambda: pytest.fail("nothing waits")):
         pytest.fail("it has begun")
-
-
-def test_result_before_a_cancel_is_kept() -> None:
-    cancel = cancelling.Cancel()
-    with cancel.ending(lambda: None):
-        data = b"whole"
-    cancel.set()
-    assert data == b"whole"
 
 
 # -- parts
@@ -254,13 +212,6 @@ def test_child_is_set_with_its_parent() -> None:
         assert (child.reason, grandchild.reason) == ("why", "why")
     with parent.child() as late:
         assert late.is_set()
-
-
-def test_child_is_set_without_its_parent() -> None:
-    parent = cancelling.Cancel()
-    with parent.child() as child:
-        child.set("failed")
-    assert not parent.is_set()
 
 
 def test_failing_part_ends_only_its_own_waits() -> None:
@@ -302,14 +253,6 @@ def test_attempt_raises_the_failure_that_ended_it() -> None:
 
     with pytest.raises(errors.NoRanges):
         attempt()
-
-
-def test_part_that_succeeds_is_not_set() -> None:
-    parent = cancelling.Cancel()
-    with parent.child() as child:
-        pass
-    parent.set()
-    assert not child.is_set()
 
 
 # -- the reads of a source
@@ -357,13 +300,6 @@ def test_attempts_can_be_nested() -> None:
     assert not reads.is_set()
 
 
-def test_reads_cannot_be_set_directly() -> None:
-    with cancelling.Reads(cancelling.Cancel()) as reads, pytest.raises(AssertionError):
-        reads.set()
-    with pytest.raises(AssertionError):
-        cancelling.NEVER.set()
-
-
 # -- events of library callers
 
 
@@ -389,22 +325,7 @@ def test_adapting_leaves_no_thread_and_takes_no_time() -> None:
     assert min(times) < cancelling.TURN
 
 
-def test_adapting_a_cancel_or_none_needs_no_thread() -> None:
-    before = set(threading.enumerate())
-    given = cancelling.Cancel()
-    with cancelling.adapt(given) as cancel, cancelling.adapt(None) as none:
-        assert cancel is given
-        assert not none.is_set()
-        assert set(threading.enumerate()) <= before
-
-
 # -- a thread of its own
-
-
-def test_call_apart_returns_or_raises_as_a_direct_call() -> None:
-    assert cancelling.run_apart(lambda: threading.current_thread().name, cancelling.NEVER) == "apart"
-    with pytest.raises(ZeroDivisionError):
-        cancelling.run_apart(lambda: 1 // 0, cancelling.NEVER)
 
 
 def test_blocked_call_is_abandoned() -> None:

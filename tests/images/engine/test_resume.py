@@ -9,7 +9,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import cancelling, resume
+from cdi_worker.images.engine import cancelling, resume, retry
 
 DATA = random.Random(2).randbytes(10_000)
 
@@ -56,8 +56,14 @@ class Server:
         return self.connections[-1]
 
 
+def opened(server: Server, size: int | None = len(DATA), no_progress: float = 2) -> resume.Resuming:
+    return resume.Resuming(
+        server.open_at, size, name="memory", no_progress=no_progress, cancel=cancelling.Cancel()
+    )
+
+
 def read(server: Server, size: int | None = len(DATA)) -> bytes:
-    stream = resume.Resuming(server.open_at, size, name="memory", no_progress=2, cancel=cancelling.Cancel())
+    stream = opened(server, size)
     parts = []
     buffer = memoryview(bytearray(999))
     while count := stream.readinto(buffer):
@@ -67,8 +73,10 @@ def read(server: Server, size: int | None = len(DATA)) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("cut", [0, 1, 699, 700, 701, 9_999, 10_000])
+@pytest.mark.parametrize(
+    ("cut", "ranges"),
+    [(0, True), (0, False), (1, True), (700, False), (700, True), (9_999, True), (10_000, False)],
+)
 def test_stream_resumes_where_the_connection_was_cut(ranges: bool, cut: int) -> None:
     server = Server(cut, ranges=ranges)
     assert read(server) == DATA
@@ -93,7 +101,7 @@ class Shifted(Server):
         return super().open_at(max(0, offset + self.shift) if offset else 0)
 
 
-@pytest.mark.parametrize("shift", [-512, -1, 1, 512])
+@pytest.mark.parametrize("shift", [-512, 1])
 def test_stream_continued_at_another_byte_is_read_from_the_beginning(shift: int) -> None:
     server = Shifted(3000, 5000, 7000, shift=shift)
     assert read(server) == DATA
@@ -111,19 +119,17 @@ def test_repeated_cut_at_the_same_byte_fails() -> None:
         read(Server(5000, *[100] * 50, ranges=False))
 
 
-@pytest.mark.slow
-def test_outage_is_waited_for_where_only_the_beginning_can_be_read() -> None:
+def test_outage_is_waited_for_where_only_the_beginning_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
     server = Server(5000, *[4000] * 7, ranges=False)
-    stream = resume.Resuming(
-        server.open_at, len(DATA), name="memory", no_progress=60, cancel=cancelling.Cancel()
-    )
+    stream = opened(server, no_progress=60)
     whole = bytearray(len(DATA))
     assert readers.fill(stream, memoryview(whole)) == len(DATA)
     assert whole == DATA
     assert server.opened == [0] * 9
 
 
-@pytest.mark.parametrize("more", [1, 600, 5000])
+@pytest.mark.parametrize("more", [1, 5000])
 def test_stream_longer_than_stated_is_refused(more: int) -> None:
     with pytest.raises(errors.SourceChanged, match="size"):
         read(Server(ranges=True), size=len(DATA) - more)
@@ -144,9 +150,7 @@ def test_stream_of_unknown_size_ends_with_the_response() -> None:
 def test_closed_stream_is_not_reopened() -> None:
     """A decompressor closes its input; draining that afterwards must not fetch everything again."""
     server = Server(ranges=False)
-    stream = resume.Resuming(
-        server.open_at, len(DATA), name="memory", no_progress=2, cancel=cancelling.Cancel()
-    )
+    stream = opened(server)
     buffer = memoryview(bytearray(len(DATA)))
     while stream.readinto(buffer):
         pass
@@ -157,9 +161,7 @@ def test_closed_stream_is_not_reopened() -> None:
 
 def test_time_of_the_reader_is_not_silence_of_the_source() -> None:
     server = Server(700, ranges=True)
-    stream = resume.Resuming(
-        server.open_at, len(DATA), name="memory", no_progress=0.3, cancel=cancelling.Cancel()
-    )
+    stream = opened(server, no_progress=0.3)
     into = memoryview(bytearray(len(DATA)))
     done = stream.readinto(into)
     time.sleep(0.5)

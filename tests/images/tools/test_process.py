@@ -161,17 +161,17 @@ def test_program_without_progress_is_stopped() -> None:
 
 
 def test_fed_watch_keeps_the_program_running() -> None:
-    watch = process.Watch("the fed one", 3)
+    watch = process.Watch("the fed one", 2)
     stop = threading.Event()
 
     def feed() -> None:
-        while not stop.wait(0.2):
+        while not stop.wait(0.1):
             watch.feed()
 
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:
-        process.run(shell("exec sleep 5"), watch=watch)
+        process.run(shell("exec sleep 3"), watch=watch)
     finally:
         stop.set()
         feeder.join()
@@ -179,9 +179,9 @@ def test_fed_watch_keeps_the_program_running() -> None:
 
 def test_written_bytes_count_as_progress(tmp_path: pathlib.Path) -> None:
     script = (
-        f"import time\nfor i in range(15):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.3)"
+        f"import time\nfor i in range(15):\n  open({str(tmp_path / 'f')!r}, 'a').write('x'); time.sleep(0.2)"
     )
-    process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 3))
+    process.run(process.Command(("python3", "-c", script), "python3"), watch=process.Watch("the writer", 2))
 
 
 def test_program_dies_with_its_killed_parent(tmp_path: pathlib.Path) -> None:

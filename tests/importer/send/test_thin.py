@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from cdi_worker.importer import contract
-from tests.support import clones, devices, oracle, uploads
+from tests.support import clones, devices, oracle, pairs, uploads
 
 MIB = 1 << 20
 #: Several times the file system, with a few MiB of data.
 SIZE = 300 * MIB
+KINDS = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}
 
 
 @pytest.fixture
@@ -20,9 +21,9 @@ def volume(tmp_path: Path) -> Path:
     return clones.write_disk(tmp_path / "volume" / "disk.img", SIZE)
 
 
-@pytest.mark.parametrize("image_size", ["", "60Mi"])
-@pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.parametrize("mode", ["block", "filesystem"])
+@pytest.mark.parametrize(
+    ("mode", "ours", "image_size"), pairs.covering(list(KINDS), [True, False], ["", "60Mi"])
+)
 def test_thin_disk_is_cloned_to_a_small_file_system(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -33,8 +34,7 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
     image_size: str,
 ) -> None:
     env = {"UPLOAD_IMAGE_SIZE": image_size, "FILESYSTEM_OVERHEAD": "0.06"}
-    headers = {"x-cdi-content-type": {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]}
-    headers |= clones.OURS if ours else {}
+    headers = {"x-cdi-content-type": KINDS[mode]} | (clones.OURS if ours else {})
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         body = clones.body(volume.parent, mode, ours=ours)
         with uploads.Server(certificates, env, paths._replace(data=str(point))) as server:
@@ -45,8 +45,7 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
         assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB
 
 
-@pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.parametrize("mode", ["block", "filesystem"])
+@pytest.mark.parametrize(("mode", "ours"), [("block", False), ("filesystem", True)])
 def test_data_that_does_not_fit_is_an_error(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -61,13 +60,11 @@ def test_data_that_does_not_fit_is_an_error(
             stream.write(b"data" * (MIB // 4))
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         with uploads.Server(certificates, {}, paths._replace(data=str(point))) as server:
-            kind = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}[mode]
             body = clones.body(volume.parent, mode, ours=ours)
-            headers = {"x-cdi-content-type": kind} | (clones.OURS if ours else {})
+            headers = {"x-cdi-content-type": KINDS[mode]} | (clones.OURS if ours else {})
             answer = server.ask("POST", clones.SYNC, body, headers)
-            assert (answer.status, "effective image size is larger" in answer.text) == (400, True), (
-                answer.text
-            )
+            assert answer.status == 400
+            assert "effective image size is larger" in answer.text
         oracle.unusable(point / "disk.img")
 
 
