@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from cdi_worker.formats.compressed import snappy
-from cdi_worker.images import volume as devices
+from cdi_worker.images import volume as volumes
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import contract, progress
 from cdi_worker.importer.send import extents, volume
-from tests.support import forked, processes, uploads
+from tests.support import devices, forked, processes, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -65,6 +66,27 @@ def fill_volume(directory: Path) -> Path:
     return directory
 
 
+class Place(NamedTuple):
+    """An empty volume: the environment of its upload server, the disk, and what follows it on a device."""
+
+    env: dict[str, str]
+    disk: Path
+    beyond: bytes | None
+
+
+@contextlib.contextmanager
+def place(kind: str, directory: Path, paths: contract.Paths) -> Iterator[Place]:
+    """Yield a volume: ``folder``, or a device with sectors of ``kind`` bytes."""
+    if kind == "folder":
+        yield Place({}, Path(paths.data, "disk.img"), None)
+        return
+    with devices.loop(directory, 32 * MIB, sector=int(kind)) as device:
+        yield Place({"DESTINATION": str(device)}, device, devices.DIRT)
+
+
+PLACES = ("folder", "512", "4096")
+
+
 def environment(server: uploads.Server, mode: str, directory: Path, **more: str) -> dict[str, str]:
     """Return the environment of a clone source; ``mode`` and ``directory`` of the volume to send."""
     certificates = server.certificates
@@ -88,7 +110,7 @@ def body(folder: Path, mode: str, *, ours: bool) -> bytes:
             settings = volume.Settings("", volume.MODES[mode], directory)
             parts = snappy.frames(stack.enter_context(volume.plain(settings, shown)))
         elif mode == "block":
-            parts = extents.Stream(stack.enter_context(devices.Volume(directory)), shown).chunks(0)
+            parts = extents.Stream(stack.enter_context(volumes.Volume(directory)), shown).chunks(0)
         else:
             disk = stack.enter_context(extents.open_disk(directory))
             parts = extents.Directory(directory, disk, shown, sparse=True).chunks(0)

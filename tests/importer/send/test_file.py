@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -65,15 +64,23 @@ def upload_request(
     return file.Settings(**found)
 
 
+def send(settings: file.Settings) -> None:
+    file.send(settings, progress.NullProgress(), cancelling.Cancel())
+
+
 def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path) -> None:
     made = server.certificates
-    argv = [sys.executable, "-m", "cdi_worker", "upload", image, server.url(""), "--progress", "lines"]
+    argv = ["upload", image, server.url(""), "--progress", "lines"]
     argv += ["--ca-file", made.authority.certificate, "--cert", made.client.certificate]
     argv += ["--key", made.client.key, "--checksum", f"sha256:{hashlib.sha256(DATA).hexdigest()}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "100.0% done" in done.stderr
+    done = worker.run(*argv)
+    assert done.status == 0, done.errors
+    assert "100.0% done" in done.errors
     assert disk.read_bytes() == DATA
+    rows = dict(line.strip().split("  ", 1) for line in done.output.splitlines())
+    assert rows["uploaded"].startswith(f"{image} -> https://localhost:{server.port}/")
+    assert rows["size"] == f"{len(DATA)} bytes (6.0 MiB)"
+    assert rows["time"].endswith(" s")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +92,7 @@ def test_command_uploads_a_file(server: uploads.Server, image: Path, disk: Path)
     ],
 )
 def test_message_says_what_to_do(image: Path, name: str, message: str) -> None:
-    command = ("upload", image.parent / name, "https://127.0.0.1:1", "--stall-timeout=1")
-    (image.parent / "image").write_bytes(DATA)
-    done = worker.run(*command)
+    done = worker.call("upload", image.parent / name, "https://127.0.0.1:1", "--stall-timeout=1")
     assert (done.status, message in done.errors) == (3, True), done.errors
 
 
@@ -100,7 +105,7 @@ def test_command_needs_a_url_and_a_token_only(server: uploads.Server, image: Pat
     """As documented for CDI's upload proxy: neither certificate nor key is given."""
     (tmp_path / "token").write_text("t0ken")
     ca = ("--ca-file", server.certificates.authority.certificate)
-    done = worker.run("upload", image, server.url(""), "--token-file", tmp_path / "token", *ca)
+    done = worker.call("upload", image, server.url(""), "--token-file", tmp_path / "token", *ca)
     assert (done.status, "401" in done.error_message) == (3, True), done.errors
     assert "t0ken" not in done.errors
 
@@ -113,43 +118,19 @@ def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
     assert done.error_message.startswith(f"{tmp_path / 'pipe'}: is a pipe")
 
 
-def test_command_prints_a_summary(server: uploads.Server, image: Path) -> None:
-    made = server.certificates
-    keys = ("--cert", made.client.certificate, "--key", made.client.key)
-    done = worker.run("upload", image, server.url(""), "--ca-file", made.authority.certificate, *keys)
-    assert done.status == 0, done.errors
-    rows = dict(line.strip().split("  ", 1) for line in done.output.splitlines())
-    assert rows["uploaded"].startswith(f"{image} -> https://localhost:{server.port}/")
-    assert rows["size"] == f"{len(DATA)} bytes (6.0 MiB)"
-    assert rows["time"].endswith(" s")
-
-
 def test_message_of_the_server_is_reported(server: uploads.Server, image: Path) -> None:
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
-        file.send(
-            upload_request(server, image, checksum="md5:" + "0" * 32),
-            progress.NullProgress(),
-            cancelling.Cancel(),
-        )
+        send(upload_request(server, image, checksum="md5:" + "0" * 32))
     with pytest.raises(errors.UploadFailed, match="401"):
-        file.send(
-            upload_request(server, image, certificate="", key=""),
-            progress.NullProgress(),
-            cancelling.Cancel(),
-        )
+        send(upload_request(server, image, certificate="", key=""))
     with pytest.raises(errors.Unreachable, match="certificate"):
-        file.send(
-            upload_request(server, image, access=base.Access()), progress.NullProgress(), cancelling.Cancel()
-        )
+        send(upload_request(server, image, access=base.Access()))
 
 
 def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
     """Such a server is CDI's upload proxy, which requires a token."""
     with uploads.MinimalServer.serving() as port:
-        url = f"http://127.0.0.1:{port}"
-        file.send(
-            file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
-        )
+        send(file.Settings(str(image), f"http://127.0.0.1:{port}", token="secret"))
     received = uploads.MinimalServer.requests
     assert [(method, path) for method, path, _, _ in received] == [
         ("HEAD", PLACE),
@@ -160,21 +141,17 @@ def test_server_without_resumable_uploads_is_supported(image: Path) -> None:
     assert received[-1][3] == DATA
 
 
-@pytest.mark.parametrize("password", [None, "me:secret"])
-def test_upload_goes_through_the_proxy(
-    server: uploads.Server, image: Path, disk: Path, password: str | None
-) -> None:
+def test_upload_goes_through_the_proxy(server: uploads.Server, image: Path, disk: Path) -> None:
     made = server.certificates
-    with proxy.Proxy(password=password) as through:
+    with proxy.Proxy(password="me:secret") as through:
         argv = ["upload", image, f"https://{tls.FAR}:{server.port}", "--insecure"]
         argv += ["--cert", made.client.certificate, "--key", made.client.key]
-        refused = worker.run(*argv, env={"HTTPS_PROXY": through.url.replace("secret", "wrong")})
-        done = worker.run(*argv, env={"HTTPS_PROXY": through.url})
-    if password:
-        assert refused.status == 3
-        assert "the proxy answers 407" in refused.error_message
+        refused = worker.call(*argv, env={"HTTPS_PROXY": through.url.replace("secret", "wrong")})
+        done = worker.call(*argv, env={"HTTPS_PROXY": through.url})
+    assert refused.status == 3
+    assert "the proxy answers 407" in refused.error_message
     assert "wrong" not in refused.errors
-    assert done.status == 0 or refused.status == 0, done.errors
+    assert done.status == 0, done.errors
     assert {each.target for each in through.requests} == {f"{tls.FAR}:{server.port}"}
     assert disk.read_bytes() == DATA
 
@@ -182,7 +159,7 @@ def test_upload_goes_through_the_proxy(
 def test_plain_upload_goes_through_the_proxy(image: Path) -> None:
     uploads.MinimalServer.requests.clear()
     with uploads.MinimalServer.serving() as port, proxy.Proxy() as through:
-        done = worker.run("upload", image, f"http://{tls.FAR}:{port}", env={"http_proxy": through.url})
+        done = worker.call("upload", image, f"http://{tls.FAR}:{port}", env={"http_proxy": through.url})
     assert done.status == 0, done.errors
     assert through.requests[-1].target == f"http://{tls.FAR}:{port}/v1beta1/upload"
     assert uploads.MinimalServer.requests[-1][3] == DATA
@@ -191,7 +168,7 @@ def test_plain_upload_goes_through_the_proxy(image: Path) -> None:
 def test_path_with_two_slashes_is_no_other_host(image: Path) -> None:
     with uploads.MinimalServer.serving() as port, proxy.Proxy() as through:
         url = f"http://{tls.FAR}:{port}//127.0.0.1:1/upload"
-        done = worker.run("upload", image, url, env={"http_proxy": through.url})
+        done = worker.call("upload", image, url, env={"http_proxy": through.url})
     assert done.status == 3
     assert "404 Not Found" in done.error_message
     assert {request.target.removesuffix("-resumable") for request in through.requests} == {url}
@@ -218,11 +195,7 @@ class _Leaving(uploads.MinimalServer):
 def test_upload_waits_for_the_next_server(image: Path) -> None:
     """From the first request on."""
     with type("Server", (_Leaving,), {}).serving() as port:
-        file.send(
-            file.Settings(str(image), f"http://127.0.0.1:{port}"),
-            progress.NullProgress(),
-            cancelling.Cancel(),
-        )
+        send(file.Settings(str(image), f"http://127.0.0.1:{port}"))
     assert uploads.MinimalServer.requests[-1][3] == DATA
 
 
@@ -248,12 +221,10 @@ def test_upload_follows_a_redirect_without_its_token(image: Path) -> None:
         handler.to = f"http://127.0.0.1:{port}/v1beta1/upload-resumable"
         threading.Thread(target=redirecting.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{redirecting.server_port}"
-        file.send(
-            file.Settings(str(image), url, token="secret"), progress.NullProgress(), cancelling.Cancel()
-        )
+        send(file.Settings(str(image), url, token="secret"))
         handler.to = f"{url}/v1beta1/upload-resumable"
         with pytest.raises(errors.UploadFailed, match="more than 10 redirects"):
-            file.send(file.Settings(str(image), url), progress.NullProgress(), cancelling.Cancel())
+            send(file.Settings(str(image), url))
         redirecting.shutdown()
     received = uploads.MinimalServer.requests
     assert received[-1][3] == DATA
@@ -269,12 +240,9 @@ class Slow(progress.NullProgress):
         time.sleep(self.STALL / 2)
 
 
-@pytest.mark.parametrize("cuts", [(4 * MIB,), (4 * MIB, MIB + 500_000), (4 * MIB, 1, 1)])
-def test_patience_begins_when_a_connection_breaks(
-    server: uploads.Server, image: Path, disk: Path, cuts: tuple[int, ...]
-) -> None:
+def test_patience_begins_when_a_connection_breaks(server: uploads.Server, image: Path, disk: Path) -> None:
     """However long the connection lasted before."""
-    with upload_relay.Relay(server.port, None, None, *cuts) as relay:
+    with upload_relay.Relay(server.port, None, None, 4 * MIB, 1, 1) as relay:
         request = upload_request(server, image, url=f"https://localhost:{relay.port}", patience=Slow.STALL)
         file.send(request, Slow(), cancelling.Cancel())
     assert server.result().message == uploads.DONE
@@ -298,12 +266,10 @@ def test_checksum_is_verified_for_servers_without_checksums(image: Path) -> None
     with uploads.MinimalServer.serving() as port:
         made = file.Settings(str(image), f"http://127.0.0.1:{port}", checksum=f"md5:{'0' * 32}")
         with pytest.raises(errors.ChecksumMismatch):
-            file.send(made, progress.NullProgress(), cancelling.Cancel())
-        made = dataclasses.replace(made, checksum=right)
-        file.send(made, progress.NullProgress(), cancelling.Cancel())
-        made = dataclasses.replace(made, checksum="md5:0")
+            send(made)
+        send(dataclasses.replace(made, checksum=right))
         with pytest.raises(errors.RequestError):
-            file.send(made, progress.NullProgress(), cancelling.Cancel())
+            send(dataclasses.replace(made, checksum="md5:0"))
     bodies = [
         body
         for method, path, _, body in uploads.MinimalServer.requests
@@ -344,7 +310,7 @@ def test_second_run_resumes_the_upload(server: uploads.Server, image: Path, disk
     assert begun > 0
     with upload_relay.Relay(server.port) as relay:
         url = f"https://localhost:{relay.port}"
-        file.send(upload_request(server, image, url=url), progress.NullProgress(), cancelling.Cancel())
+        send(upload_request(server, image, url=url))
         assert relay.sent < len(DATA) - begun + 100_000
     assert disk.read_bytes() == DATA
 
@@ -357,7 +323,7 @@ def test_changed_file_is_uploaded_from_its_start(server: uploads.Server, image: 
     other = bytes(byte ^ 0xFF for byte in DATA)
     image.write_bytes(other)
     os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
-    file.send(upload_request(server, image), progress.NullProgress(), cancelling.Cancel())
+    send(upload_request(server, image))
     assert disk.read_bytes() == other
 
 
@@ -403,10 +369,10 @@ class Forgetful(uploads.MinimalServer):
         self._read(self.headers["Content-Length"])
         self._answer(409)
 
-    def _answer(self, status: int) -> None:
+    def _answer(self, status: int, offset: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Length", "0")
-        self.send_header("Upload-Offset", str(self.offset))
+        self.send_header("Upload-Offset", offset or str(self.offset))
         self.end_headers()
 
 
@@ -415,20 +381,12 @@ class Boastful(Forgetful):
 
     def do_HEAD(self) -> None:  # noqa: N802  (http.server calls it)
         """Return the same offset each time."""
-        self._answer(200)
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.send_header("Upload-Offset", "9" * 5000)
-        self.end_headers()
+        self._answer(200, "9" * 5000)
 
 
 def test_offset_beyond_every_disk_is_none(image: Path) -> None:
-    with Boastful.serving() as port:
-        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=2))
-        with pytest.raises(errors.UploadFailed, match="lost the upload"):
-            file.send(made, progress.NullProgress(), cancelling.Cancel())
+    with Boastful.serving() as port, pytest.raises(errors.UploadFailed, match="lost the upload"):
+        send(file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=0.5)))
 
 
 def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
@@ -436,7 +394,7 @@ def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
     timer = threading.Timer(20, cancel.set)
     timer.start()
     with Forgetful.serving() as port:
-        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=2))
+        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=0.5))
         with pytest.raises(errors.TransferFailed):
             file.send(made, progress.NullProgress(), cancel)
     timer.cancel()
@@ -444,18 +402,10 @@ def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
 
 def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:
     """An upload started without a checksum is not resumed by one that must be verified."""
-    cancel = cancelling.Cancel()
-
-    class Stop(progress.NullProgress):
-        def advance(self, count: int) -> None:
-            cancel.set()
-
-    with pytest.raises(errors.Cancelled):
-        file.send(upload_request(server, image), Stop(), cancel)
+    interrupt(server, image)
     assert server.ask("HEAD", PLACE).status == 200
-    wrong = upload_request(server, image, checksum="md5:" + "0" * 32)
     with pytest.raises(errors.UploadFailed, match="checksum mismatch"):
-        file.send(wrong, progress.NullProgress(), cancelling.Cancel())
+        send(upload_request(server, image, checksum="md5:" + "0" * 32))
     oracle.unusable(disk)
 
 
@@ -470,7 +420,7 @@ def test_restarted_server_gets_the_upload_again(
         ended: list[BaseException | None] = []
         meter = progress.Meter()
 
-        def send() -> None:
+        def send_until_the_end() -> None:
             try:
                 file.send(upload_request(first, image), meter, cancelling.Cancel())
                 ended.append(None)
@@ -481,7 +431,7 @@ def test_restarted_server_gets_the_upload_again(
         log = tmp_path / "log"
         ready = functools.partial(processes.is_listening, first.port)
         with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
-            client = threading.Thread(target=send)
+            client = threading.Thread(target=send_until_the_end)
             client.start()
             processes.wait_for(lambda: meter.count > 12 * MIB, "half of the disk")
             pod.send_signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ KINDS = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "note").write_bytes(random.Random(4).randbytes(MIB))
     return clones.write_disk(tmp_path / "volume" / "disk.img", SIZE)
 
 
@@ -42,6 +44,8 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
             assert answer.status == 200, answer.text
             assert "Clone Complete" in server.result().message
         oracle.same(point / "disk.img", volume)
+        if mode == "filesystem":
+            clones.same_tree(volume.parent, point)
         assert (point / "disk.img").stat().st_blocks * 512 < 16 * MIB
 
 

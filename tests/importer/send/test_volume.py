@@ -63,6 +63,7 @@ def test_device_is_cloned_to_device(
         oracle.same(target, clones.write_disk(tmp_path / "expected"), beyond=devices.DIRT)
 
 
+@pytest.mark.parametrize("block", [4096], indirect=True)
 def test_file_system_is_cloned_to_device(
     certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
 ) -> None:
@@ -113,7 +114,11 @@ def test_too_small_volume_is_refused(
         oracle.unusable(point / "disk.img")
 
 
-@pytest.mark.parametrize("incomplete", [[], ["disk.img.part", "disk.img.lock"], ["disk.img.changing"]])
+@pytest.mark.parametrize(
+    ("block", "incomplete"),
+    [(512, []), (4096, ["disk.img.part", "disk.img.lock"]), (512, ["disk.img.changing"])],
+    indirect=["block"],
+)
 def test_file_system_without_disk_is_refused_by_a_device(
     certificates: uploads.Certificates,
     paths: contract.Paths,

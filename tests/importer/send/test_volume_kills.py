@@ -126,7 +126,7 @@ def test_clone_to_a_folder_completes_after_a_kill(
     volume, _ = noise(tmp_path, "filesystem", 3)
     message, log = tmp_path / "message", tmp_path / "log"
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(devices.slow(tmp_path, 40 * MIB, bytes_per_second=6 * MIB))
+        device = stack.enter_context(devices.slow(tmp_path, 40 * MIB, bytes_per_second=10 * MIB))
         data = stack.enter_context(devices.mounted("ext4", device, tmp_path / "mounted"))
         processes.run("mount", "-o", "remount,sync", data)
         staged = data / ".cdi-worker-unpacking" / "disk.img.part"

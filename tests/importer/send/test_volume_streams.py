@@ -19,7 +19,7 @@ from cdi_worker.importer import contract, progress
 from cdi_worker.importer.send import extents as clone_stream
 from cdi_worker.importer.send import volume as clone
 from tests.formats.compressed.test_snappy import plain as plain_chunk
-from tests.support import clones, devices, disks, oracle, processes, uploads
+from tests.support import clones, disks, oracle, pairs, processes, uploads
 
 MIB = uploads.MIB
 SYNC = uploads.SYNC
@@ -142,8 +142,9 @@ def test_tar_of_upstream_is_received(
     oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
 
 
-@pytest.mark.parametrize("kind", ["blockdevice-clone", "filesystem-clone"])
-@pytest.mark.parametrize("path", ["upload-archive", "upload-async"])
+@pytest.mark.parametrize(
+    ("kind", "path"), [("blockdevice-clone", "upload-archive"), ("filesystem-clone", "upload-async")]
+)
 def test_clone_header_overrides_the_path(
     server: uploads.Server, paths: contract.Paths, folder: Path, kind: str, path: str
 ) -> None:
@@ -177,36 +178,32 @@ def test_broken_stream_is_refused(
 # -- our own streams
 
 
-@pytest.mark.parametrize("mode", ["block", "filesystem"])
-@pytest.mark.parametrize("ours", [False, True])
-@pytest.mark.parametrize("to", ["file system", "device"])
+@pytest.mark.parametrize(
+    ("mode", "ours", "kind"), pairs.covering(["block", "filesystem"], [False, True], clones.PLACES)
+)
 def test_checksum_of_a_clone_is_verified(
     certificates: uploads.Certificates,
     paths: contract.Paths,
     folder: Path,
-    block: Path,
+    tmp_path: Path,
     mode: str,
     ours: bool,
-    to: str,
+    kind: str,
 ) -> None:
     """A checksum requested with a clone is verified as with every upload."""
     body = clones.body(folder, mode, ours=ours)
-    headers = {"x-cdi-content-type": clone.MODES[mode]}
-    headers |= clones.OURS if ours else {}
-    env = {"DESTINATION": str(block)} if to == "device" else {}
-    with uploads.Server(certificates, env, paths) as server:
-        answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
-        assert (answer.status, "checksum mismatch" in answer.text) == (400, True)
-        oracle.unusable(block if env else Path(paths.data, "disk.img"))
-        right = hashlib.sha256(body).hexdigest()
-        assert server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{right}"}).status == 200
-        into_folder = mode == "filesystem" and to == "file system"
-        assert server.result().message == (clones.FOLDER_DONE if into_folder else DONE)
-    oracle.same(
-        block if env else Path(paths.data, "disk.img"),
-        folder / "disk.img",
-        beyond=devices.DIRT if env else None,
-    )
+    headers = {"x-cdi-content-type": clone.MODES[mode]} | (clones.OURS if ours else {})
+    right = hashlib.sha256(body).hexdigest()
+    with clones.place(kind, tmp_path, paths) as place:
+        with uploads.Server(certificates, place.env, paths) as server:
+            answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
+            assert (answer.status, "checksum mismatch" in answer.text) == (400, True)
+            oracle.unusable(place.disk)
+            verified = {**headers, "x-cdi-checksum": f"sha256:{right}"}
+            assert server.ask("POST", SYNC, body, verified).status == 200
+            into_folder = mode == "filesystem" and kind == "folder"
+            assert server.result().message == (clones.FOLDER_DONE if into_folder else DONE)
+        oracle.same(place.disk, folder / "disk.img", beyond=place.beyond)
 
 
 @pytest.mark.parametrize(
