@@ -19,8 +19,10 @@ NAME = re.compile(r"`(?:tests/)?((?:[\w-]+/)+(?:[\w.-]+)?)?(?:::(test_\w+))?`")
 
 def rows(page: str) -> list[list[str]]:
     """Return the cells of each row of each table that has a column ``shown by``."""
-    tables = re.findall(r"^\|[^\n]*shown by \|\n\|[-|]+\|\n((?:\|.*\n)+)", (repository.ROOT / page).read_text(), re.M)
-    return [[cell.strip() for cell in line[1:-1].split("|")] for table in tables for line in table.splitlines()]
+    text = (repository.ROOT / page).read_text()
+    tables = re.findall(r"^\|[^\n]*shown by \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    lines = "".join(tables).splitlines()
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
 
 
 def names(text: str) -> list[tuple[str, str]]:
@@ -35,7 +37,7 @@ def names(text: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def functions(path: str) -> set[str]:
-    return set(re.findall(r"^def (test_\w+)\(", (TESTS / path).read_text(), re.M))
+    return set(re.findall(r"^def (test_\w+)\(", (TESTS / path).read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", [PROMISES, CONTRACT])
