@@ -24,6 +24,8 @@ from cdi_worker.sources import certificates
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
+#: For probes, as on the upload server.
+HEALTH = "/healthz"
 #: Scrapes served at the same time; more are refused.
 CONNECTIONS = 8
 #: Seconds of silence after which a client is disconnected.
@@ -104,8 +106,14 @@ class _Handler(prometheus_client.MetricsHandler):
 
     def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
         # The library's handler answers on any path.
-        if self.path.partition("?")[0] == PATH:
+        path = self.path.partition("?")[0]
+        if path == PATH:
             super().do_GET()
+        elif path == HEALTH:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(b"OK")
         else:
             self.send_error(404)
 

@@ -273,6 +273,10 @@ def test_key_is_generated_quickly(exposed_page: tuple[progress.Progress, int]) -
     assert certificate.issuer == certificate.subject
 
 
+def test_health_is_answered_beside_the_metrics(exposed_page: tuple[progress.Progress, int]) -> None:
+    assert meters.scrape(exposed_page[1], "/healthz") == "OK"
+
+
 def test_other_path_is_not_found(exposed_page: tuple[progress.Progress, int]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         meters.scrape(exposed_page[1], "/")
