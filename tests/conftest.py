@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="all combinations of parameters, power cuts and kills, and a boot to the menu (make prove)",
     )
     parser.addoption("--first-seed", type=int, help="the first simulated world")
+    parser.addoption("--kills-for", type=float, help="seconds for each test of kills at random moments")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
@@ -145,6 +146,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         others = [] if config.getoption("--whole") else products.left_out(items)
         config.stash[LEFT_OUT] = len(others)
+    if config.getoption("--kills-for") is None:
+        others += [item for item in items if item.name.startswith("test_kills_at_random")]
     config.hook.pytest_deselected(items=others)
     gone = set(others)
     items[:] = [item for item in items if item not in gone]

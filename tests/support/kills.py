@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib import parse
 
+import pytest
+
 import cdi_worker
 from cdi_worker.importer import progress
 from tests.support import forked, misbehave, processes, ways
@@ -120,6 +122,25 @@ def late(server: misbehave.Server, page: misbehave.Page, request: cdi_worker.Req
     server.serve(path, dataclasses.replace(page, **SLOW))
     midway(server, request, sent=len(page.body) * 3 // 4)
     server.serve(path, page)
+
+
+def moments(config: pytest.Config) -> Iterator[float]:
+    """Yield moments of a run, in seconds from its start, for as long as ``--kills-for`` says; print the seed.
+
+    Only for tests whose name begins with ``test_kills_at_random``: without the option they are not collected.
+    """
+    seed = random.randrange(1 << 32)
+    print(f"moments of seed {seed}")
+    dice = random.Random(seed)
+    ends = time.monotonic() + config.getoption("--kills-for")
+    while time.monotonic() < ends:
+        yield dice.uniform(0.05, 1.0)
+
+
+def after(seconds: float, request: cdi_worker.Request) -> None:
+    """Start a run, and kill it so many seconds later; it may have ended before."""
+    with started(request) as run, contextlib.suppress(subprocess.TimeoutExpired):
+        run.wait(seconds)
 
 
 def path_of(request: cdi_worker.Request) -> str:

@@ -34,12 +34,18 @@ class Served:
 
     url: str
     path: Path
-    process: object = None
+    process: subprocess.Popen[bytes] | None = None
 
     def guest(self, into: Path) -> Path:
         """Read the export with nbdcopy; return the file with its bytes."""
         processes.run("nbdcopy", "--requests=1", self.url, into)
         return into
+
+    def kill(self) -> None:
+        """Kill the server; what it has not flushed is lost."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
 
     def fill(self, size: int) -> None:
         """Fill the export with 0xFF."""

@@ -22,7 +22,7 @@ from cdi_worker.sources import base, extents
 from cdi_worker.sources.nbd import client as nbd
 from cdi_worker.sources.nbd import handshake, locations, writer
 from cdi_worker.sources.vmware import nbdkit
-from tests.support import nbd_servers, nbd_targets, processes
+from tests.support import nbd_targets, processes
 
 MiB, GiB = 1 << 20, 1 << 30
 
@@ -123,19 +123,6 @@ def test_reads_overlap_on_one_connection(tmp_path: Path) -> None:
         client.close()
 
 
-def test_extents_are_the_data_of_the_file(content: tuple[Path, bytes]) -> None:
-    path, data = content
-    with nbdkit.serve(nbdkit.Plugin("file", {"file": str(path)})) as socket:
-        client = connected(socket, "disk")
-        found = listed(client.extents())
-        client.close()
-    assert found == [
-        (0, 2 * MiB, False),
-        (2 * MiB, 3 * MiB, True),
-        (5 * MiB, len(data) - 5 * MiB, False),
-    ]
-
-
 def test_extents_beyond_32_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     with path.open("wb") as file:
@@ -173,35 +160,6 @@ def test_extents_of_a_range_are_read(content: tuple[Path, bytes]) -> None:
             (6 * MiB, MiB, False),
         ]
         assert listed(client.extents([])) == []
-        client.close()
-
-
-def test_server_without_extents_is_all_data(tmp_path: Path) -> None:
-    with filtered(tmp_path, "noextents", "size=1M") as socket:
-        client = connected(socket, "disk")
-        assert listed(client.extents()) in ([], [(0, MiB, False)])
-        client.close()
-
-
-def test_failed_read_is_transient(tmp_path: Path) -> None:
-    switch = tmp_path / "fail"
-    options = ("size=1M", "error-pread=EIO", "error-pread-rate=1", f"error-pread-file={switch}")
-    with filtered(tmp_path, "error", *options) as socket:
-        client = connected(socket, "the disk")
-        switch.touch()
-        with pytest.raises(errors.Transient, match="the disk: reading at byte 512: input/output error"):
-            read(client, 512, 1)
-        switch.unlink()
-        assert read(client, 512, 1) == b"\0"
-        client.close()
-
-
-def test_read_beyond_the_end_is_an_error() -> None:
-    with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
-        client = connected(socket, "disk")
-        with pytest.raises(errors.SourceError, match="refuses it: invalid argument") as caught:
-            read(client, MiB, 1)
-        assert not caught.value.retryable
         client.close()
 
 
@@ -278,11 +236,3 @@ def test_lost_server_is_reported() -> None:
     with pytest.raises(errors.Transient, match="disk: connect: no such file"):
         read(client, 0, 512)
     client.close()
-
-
-def test_server_omitting_bytes_is_detected(tmp_path: Path) -> None:
-    with nbd_servers.serve(tmp_path / "socket", nbd_servers.Disk(part=2)) as socket:
-        client = connected(socket, "disk")
-        with pytest.raises(errors.Transient, match="reading at byte 0: the reply is malformed, or a part"):
-            read(client, 0, 4096)
-        client.close()
