@@ -17,7 +17,7 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, disks, misbehave, oracle, processes, uploads, worker
+from tests.support import devices, disks, misbehave, oracle, pairs, processes, uploads, worker
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -77,7 +77,11 @@ def same(target: Path, content: bytes | bytearray, tmp_path: Path) -> None:
         assert [path.name for path in target.parent.glob("disk.img*")] == ["disk.img"]
 
 
-@pytest.mark.parametrize("form", ["raw", "raw.gz", "qcow2", "vmdk", "vdi", "vhd", "vhdx", "vhdx-log"])
+@pytest.mark.parametrize(
+    ("form", "target"),
+    pairs.dealt(["raw", "raw.gz", "qcow2", "vhdx", "vhdx-log"], ["block512", "file", "block4096"]),
+    indirect=["target"],
+)
 def test_only_what_differs_is_written(
     server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path, form: str
 ) -> None:
@@ -91,7 +95,7 @@ def test_only_what_differs_is_written(
     assert not [*scratch.iterdir()]
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vdi", "vhdx"])
+@pytest.mark.parametrize(("form", "target"), [("raw", "file"), ("qcow2", "block4096")], indirect=["target"])
 def test_unchanged_disk_is_not_touched(
     server: misbehave.Server, target: Path, tmp_path: Path, form: str
 ) -> None:
@@ -130,7 +134,16 @@ def test_zeros_free_the_storage_of_a_file_and_leave_its_holes(
     assert target.stat().st_blocks <= blocks - 4 * MIB // 512
 
 
-@pytest.mark.parametrize("size", [20 * MIB, SIZE + 3 * MIB, MIB // 2 + 512, 100_000])
+@pytest.mark.parametrize(
+    ("size", "target"),
+    [
+        (20 * MIB, "block4096"),
+        (SIZE + 3 * MIB, "block512"),
+        (MIB // 2 + 512, "block4096"),
+        (100_000, "file"),
+    ],
+    indirect=["target"],
+)
 def test_disk_of_another_size_is_as_after_an_import(
     server: misbehave.Server, target: Path, tmp_path: Path, size: int
 ) -> None:
@@ -153,6 +166,7 @@ def test_disk_grows_to_the_requested_size(server: misbehave.Server, tmp_path: Pa
     same(target, OLD + bytes(6 * MIB), tmp_path)
 
 
+@pytest.mark.parametrize("target", ["block512"], indirect=True)
 def test_failure_before_the_first_difference_leaves_the_disk(
     server: misbehave.Server, target: Path, tmp_path: Path
 ) -> None:
@@ -168,16 +182,17 @@ def broken(server: misbehave.Server) -> str:
     return server.serve("/new", misbehave.Page(bytes(NEW), cut_at=20 * MIB))
 
 
+@pytest.mark.parametrize("target", ["file", "block4096"], indirect=True)
 def test_interrupted_update_is_unusable_until_the_next_has_ended(
     server: misbehave.Server, target: Path, tmp_path: Path
 ) -> None:
     imported(server, target)
     url = broken(server)
     with pytest.raises(errors.TransferFailed):
-        cdi_worker.run(request(url, target, no_progress=1))
+        cdi_worker.run(request(url, target, no_progress=0.5))
     oracle.unusable(target)
     with pytest.raises(errors.TransferFailed):
-        cdi_worker.run(request(url, target, no_progress=1))
+        cdi_worker.run(request(url, target, no_progress=0.5))
     oracle.unusable(target)
     server.serve("/new", misbehave.Page(bytes(NEW)))
     result = cdi_worker.run(request(url, target))
@@ -187,6 +202,7 @@ def test_interrupted_update_is_unusable_until_the_next_has_ended(
     assert result.changes.written < 3 * MIB
 
 
+@pytest.mark.parametrize("target", ["block512"], indirect=True)
 def test_wrong_checksum_leaves_no_usable_disk(server: misbehave.Server, target: Path) -> None:
     imported(server, target)
     url = server.serve("/new", misbehave.Page(bytes(NEW)))
@@ -204,7 +220,7 @@ def test_interrupted_update_is_not_a_disk_for_other_imports(server: misbehave.Se
     cdi_worker.run(request(url, target, existing="replace", location=location))
     assert checkpoint.of_disk(str(target)) == checkpoint.Checkpoint(frozenset({"one"}))
     with pytest.raises(errors.TransferFailed):
-        cdi_worker.run(request(broken(server), target, no_progress=1))
+        cdi_worker.run(request(broken(server), target, no_progress=0.5))
     with pytest.raises(errors.TargetExists):
         cdi_worker.run(request(url, target, existing="refuse"))
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "delta.qcow2", str(SIZE))
@@ -218,12 +234,13 @@ def test_interrupted_update_is_not_a_disk_for_other_imports(server: misbehave.Se
     same(target, NEW, tmp_path / "..")
 
 
+@pytest.mark.parametrize("target", ["file"], indirect=True)
 def test_import_with_force_replaces_an_interrupted_update(
     server: misbehave.Server, target: Path, tmp_path: Path
 ) -> None:
     imported(server, target)
     with pytest.raises(errors.TransferFailed):
-        cdi_worker.run(request(broken(server), target, no_progress=1))
+        cdi_worker.run(request(broken(server), target, no_progress=0.5))
     imported(server, target, NEW)
     same(target, NEW, tmp_path)
 
@@ -267,6 +284,7 @@ def test_device_of_somebody_else_is_refused(server: misbehave.Server, device: Pa
         cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(MIB))), device))
 
 
+@pytest.mark.parametrize("target", ["block512"], indirect=True)
 def test_second_run_waits_for_the_first(server: misbehave.Server, target: Path) -> None:
     imported(server, target)
     from cdi_worker.images import targets
@@ -276,6 +294,7 @@ def test_second_run_waits_for_the_first(server: misbehave.Server, target: Path) 
         cdi_worker.run(request(url, target))
 
 
+@pytest.mark.parametrize("target", ["block4096"], indirect=True)
 def test_stream_that_needs_scratch_is_relayed(
     server: misbehave.Server, target: Path, tmp_path: Path, scratch: Path
 ) -> None:
@@ -297,18 +316,18 @@ def test_result_says_how_much_was_written(server: misbehave.Server, tmp_path: Pa
     target = tmp_path / "disk.img"
     imported(server, target)
     url = server.serve("/new", misbehave.Page(bytes(NEW)))
-    dry = worker.run("import", "--dry-run", "--update", url, target)
+    dry = worker.call("import", "--dry-run", "--update", url, target)
     assert "compared with the target, only what differs is written" in dry.output
-    done = worker.run("import", "--json", "--update", url, target)
+    done = worker.call("import", "--json", "--update", url, target)
     assert done.status == 0, done.errors
     found = json.loads(done.output)
     assert found["read"] >= SIZE
     assert found["update"]["compared"] == SIZE
-    again = worker.run("import", url, target, env={"CDI_WORKER_UPDATE": "true"})
+    again = worker.call("import", url, target, env={"CDI_WORKER_UPDATE": "true"})
     assert again.status == 0, again.errors
     assert "updated  0 B of 24.0 MiB differed, 0 B written" in again.output
     for options in (("--force", "--update"), ("--update", "--content-type", "archive")):
-        refused = worker.run("import", *options, url, target)
+        refused = worker.call("import", *options, url, target)
         assert refused.status == 2, refused
 
 
@@ -316,7 +335,7 @@ def test_disk_of_a_pod_that_is_text_is_updated(server: misbehave.Server, pod: wo
     text = b"a line of text\n" * 100
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(text))
     for _ in range(2):
-        done = pod.run()
+        done = pod.call()
         assert done.status == 0, done.errors
         assert "the source is plain text, imported as it is" in done.errors
         pod.env["CDI_WORKER_UPDATE"] = "true"
@@ -326,10 +345,10 @@ def test_disk_of_a_pod_that_is_text_is_updated(server: misbehave.Server, pod: wo
 def test_pod_updates_its_volume(server: misbehave.Server, pod: worker.Pod, tmp_path: Path) -> None:
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(bytes(OLD)))
     pod.env |= {"CDI_WORKER_UPDATE": "true", "IMPORTER_IMAGE_SIZE": "24Mi"}
-    assert pod.run().status == 0
+    assert pod.call().status == 0
     inode = pod.disk.stat().st_ino
     server.serve("/disk", misbehave.Page(bytes(NEW)))
-    done = pod.run()
+    done = pod.call()
     assert done.status == 0, done.errors
     assert "differed=" in done.errors
     same(pod.disk, NEW, tmp_path)
@@ -455,7 +474,7 @@ def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
             cdi_worker.run(request(url, device, existing="replace", checksum="sha256:" + "0" * 64))
     elif end == "interrupted":
         with pytest.raises(errors.TransferFailed):
-            cdi_worker.run(request(broken(server), device, existing="replace", no_progress=1))
+            cdi_worker.run(request(broken(server), device, existing="replace", no_progress=0.5))
     else:
         url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=20 * MIB))
         with worker.started("import", "--force", url, device) as ended:
@@ -473,7 +492,7 @@ def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
             killed.kill()
     else:
         with pytest.raises(errors.TransferFailed):
-            cdi_worker.run(request(broken(server), device, no_progress=1))
+            cdi_worker.run(request(broken(server), device, no_progress=0.5))
 
 
 def refuse_delta(server: misbehave.Server, device: Path, tmp_path: Path) -> None:

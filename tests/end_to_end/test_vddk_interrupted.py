@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,18 +15,30 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, forked, oracle, processes, vmware, vmware_stages
+from tests.support import devices, kills, oracle, processes, vmware, vmware_stages
 
 pytest.importorskip("pyVmomi")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[vmware.Vcsim]:
+    made = vmware_stages.migration(tmp_path_factory.mktemp("vmware"))
+    with made.running():
+        yield made
+
+
+@pytest.fixture
+def vcsim(running: vmware.Vcsim) -> vmware.Vcsim:
+    running.reset()
+    return running
 
 
 target = devices.targets("file", "block512", "block4096", size=vmware_stages.SIZE + vmware_stages.MiB)
 
 
-def test_cancel_stops_a_stage(tmp_path: Path) -> None:
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    vcsim.settings["delay"] = 500_000
+def test_cancel_stops_a_stage(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target, cancel = tmp_path / "disk.img", threading.Event()
+    slow(vcsim, 500_000)
 
     def stop() -> None:
         processes.wait_for(lambda: reads(vcsim) and calls("ConnectEx") > 1, "reads of two connections")
@@ -36,12 +47,11 @@ def test_cancel_stops_a_stage(tmp_path: Path) -> None:
     def calls(name: str) -> int:
         return [line.split()[0] for line in vcsim.library_calls()].count(name)
 
-    with vcsim.running():
-        threading.Thread(target=stop).start()
-        with pytest.raises(errors.Cancelled):
-            cdi_worker.run(vmware_stages.request(vcsim, target, 0), cancel=cancel)
-        assert calls("ConnectEx") == calls("Disconnect") > 1
-        oracle.unusable(target)
+    threading.Thread(target=stop).start()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.run(vmware_stages.request(vcsim, target, 0), cancel=cancel)
+    assert calls("ConnectEx") == calls("Disconnect") > 1
+    oracle.unusable(target)
 
 
 def nbdkit_of(vcsim: vmware.Vcsim) -> int | None:
@@ -93,59 +103,50 @@ def test_killed_nbdkit_is_started_again(tmp_path: Path, stage: int) -> None:
         vmware_stages.check(vcsim, target, stage)
 
 
-def test_nbdkit_that_always_dies_is_a_clear_failure(tmp_path: Path) -> None:
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    vcsim.settings["delay"] = 200_000
+def test_nbdkit_that_always_dies_is_a_clear_failure(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target, done = tmp_path / "disk.img", threading.Event()
+    slow(vcsim, 200_000)
+    request = dataclasses.replace(vmware_stages.request(vcsim, target, 0), fetch=cdi_worker.FetchOptions())
 
     def kill() -> None:
+        processes.wait_for(lambda: reads(vcsim), "a read")
         while not done.wait(0.05):
             if number := nbdkit_of(vcsim):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
 
-    with vcsim.running():
-        request = dataclasses.replace(
-            vmware_stages.request(vcsim, target, 0), fetch=cdi_worker.FetchOptions()
-        )
-        before = reads(vcsim)
+    def run() -> None:
+        try:
+            cdi_worker.run(request)
+        finally:
+            done.set()
 
-        def begin() -> None:
-            processes.wait_for(lambda: reads(vcsim) > before, "a read")
-            kill()
-
-        def run(request: cdi_worker.Request) -> None:
-            try:
-                cdi_worker.run(request)
-            finally:
-                done.set()
-
-        with beside(begin):
-            started = time.monotonic()
-            with pytest.raises(errors.TransferFailed, match=r"nbdkit failed.*SIGKILL.*run the import again"):
-                run(request)
-        assert time.monotonic() - started < 20
-        oracle.unusable(target)
-        vcsim.settings["delay"] = 0
-        vcsim.save()
-        cdi_worker.run(request)
-        vmware_stages.check(vcsim, target, 0)
+    with beside(kill):
+        started = time.monotonic()
+        with pytest.raises(errors.TransferFailed, match=r"nbdkit failed.*SIGKILL.*run the import again"):
+            run()
+    assert time.monotonic() - started < 20
+    oracle.unusable(target)
+    slow(vcsim, 0)
+    cdi_worker.run(request)
+    vmware_stages.check(vcsim, target, 0)
 
 
-def test_temporary_error_is_retried(tmp_path: Path) -> None:
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    vcsim.settings |= {"fail": "read@2050", "delay": "20000"}
+def test_temporary_error_is_retried(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
-    with vcsim.running():
-        argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)]
-        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as running:
-            processes.wait_for(
-                lambda: sum("Read 0+" in line for line in vcsim.library_calls()) > 1, "a second try"
-            )
-            del vcsim.settings["fail"]
-            vcsim.save()
-            assert running.wait(30) == 0
-        vmware_stages.check(vcsim, target, 0)
+    vcsim.settings |= {"fail": "read@2050", "delay": "20000"}
+    vcsim.save()
+
+    def mend() -> None:
+        processes.wait_for(
+            lambda: sum("Read 0+" in line for line in vcsim.library_calls()) > 1, "a second try"
+        )
+        del vcsim.settings["fail"]
+        vcsim.save()
+
+    with beside(mend):
+        cdi_worker.run(killable(vcsim, target, 0))
+    vmware_stages.check(vcsim, target, 0)
 
 
 def impatient(vcsim: vmware.Vcsim, target: Path, min_speed: int = 0) -> cdi_worker.Request:
@@ -158,77 +159,51 @@ def impatient(vcsim: vmware.Vcsim, target: Path, min_speed: int = 0) -> cdi_work
     return dataclasses.replace(request, location=location, fetch=fetch)
 
 
-def test_silent_library_is_given_up(tmp_path: Path) -> None:
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    vcsim.settings["delay"] = "60000000"
-    with vcsim.running(), pytest.raises(errors.TransferFailed, match="no answer within 2 s"):
-        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img"))
-
-
-def test_slow_library_is_given_up(tmp_path: Path) -> None:
-    """It answers each read, long before it would count as silent."""
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    vcsim.settings["delay"] = "1500000"
-    with (
-        vcsim.running(),
-        pytest.raises(errors.TransferFailed, match=r"in [2-9] s, less than 1.0 GiB per second"),
+def test_silent_or_slow_library_is_given_up(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
+    """The slow one answers each read, long before it would count as silent."""
+    for microseconds, min_speed, reason in (
+        (5_000_000, 0, "no answer within 2 s"),
+        (1_500_000, 1 << 30, r"in [2-9] s, less than 1.0 GiB per second"),
     ):
-        cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", min_speed=1 << 30))
+        slow(vcsim, microseconds)
+        with pytest.raises(errors.TransferFailed, match=reason):
+            cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", min_speed))
 
 
 # -- killed at any moment --------------------------------------------------------------------------
 
-STAGE = """
-import sys, cdi_worker
-from cdi_worker.sources.vmware import locations
-port, libdir, thumbprint, uuid, file, user, password, previous, current, target = sys.argv[1:]
-location = locations.Vddk(
-    f"https://localhost:{port}/sdk", cdi_worker.Access(user, password), uuid=uuid, backing_file=file,
-    thumbprint=thumbprint, vddk_libdir=libdir, previous=previous, current=current,
-)
-cdi_worker.run(cdi_worker.Request(
-    existing="replace", source="vddk", location=location, target=target, journal_interval=0.1))
-"""
+
+def killable(vcsim: vmware.Vcsim, target: Path, stage: int) -> cdi_worker.Request:
+    """Return the request of a stage with the usual patience, and a journal that is saved all the time."""
+    request = vmware_stages.request(vcsim, target, stage)
+    fetch = cdi_worker.FetchOptions()
+    return dataclasses.replace(request, journal_interval=0.1, fetch=fetch, connect_patience=20)
 
 
-def arguments(vcsim: vmware.Vcsim, target: Path, stage: int) -> list[str]:
-    known = vcsim.location(**vcsim.stage(stage))
-    return [
-        *(str(vcsim.port), known.vddk_libdir, known.thumbprint, known.uuid, known.backing_file),
-        *(vmware.USER, vmware.PASSWORD, known.previous, known.current, str(target)),
-    ]
-
-
-@pytest.mark.parametrize(("target", "later"), [("file", 0.0), ("block512", 0.15)], indirect=["target"])
-def test_killed_stages_can_be_run_again(tmp_path: Path, target: Path, later: float) -> None:
-    vcsim = vmware_stages.migration(tmp_path / "vcsim")
-    with vcsim.running():
-        for stage in range(vmware_stages.STAGES):
-            argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, stage)]
-            slow(vcsim, 100_000)
-            before = reads(vcsim)
-            with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
-                processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
-                # Not an event: the kill may come at any moment.
-                time.sleep(later)
-                first.kill()
-            slow(vcsim, 0)
-            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-            vmware_stages.check(vcsim, target, stage)
+@pytest.mark.parametrize("target", ["block512"], indirect=True)
+def test_killed_stages_can_be_run_again(vcsim: vmware.Vcsim, target: Path) -> None:
+    # Not an event: the kill may come at any moment.
+    for stage, later in ((0, 0.15), (1, 0.0), (2, 0.15)):
+        slow(vcsim, 100_000)
+        before = reads(vcsim)
+        with kills.started(killable(vcsim, target, stage)):
+            processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
+            time.sleep(later)
+        slow(vcsim, 0)
+        cdi_worker.run(vmware_stages.request(vcsim, target, stage))
+        vmware_stages.check(vcsim, target, stage)
 
 
 def test_killed_copy_is_resumed(tmp_path: Path) -> None:
     data = 48 * vmware_stages.MiB
     vcsim = vmware.Vcsim(tmp_path / "vcsim", 64 * vmware_stages.MiB)
     vcsim.take_snapshot((4 * vmware_stages.MiB, vmware_stages.noise(1, data)))
-    vcsim.settings["delay"] = 1_500_000
+    vcsim.settings["delay"] = 500_000
     target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     with vcsim.running():
-        argv = [sys.executable, "-c", STAGE, *arguments(vcsim, target, 0)]
-        with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
-            # The journal is behind the last byte.
-            processes.wait_for(lambda: part.exists() and part.stat().st_size > vcsim.size, "a journal")
-            first.kill()
+        # The journal is behind the last byte.
+        when = lambda: part.exists() and part.stat().st_size > vcsim.size  # noqa: E731  (one expression)
+        kills.kill(killable(vcsim, target, 0), when)
         slow(vcsim, 0)
         result = cdi_worker.run(vmware_stages.request(vcsim, target, 0))
         vmware_stages.check(vcsim, target, 0)

@@ -100,6 +100,7 @@ class Vcsim:
         self.authority = directory / "tls/ca.pem"
         self.thumbprint = pair.thumbprint
         self.settings["thumbprint"] = self.thumbprint
+        self._settings = dict(self.settings)
         with self.content(0).open("wb") as file:
             file.truncate(size)
         self.port = processes.free_port()
@@ -168,7 +169,8 @@ class Vcsim:
     def save(self) -> None:
         """Write the settings of vcsim and of the library; both read them again for each call."""
         lines = "".join(f"{name}={value}\n" for name, value in self.settings.items())
-        (self.libdir / "settings").write_text(lines)
+        (self.directory / "settings.new").write_text(lines)
+        (self.directory / "settings.new").replace(self.libdir / "settings")
         temporary = self.directory / "scenario.new"
         temporary.write_text(json.dumps(self._scenario()))
         temporary.replace(self.directory / "scenario.json")
@@ -188,6 +190,14 @@ class Vcsim:
             env={**os.environ, "TMPDIR": str(self.directory)},
         ) as process:
             yield process
+
+    def reset(self) -> None:
+        """Undo what a test has changed, for the next one on the same server."""
+        self.settings = dict(self._settings)
+        self.deleted, self.listed, self.knows_allocated = set(), None, True
+        self.answers = self.covers = 0
+        (self.directory / "vddk.log").unlink(missing_ok=True)
+        self.save()
 
     def library_calls(self) -> list[str]:
         """Return the calls made to the library so far."""

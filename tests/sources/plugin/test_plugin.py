@@ -62,16 +62,16 @@ def test_variable_of_the_plugin_is_used(site: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_help_shows_the_options_of_each_source(site: Path) -> None:
-    for command in ("import", "inspect"):
-        for kind, option in (
-            ("pattern", "--pattern-byte"),
-            ("s3", "--region"),
-            ("registry", "--architecture"),
-            ("vddk", "--thumbprint"),
-            ("imageio", "--disk-id"),
-        ):
-            text = run(site, command, "--help", kind).output
-            assert option in text.partition(f"Options of {kind}:")[2].partition("\n\n")[0], text
+    for command, kind, option in (
+        ("import", "pattern", "--pattern-byte"),
+        ("inspect", "pattern", "--pattern-byte"),
+        ("import", "s3", "--region"),
+        ("inspect", "registry", "--architecture"),
+        ("import", "vddk", "--thumbprint"),
+        ("inspect", "imageio", "--disk-id"),
+    ):
+        text = run(site, command, "--help", kind).output
+        assert option in text.partition(f"Options of {kind}:")[2].partition("\n\n")[0], text
     assert "no help on 'pattern'" in worker.run("import", "--help", "pattern").errors
 
 
