@@ -11,11 +11,12 @@ import pytest
 from cdi_worker.formats import clone as stream
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.importer import contract
-from tests.support import clones, misbehave, oracle, tar_parts, uploads, worker
+from tests.support import clones, misbehave, oracle, pairs, tar_parts, uploads, worker
 
 MIB = 1 << 20
 DISK, OTHER = bytes(range(256)) * 8192, bytes(range(255, -1, -1)) * 8192
-WAYS = ("import", "pod", "upload", "clone", "our clone")
+CLONES = ("clone", "our clone")
+WAYS = ("import", "pod", "upload", *CLONES)
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
@@ -97,7 +98,7 @@ class Ways:
         if way == "import":
             path = self.data.parent / "archive.tar"
             path.write_bytes(data)
-            done = worker.run("import", path, self.data, "--content-type=archive")
+            done = worker.call("import", path, self.data, "--content-type=archive")
             return done.status == 0, done.errors
         if way == "pod":
             url = self._server.serve("/archive.tar", misbehave.Page(data))
@@ -107,7 +108,7 @@ class Ways:
                 "IMPORTER_CONTENTTYPE": "archive",
                 "FILESYSTEM_OVERHEAD": "0",
             }
-            done = worker.Pod(self.data.parent).run(**env)
+            done = worker.Pod(self.data.parent).call(**env)
             return done.status == 0, done.errors
         return self.upload(way, data)
 
@@ -140,8 +141,7 @@ def ways(certificates: uploads.Certificates, paths: contract.Paths, server: misb
     return Ways(certificates, paths, server)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(("name", "way"), pairs.dealt(BAD, WAYS))
 def test_disk_that_is_not_a_file_is_refused(ways: Ways, secret: Path, name: str, way: str) -> None:
     succeeded, message = ways.run(way, packed(BAD[name], secret))
     assert not succeeded
@@ -150,8 +150,7 @@ def test_disk_that_is_not_a_file_is_refused(ways: Ways, secret: Path, name: str,
     assert secret.read_bytes() == b"of the host" * 1000
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", {**GOOD, **HARD_LINKS})
+@pytest.mark.parametrize(("name", "way"), pairs.dealt({**GOOD, **HARD_LINKS}, WAYS))
 def test_disk_that_is_a_file_is_unpacked(ways: Ways, secret: Path, name: str, way: str) -> None:
     succeeded, message = ways.run(way, packed({**GOOD, **HARD_LINKS}[name], secret))
     assert succeeded, message
@@ -160,8 +159,16 @@ def test_disk_that_is_a_file_is_unpacked(ways: Ways, secret: Path, name: str, wa
     assert path.read_bytes() == DISK
 
 
-@pytest.mark.parametrize("way", ["clone", "our clone"])
-@pytest.mark.parametrize("name", {**BAD, **HARD_LINKS})
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("absolute link", "clone"),
+        ("two disks", "our clone"),
+        ("folder by a name below", "clone"),
+        ("disk instead of a link", "our clone"),
+        *pairs.dealt(HARD_LINKS, CLONES),
+    ],
+)
 def test_device_does_not_get_a_disk_that_is_not_a_file(
     ways: Ways, secret: Path, device: Path, name: str, way: str
 ) -> None:
@@ -172,8 +179,7 @@ def test_device_does_not_get_a_disk_that_is_not_a_file(
     oracle.unusable(device)
 
 
-@pytest.mark.parametrize("way", ["clone", "our clone"])
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(("name", "way"), [("beside links", "clone"), ("packed twice", "our clone")])
 def test_device_gets_the_disk_that_is_a_file(
     ways: Ways, secret: Path, device: Path, name: str, way: str
 ) -> None:
@@ -182,33 +188,25 @@ def test_device_gets_the_disk_that_is_a_file(
     assert device.read_bytes()[: len(DISK)] == DISK
 
 
-@pytest.mark.parametrize("way", ["clone", "our clone"])
 def test_device_does_not_get_a_file_whose_name_contains_that_of_the_disk(
-    ways: Ways, secret: Path, device: Path, way: str
+    ways: Ways, secret: Path, device: Path
 ) -> None:
     members = [file("a-disk.img", OTHER), file("disk.img", DISK)]
-    succeeded, message = ways.upload(way, packed(members, secret), DESTINATION=str(device))
+    succeeded, message = ways.upload("clone", packed(members, secret), DESTINATION=str(device))
     assert not succeeded
     assert "'a-disk.img' and 'disk.img'" in message
     oracle.unusable(device)
 
 
-@pytest.mark.parametrize(
-    "member", [link("disk.img", "SECRET"), file("./disk.img", OTHER), hard("disk.img", "a")]
-)
 def test_archive_beside_the_disk_of_a_clone_has_no_other(
-    ways: Ways,
-    paths: contract.Paths,
-    certificates: uploads.Certificates,
-    secret: Path,
-    member: tuple[tarfile.TarInfo, bytes],
+    ways: Ways, paths: contract.Paths, certificates: uploads.Certificates, secret: Path
 ) -> None:
-    body, headers = cloned(packed([file("a", OTHER), member], secret), ours=True, disk=DISK)
-    with uploads.Server(certificates, {}, paths) as server:
-        answer = server.ask("POST", uploads.SYNC, body, headers)
-    assert answer.status == 400
-    assert "'disk.img'" in answer.text
-    assert [*ways.data.iterdir()] == []
+    for member in (link("disk.img", "SECRET"), file("./disk.img", OTHER), hard("disk.img", "a")):
+        body, headers = cloned(packed([file("a", OTHER), member], secret), ours=True, disk=DISK)
+        with uploads.Server(certificates, {}, paths) as server:
+            answer = server.ask("POST", uploads.SYNC, body, headers)
+        assert (answer.status, "'disk.img'" in answer.text) == (400, True), answer.text
+        assert [*ways.data.iterdir()] == []
 
 
 def test_link_in_a_volume_is_not_its_disk(tmp_path: Path, secret: Path) -> None:
@@ -216,7 +214,7 @@ def test_link_in_a_volume_is_not_its_disk(tmp_path: Path, secret: Path) -> None:
     volume.mkdir()
     (volume / "disk.img").symlink_to(secret)
     target = tmp_path / "target.img"
-    done = worker.run("import", "--source=volume", volume, target)
+    done = worker.call("import", "--source=volume", volume, target)
     assert done.status != 0
     assert "disk.img: is not a regular file" in done.error_message
     oracle.unusable(target)
@@ -228,7 +226,7 @@ def test_update_in_a_pod_does_not_follow_a_link(
     pod = worker.Pod(tmp_path / "pod")
     pod.disk.symlink_to(secret)
     env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": server.serve("/disk", misbehave.Page(DISK))}
-    done = pod.run(**env, CDI_WORKER_UPDATE="true", FILESYSTEM_OVERHEAD="0")
+    done = pod.call(**env, CDI_WORKER_UPDATE="true", FILESYSTEM_OVERHEAD="0")
     assert done.status != 0
     assert "is not a regular file" in pod.message
     assert secret.read_bytes() == b"of the host" * 1000

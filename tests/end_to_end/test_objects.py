@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, forked, meters, misbehave, objectservers, oracle, processes, worker
+from tests.support import devices, kills, meters, misbehave, objectservers, oracle, pairs, worker
 from tests.support import disks as disks_module
 
 KEYS = cdi_worker.Access(user=objectservers.ACCESS_KEY, password=objectservers.SECRET_KEY)
@@ -40,43 +39,35 @@ def request(kind: str, url: str, target: Path) -> cdi_worker.Request:
     )
 
 
-@pytest.mark.parametrize("variant", disks_module.COMMON)
-@pytest.mark.parametrize("kind", ["seaweed", "emulator"])
-def test_format_is_imported_to_a_file(
-    kind: str, variant: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
+#: An image for each of the routes: in order, by ranges, as it passes, by QEMU.
+ROUTES = ("raw", "qcow2-zlib", "vmdk-stream", "vhdx-log")
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "target"), pairs.covering(ROUTES, ("seaweed", "emulator"), ("file", "block"))
+)
+def test_image_is_imported_from_a_store(
+    kind: str,
+    variant: str,
+    target: str,
+    disks: disks_module.Disks,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    with devices.target(target, tmp_path, 9 << 20) as path:
+        store_and_import(request.getfixturevalue(kind), disks.image(variant), path)
+        oracle.same(path, disks.expected(variant), beyond=devices.beyond(path))
+
+
+def test_image_is_imported_from_a_store_without_ranges(
+    rclone: objectservers.Store, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     target = tmp_path / "disk.img"
-    store_and_import(request.getfixturevalue(kind), disks.image(variant), target)
-    oracle.same(target, disks.expected(variant))
+    store_and_import(rclone, disks.image("qcow2-zlib"), target)
+    oracle.same(target, disks.expected("qcow2-zlib"))
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
-def test_routes_work_with_a_server_without_ranges(
-    rclone: objectservers.Store, variant: str, disks: disks_module.Disks, tmp_path: Path
-) -> None:
-    target = tmp_path / "disk.img"
-    store_and_import(rclone, disks.image(variant), target)
-    oracle.same(target, disks.expected(variant))
-
-
-@pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_format_is_imported_to_a_device(
-    seaweed: objectservers.Store, variant: str, disks: disks_module.Disks, block: Path
-) -> None:
-    store_and_import(seaweed, disks.image(variant), block)
-    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
-
-
-@pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream"])
-def test_routes_work_from_google_to_a_device(
-    emulator: objectservers.Emulator, variant: str, disks: disks_module.Disks, block: Path
-) -> None:
-    store_and_import(emulator, disks.image(variant), block)
-    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
-
-
-@pytest.mark.parametrize("compression", ["gz", "xz", "zst"])
-@pytest.mark.parametrize("kind", ["seaweed", "emulator"])
+@pytest.mark.parametrize(("kind", "compression"), [("seaweed", "xz"), ("emulator", "gz")])
 def test_compressed_disk_is_imported(
     kind: str, compression: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -131,7 +122,9 @@ def serve(
     served_object.server.serve(served_object.path, *turns, last)
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vmdk-stream"])
+@pytest.mark.parametrize(
+    ("served_object", "variant"), [("s3", "qcow2"), ("gcs", "raw")], indirect=["served_object"]
+)
 def test_resets_and_throttling_are_retried(
     served_object: ServedObject, variant: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
@@ -146,26 +139,27 @@ def test_resets_and_throttling_are_retried(
     oracle.same(target, disks.expected(variant))
 
 
-@pytest.mark.parametrize("shift", [-1, 512])
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
+@pytest.mark.parametrize(
+    ("served_object", "variant", "shift"),
+    [("s3", "raw", -1), ("gcs", "qcow2", 512)],
+    indirect=["served_object"],
+)
 def test_shifted_ranges_are_not_used(
     served_object: ServedObject, variant: str, shift: int, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     disk = disks.image(variant, "dense").read_bytes()
     lie = dataclasses.replace(served_object.page, body=disk, lie=lambda first, _: first and first + shift)
     serve(served_object, disk, last=lie)
-    target, scratch = tmp_path / "disk.img", tmp_path / "scratch"
-    scratch.mkdir()
-    wanted = request(served_object.kind, served_object.url, target)
-    cdi_worker.run(dataclasses.replace(wanted, scratch=str(scratch)))
+    target = tmp_path / "disk.img"
+    cdi_worker.run(request(served_object.kind, served_object.url, target))
     oracle.same(target, disks.expected(variant, "dense"))
 
 
-@pytest.mark.parametrize(("variant", "content"), [("raw", "dense"), ("vhdx-log", "mixed")])
+@pytest.mark.parametrize("served_object", ["s3"], indirect=True)
 def test_progress_is_reported_during_the_import(
-    served_object: ServedObject, variant: str, content: str, disks: disks_module.Disks, tmp_path: Path
+    served_object: ServedObject, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    disk = disks.image(variant, content).read_bytes()
+    disk = disks.image("raw", "dense").read_bytes()
     serve(served_object, disk, last=dataclasses.replace(served_object.page, body=disk))
     shown = meters.Percents()
     cdi_worker.run(request(served_object.kind, served_object.url, tmp_path / "disk.img"), shown)
@@ -185,79 +179,51 @@ def test_corrupted_object_is_refused(
     oracle.unusable(target)
 
 
-IMPORT = """
-import json, sys, cdi_worker
-kind, url, target, user, password = sys.argv[1:]
-location = cdi_worker.Location(url, cdi_worker.Access(user=user, password=password))
-options = cdi_worker.FetchOptions(connections=2, chunk=64 * 1024)
-done = cdi_worker.run(cdi_worker.Request(
-    existing="replace", source=kind, location=location, target=target, fetch=options))
-print(json.dumps({"resumed": done.resumed, "read": done.read}))
-"""
-
-
-def test_killed_worker_resumes(
-    served_object: ServedObject, disks: disks_module.Disks, tmp_path: Path
-) -> None:
-    disk = disks.raw("dense").read_bytes()
-    good = dataclasses.replace(served_object.page, body=disk)
-    # Slow enough for the journal, which is saved every ten seconds.
-    serve(served_object, disk, (good, 2), last=dataclasses.replace(good, drip=(64 * 1024, 0.5)))
-    target = tmp_path / "disk.img"
-    keys = (KEYS.user, KEYS.password) if served_object.kind == "s3" else ("", "")
-    argv = [sys.executable, "-c", IMPORT, served_object.kind, served_object.url, str(target), *keys]
-    first = forked.Popen[str](argv, env=forked.ENVIRONMENT)
-    try:
-        processes.wait_for(
-            lambda: served_object.server.sent(served_object.path) > len(disk) * 3 // 4, "most of it", 60
-        )
-    finally:
-        first.kill()
-        first.wait()
+def test_killed_worker_resumes(served_object: ServedObject, tmp_path: Path) -> None:
+    good = dataclasses.replace(served_object.page, body=kills.DATA)
+    serve(served_object, kills.DATA, (good, 2), last=dataclasses.replace(good, **kills.SLOW))
+    target, expected = tmp_path / "disk.img", tmp_path / "expected"
+    expected.write_bytes(kills.DATA)
+    wanted = dataclasses.replace(request(served_object.kind, served_object.url, target), **kills.OPTIONS)
+    kills.kill(wanted, lambda: served_object.server.sent(served_object.path) > kills.SIZE * 3 // 4)
     oracle.unusable(target)
-    serve(served_object, disk, last=good)
-    again = forked.run(argv, env=forked.ENVIRONMENT, check=True)
-    result = json.loads(again.stdout)
-    oracle.same(target, disks.raw("dense"))
-    assert result["resumed"] > 0
-    assert result["resumed"] + result["read"] == len(disk)
+    serve(served_object, kills.DATA, last=good)
+    result = cdi_worker.run(wanted)
+    oracle.same(target, expected)
+    assert result.resumed > kills.KEPT
+    assert result.resumed + result.read == kills.SIZE
 
 
 # -- as a pod ------------------------------------------------------------------------------------
 
 
-def pod(directory: Path, **env: str) -> tuple[int, str]:
-    """Run the worker as a controller does; return exit status and termination message."""
-    message, scratch = directory / "message", directory / "none"
-    arguments = ["-v=3", f"--data-dir={directory}", f"--scratch-dir={scratch}"]
-    arguments += [f"--termination-log={message}", f"--block-device={scratch}"]
-    done = worker.run(*arguments, env={"NO_GCE_CHECK": "true", **env})
-    assert objectservers.SECRET_KEY not in done.errors + done.output
-    return done.status, message.read_text()
+def run(pod: worker.Pod, **env: str) -> worker.Completed:
+    done = pod.run(NO_GCE_CHECK="true", **env)
+    assert objectservers.SECRET_KEY not in done.errors + done.output + pod.message
+    return done
 
 
-def test_pod_imports_from_s3(seaweed: objectservers.Store, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_pod_imports_from_s3(
+    seaweed: objectservers.Store, disks: disks_module.Disks, pod: worker.Pod
+) -> None:
     seaweed.put("pod.qcow2", disks.image("qcow2").read_bytes())
-    keys = {"IMPORTER_ACCESS_KEY_ID": KEYS.user, "IMPORTER_SECRET_KEY": KEYS.password}
-    env = {"IMPORTER_SOURCE": "s3", "IMPORTER_ENDPOINT": seaweed.url("pod.qcow2")}
-    status, message = pod(tmp_path, **env, **keys)
-    assert (status, json.loads(message)["message"]) == (0, "Import Complete")
-    oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
-    status, message = pod(tmp_path, **env, **{**keys, "IMPORTER_SECRET_KEY": "not-the-key"})
-    assert status == 1
-    assert message.startswith("Unable to connect to s3 data source: http://127.0.0.1")
-    assert "wrong signature; check the secret key" in message
+    pod.env = {"IMPORTER_SOURCE": "s3", "IMPORTER_ENDPOINT": seaweed.url("pod.qcow2")}
+    pod.env |= {"IMPORTER_ACCESS_KEY_ID": KEYS.user, "IMPORTER_SECRET_KEY": KEYS.password}
+    assert (run(pod).status, pod.outcome["message"]) == (0, "Import Complete")
+    oracle.same(pod.disk, disks.expected("qcow2"))
+    assert run(pod, IMPORTER_SECRET_KEY="not-the-key").status == 1
+    assert pod.message.startswith("Unable to connect to s3 data source: http://127.0.0.1")
+    assert "wrong signature; check the secret key" in pod.message
 
 
 def test_pod_imports_from_google(
-    emulator: objectservers.Emulator, disks: disks_module.Disks, tmp_path: Path
+    emulator: objectservers.Emulator, disks: disks_module.Disks, pod: worker.Pod
 ) -> None:
     emulator.put("pod.vmdk", disks.image("vmdk").read_bytes())
-    env = {"IMPORTER_SOURCE": "gcs", "STORAGE_EMULATOR_HOST": emulator.host}
-    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT=emulator.uri("pod.vmdk"))
-    assert (status, json.loads(message)["message"]) == (0, "Import Complete")
-    oracle.same(tmp_path / "disk.img", disks.expected("vmdk"))
-    status, message = pod(tmp_path, **env, IMPORTER_ENDPOINT=emulator.uri("nothing"))
-    assert status == 1
-    assert message.startswith("Unable to connect to gcs data source: ")
-    assert f"no such object '{emulator.folder}nothing' in bucket 'images'" in message
+    pod.env = {"IMPORTER_SOURCE": "gcs", "STORAGE_EMULATOR_HOST": emulator.host}
+    assert run(pod, IMPORTER_ENDPOINT=emulator.uri("pod.vmdk")).status == 0
+    assert pod.outcome["message"] == "Import Complete"
+    oracle.same(pod.disk, disks.expected("vmdk"))
+    assert run(pod, IMPORTER_ENDPOINT=emulator.uri("nothing")).status == 1
+    assert pod.message.startswith("Unable to connect to gcs data source: ")
+    assert f"no such object '{emulator.folder}nothing' in bucket 'images'" in pod.message

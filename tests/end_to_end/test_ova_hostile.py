@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from pathlib import Path
 
@@ -26,16 +25,17 @@ EXTERNAL = """<?xml version="1.0"?>
 """
 
 
-def refused(server: misbehave.Server, path: Path, data: bytes, *, ranges: bool) -> errors.Error:
+def refused(server: misbehave.Server, folder: Path, data: bytes, *, ranges: bool) -> errors.Error:
     """Return the error of an import; of a source with ranges it comes before the disk is read."""
-    location = cdi_worker.Location(server.serve("/vm.ova", misbehave.Page(data, ranges=ranges)))
-    target = path / "disk.img"
+    path = f"/{len(server.requests)}.ova"
+    location = cdi_worker.Location(server.serve(path, misbehave.Page(data, ranges=ranges)))
+    target = folder / "disk.img"
     with pytest.raises(errors.ImageError) as caught:
         cdi_worker.run(
             cdi_worker.Request(source="http", location=location, target=str(target), existing="replace")
         )
     oracle.unusable(target)
-    assert not ranges or server.sent("/vm.ova") < 2 * MiB
+    assert not ranges or server.sent(path) < 2 * MiB
     return caught.value
 
 
@@ -83,12 +83,10 @@ DESCRIPTORS = {
 
 
 @WAYS
-@pytest.mark.parametrize("name", DESCRIPTORS)
-def test_bad_descriptor_is_refused(
-    server: misbehave.Server, tmp_path: Path, name: str, *, ranges: bool
-) -> None:
-    text, message = DESCRIPTORS[name]
-    assert message in str(refused(server, tmp_path, described(text), ranges=ranges))
+def test_bad_descriptor_is_refused(server: misbehave.Server, tmp_path: Path, *, ranges: bool) -> None:
+    for name, (text, message) in DESCRIPTORS.items():
+        said = str(refused(server, tmp_path, described(text), ranges=ranges))
+        assert message in said, (name, said)
 
 
 def archived(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -170,14 +168,13 @@ ARCHIVES = {
 
 
 @WAYS
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_bad_archive_is_refused(server: misbehave.Server, tmp_path: Path, name: str, *, ranges: bool) -> None:
-    data, message = ARCHIVES[name]
-    assert message in str(refused(server, tmp_path, data, ranges=ranges))
+def test_bad_archive_is_refused(server: misbehave.Server, tmp_path: Path, *, ranges: bool) -> None:
+    for name, (data, message) in ARCHIVES.items():
+        said = str(refused(server, tmp_path, data, ranges=ranges))
+        assert message in said, (name, said)
 
 
-@WAYS
-@pytest.mark.parametrize("dialect", ["gnu", "pax"])
+@pytest.mark.parametrize(("dialect", "ranges"), [("gnu", False), ("pax", True)])
 def test_sparse_member_is_refused(
     server: misbehave.Server, tmp_path: Path, dialect: str, *, ranges: bool
 ) -> None:
@@ -190,12 +187,3 @@ def test_sparse_member_is_refused(
     )
     data = (tmp_path / "vm.ova").read_bytes()
     assert "sparse member" in str(refused(server, tmp_path, data, ranges=ranges))
-
-
-def test_vendors_attributes_do_not_count(server: misbehave.Server, tmp_path: Path) -> None:
-    text = ovas.descriptor([RAW]).replace(b"ovf:href", b'x:href="/etc/passwd" ovf:href')
-    text = text.replace(b"<References>", b'<References xmlns:x="http://example.org/x">')
-    location = cdi_worker.Location(server.serve("/vm.ova", misbehave.Page(described(text))))
-    target = tmp_path / "disk.img"
-    cdi_worker.run(cdi_worker.Request(source="http", location=location, target=str(target)))
-    assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(RAW.data).digest()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.sources.registry import locations
-from tests.support import containers, devices, forked, oracle, processes, registries, tar_parts, worker
+from tests.support import containers, devices, oracle, processes, registries, tar_parts, worker
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
@@ -46,30 +45,33 @@ def scratch_for(variant: str, tmp_path: Path) -> Path | None:
     return scratch
 
 
-@pytest.mark.parametrize("variant", disks_module.COMMON)
-def test_format_is_imported_to_a_file(
-    guarded: registries.Registry, variant: str, disks: disks_module.Disks, tmp_path: Path
+@pytest.mark.parametrize(
+    ("variant", "target", "compression"),
+    [
+        ("raw", "file", ""),
+        ("qcow2-zlib", "block512", "+gzip"),
+        ("vmdk-stream", "block4096", "+zstd"),
+        ("vhdx-log", "file", "+gzip"),
+        ("vhdx-log", "block4096", ""),
+    ],
+)
+def test_image_is_imported_by_each_route(
+    guarded: registries.Registry,
+    variant: str,
+    target: str,
+    compression: str,
+    disks: disks_module.Disks,
+    tmp_path: Path,
 ) -> None:
-    target = tmp_path / "disk.img"
-    push_and_import(
-        guarded, containers.image_of(disks.image(variant)), target, scratch_for(variant, tmp_path)
-    )
-    oracle.same(target, disks.expected(variant))
+    image = containers.image_of(disks.image(variant), compression)
+    with devices.target(target, tmp_path, 9 << 20) as path:
+        push_and_import(guarded, image, path, scratch_for(variant, tmp_path))
+        oracle.same(path, disks.expected(variant), beyond=devices.beyond(path))
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2-zlib", "vmdk-stream", "vhdx-log"])
-def test_routes_work_to_a_device(
-    guarded: registries.Registry, variant: str, disks: disks_module.Disks, block: Path, tmp_path: Path
-) -> None:
-    push_and_import(
-        guarded, containers.image_of(disks.image(variant), "+zstd"), block, scratch_for(variant, tmp_path)
-    )
-    oracle.same(block, disks.expected(variant), beyond=devices.DIRT)
-
-
-@pytest.mark.parametrize("dialect", ["gnu", "1.0"])
-@pytest.mark.parametrize("compression", ["", "+gzip"])
-@pytest.mark.parametrize("variant", ["raw", "vdi-static"])
+@pytest.mark.parametrize(
+    ("variant", "compression", "dialect"), [("raw", "+gzip", "gnu"), ("vdi-static", "", "1.0")]
+)
 def test_sparse_disk_is_imported(
     guarded: registries.Registry,
     variant: str,
@@ -92,8 +94,7 @@ def test_sparse_disk_is_imported(
     assert len(packed) < disks.image(variant).stat().st_size
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2"])
-@pytest.mark.parametrize("compression", ["gz", "xz", "zst"])
+@pytest.mark.parametrize(("variant", "compression"), [("raw", "xz"), ("qcow2", "gz")])
 def test_compressed_disk_inside_a_layer_is_imported(
     guarded: registries.Registry, variant: str, compression: str, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
@@ -106,12 +107,9 @@ def test_compressed_disk_inside_a_layer_is_imported(
 @pytest.mark.parametrize(
     ("variant", "compression", "kind"),
     [
-        ("raw", "gz", "raw+gzip"),
         ("raw", None, "raw"),
         ("raw", "zst", "raw+zstd"),
-        ("qcow2", None, "qcow2"),
         ("qcow2", "gz", "qcow2+gzip"),
-        ("qcow2-zstd", None, "qcow2"),
     ],
 )
 def test_artifact_is_imported(
@@ -138,15 +136,16 @@ def exported(guarded: registries.Registry, disks: disks_module.Disks) -> cdi_wor
     return cdi_worker.Request(source="registry", location=location, target="")
 
 
-@pytest.mark.parametrize(("name", "content"), [("rootdisk", "mixed"), ("datadisk", "dense")])
-@pytest.mark.parametrize("way", ["annotation", "fragment"])
+@pytest.mark.parametrize(
+    ("name", "content", "way"), [("rootdisk", "mixed", "annotation"), ("datadisk", "dense", "fragment")]
+)
 def test_disk_of_a_virtual_machine_is_chosen(
     exported: cdi_worker.Request,
     name: str,
     content: str,
     way: str,
     disks: disks_module.Disks,
-    block: Path,
+    device: Path,
 ) -> None:
     location: Any = exported.location
     if way == "annotation":
@@ -155,8 +154,8 @@ def test_disk_of_a_virtual_machine_is_chosen(
         location = dataclasses.replace(location, endpoint=f"{location.endpoint}#{name}")
     found = cdi_worker.inspect(dataclasses.replace(exported, location=location))
     assert found.survey.virtual_size == disks.raw(content).stat().st_size
-    cdi_worker.run(dataclasses.replace(exported, location=location, target=str(block), existing="replace"))
-    oracle.same(block, disks.raw(content), beyond=devices.DIRT)
+    cdi_worker.run(dataclasses.replace(exported, location=location, target=str(device), existing="replace"))
+    oracle.same(device, disks.raw(content), beyond=devices.DIRT)
 
 
 def test_disks_of_a_virtual_machine_are_listed(exported: cdi_worker.Request, tmp_path: Path) -> None:
@@ -187,15 +186,17 @@ def test_command_takes_several_annotations(
         "--layer-annotation=io.kubevirt.disk.size=4Mi",
         "--layer-annotation=io.kubevirt.disk.name=datadisk",
     ]
-    done = worker.run("import", exported.location.endpoint, target, *options, *chosen)
+    done = worker.call("import", exported.location.endpoint, target, *options, *chosen)
     assert done.status == 0, done.errors
     oracle.same(target, disks.raw("dense"))
-    bad = worker.run("import", exported.location.endpoint, target, *options, "--layer-annotation=name")
+    bad = worker.call("import", exported.location.endpoint, target, *options, "--layer-annotation=name")
     assert (bad.status, "'name' is not KEY=VALUE" in bad.error_message) == (2, True)
 
 
-@pytest.mark.parametrize(("stated", "message"), [("4Mi", "4194304 bytes is stated"), ("x", "not a quantity")])
-@pytest.mark.parametrize(("variant", "compression"), [("raw", "zst"), ("qcow2", None)])
+@pytest.mark.parametrize(
+    ("stated", "message", "variant", "compression"),
+    [("4Mi", "4194304 bytes is stated", "raw", "zst"), ("x", "not a quantity", "qcow2", None)],
+)
 def test_wrong_size_of_a_disk_is_refused(
     guarded: registries.Registry,
     stated: str,
@@ -203,14 +204,14 @@ def test_wrong_size_of_a_disk_is_refused(
     variant: str,
     compression: str | None,
     disks: disks_module.Disks,
-    block: Path,
+    device: Path,
 ) -> None:
     data = disks.wrapped(variant, compression).read_bytes()
     annotations = {"io.kubevirt.disk.name": "root", "io.kubevirt.disk.size": stated}
     blob = containers.Blob(data, "application/vnd.kubevirt.disk.raw", annotations)
     with pytest.raises(errors.Refused, match=message):
-        push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), block)
-    oracle.unusable(block)
+        push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), device)
+    oracle.unusable(device)
 
 
 def test_disk_that_does_not_fit_is_refused_by_its_annotation(
@@ -223,29 +224,22 @@ def test_disk_that_does_not_fit_is_refused_by_its_annotation(
         push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), tmp_path / "disk.img")
 
 
-def test_labels_are_reported(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> None:
-    config = containers.config(env=("A=1", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT=u1"))
-    result = push_and_import(
-        guarded, dataclasses.replace(containers.image_of(disks.raw()), config=config), tmp_path / "disk.img"
-    )
-    assert result.labels == {"instancetype.kubevirt.io/default": "u1"}
-
-
 # -- layers that must be refused -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
-@pytest.mark.parametrize("harm", ["changed", "shorter", "second"])
+@pytest.mark.parametrize(
+    ("harm", "variant"), [("changed", "raw"), ("shorter", "vhdx-log"), ("second", "qcow2")]
+)
 def test_wrong_layer_leaves_nothing(
     guarded: registries.Registry,
     harm: str,
     variant: str,
     disks: disks_module.Disks,
-    block: Path,
+    device: Path,
     tmp_path: Path,
 ) -> None:
     """The damage is behind the disk: all of it has been written when the error is found."""
-    more = [Entry("disk/second", b"2")] if harm == "second" else [Entry("etc/x", harm.encode() * 2000)]
+    more = [Entry("disk/second", b"2")] if harm == "second" else [Entry("etc/x", os.urandom(20_000))]
     disk = disks.image(variant).read_bytes()
     blob = containers.layer(*containers.disk(disk), *more, compression="")
     image = Image((blob,), containers.config(env=(f"X={harm}{variant}",)))
@@ -256,14 +250,15 @@ def test_wrong_layer_leaves_nothing(
     guarded.stored(blob.digest).write_bytes(data[:-512] if harm == "shorter" else data)
     expected = errors.Refused if harm == "second" else errors.DigestMismatch
     with pytest.raises(expected):
-        push_and_import(guarded, image, block, scratch_for(variant, tmp_path))
-    oracle.unusable(block)
+        push_and_import(guarded, image, device, scratch_for(variant, tmp_path))
+    oracle.unusable(device)
 
 
 def test_changed_byte_of_the_disk_is_refused(
     guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    blob = containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression="")
+    unique = Entry("etc/x", os.urandom(16))  # other tests do not use the damaged blob
+    blob = containers.layer(unique, *containers.disk(disks.raw("dense").read_bytes()), compression="")
     image = Image((blob,))
     guarded.push("disk", image)
     data = bytearray(blob.data)
@@ -279,27 +274,27 @@ def test_changed_byte_of_the_disk_is_refused(
 # -- the command line ------------------------------------------------------------------------------
 
 
-def cli(guarded: registries.Registry, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def cli(guarded: registries.Registry, *arguments: str) -> worker.Completed:
     assert guarded.authority
-    argv = [sys.executable, "-m", "cdi_worker", *arguments, "--ca-file", str(guarded.authority.certificate)]
-    return forked.run(argv, env={**forked.ENVIRONMENT, "IMPORTER_SECRET_KEY": registries.PASSWORD, **env})
+    options = ("--user", registries.USER, "--ca-file", guarded.authority.certificate)
+    return worker.call(*arguments, *options, env={"IMPORTER_SECRET_KEY": registries.PASSWORD})
 
 
 def test_inspect_reports_format_and_digest(guarded: registries.Registry, disks: disks_module.Disks) -> None:
     image = containers.image_of(disks.image("qcow2"))
     digest = guarded.push("look", image)
     reference = guarded.reference("look")
-    output = cli(guarded, "inspect", reference, "--json", "--user", registries.USER)
-    assert output.returncode == 0, output.stderr
-    report = json.loads(output.stdout)
+    output = cli(guarded, "inspect", reference, "--json")
+    assert output.status == 0, output.errors
+    report = json.loads(output.output)
     assert (report["format"], report["digest"], report["disk"]) == ("qcow2", digest, "/disk/disk.img")
     assert report["platforms"] == [f"linux/{containers.MACHINE}"]
     assert [item["digest"] for item in report["layers"]] == [blob.digest for blob in image.layers]
     assert report["virtualSize"] == disks.raw().stat().st_size
-    table = cli(guarded, "inspect", reference, "--user", registries.USER)
-    assert f"mediaType={image.layers[0].media_type}" in table.stdout
-    printed = cli(guarded, "digest", reference, "--user", registries.USER)
-    assert printed.stdout == f"{digest}\n"
-    missing = cli(guarded, "digest", f"{reference}-not", "--user", registries.USER)
-    assert (missing.returncode, missing.stdout) == (3, "")
-    assert "no such repository, tag or digest" in missing.stderr
+    table = cli(guarded, "inspect", reference)
+    assert f"mediaType={image.layers[0].media_type}" in table.output
+    printed = cli(guarded, "digest", reference)
+    assert printed.output == f"{digest}\n"
+    missing = cli(guarded, "digest", f"{reference}-not")
+    assert (missing.status, missing.output) == (3, "")
+    assert "no such repository, tag or digest" in missing.errors
