@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 
@@ -19,7 +21,7 @@ class Source:
     """Random bytes that record the reads of them, and fail at the offsets in ``broken``."""
 
     def __init__(self, size: int) -> None:
-        self.content = random.Random(size).randbytes(size)
+        self.content = os.urandom(size)
         self.reads: list[tuple[int, int]] = []
         self.broken: set[int] = set()
         self.started = threading.Event()
@@ -50,20 +52,18 @@ def use(cache: readahead.Cache, offset: int, length: int) -> bytes:
         cache.give(fetches, offset, length)
 
 
-@pytest.mark.parametrize("size", [1, 255 * KiB, 256 * KiB, 256 * KiB + 1, 9 * MiB + 333])
+@pytest.mark.parametrize("size", [1, 256 * KiB, 256 * KiB + 1, 9 * MiB + 333])
 def test_any_range_is_read(size: int) -> None:
     source = Source(size)
     cache = readahead.Cache(source.read, size, cancelling.Cancel(), parallel=3, capacity=8 * MiB)
     dice = random.Random(1)
-    try:
+    with contextlib.closing(cache):
         assert use(cache, 0, size) == source.content
         for _ in range(300):
             offset = dice.randrange(size)
             length = dice.choice((1, 512, 64 * KiB, 300 * KiB, 2 * MiB))
             length = min(length, size - offset)
             assert use(cache, offset, length) == source.content[offset : offset + length]
-    finally:
-        cache.close()
 
 
 def test_sequential_reads_fetch_large_pieces_once() -> None:

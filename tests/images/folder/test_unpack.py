@@ -82,8 +82,20 @@ def same_as_gnu_tar(data, volume, tmp_path):
     assert facts(volume)
 
 
+def symlink(name, to):
+    return tar_parts.member(name, type=tarfile.SYMTYPE, linkname=to)
+
+
+def hard_link(name, to):
+    return tar_parts.member(name, type=tarfile.LNKTYPE, linkname=to)
+
+
+def folder(name, **fields):
+    return tar_parts.member(name, type=tarfile.DIRTYPE, **fields)
+
+
 FILE = tar_parts.packed(tar_parts.member("f", b"hello", mode=0o644))[:1024]
-LINK = tar_parts.member("h", type=tarfile.LNKTYPE, linkname="f")[0].tobuf(tarfile.GNU_FORMAT)
+LINK = hard_link("h", "f")[0].tobuf(tarfile.GNU_FORMAT)
 LAST = tar_parts.block()
 
 
@@ -107,9 +119,7 @@ def with_kind(kind, size):
         pytest.param(FILE + bytes(512), id="one-zero-block"),
         pytest.param(with_kind(b"D", 5) + b"Yf\0\0\0".ljust(512, b"\0") + FILE + tar_parts.END, id="dumpdir"),
         pytest.param(
-            FILE
-            + tar_parts.packed(tar_parts.member("f", type=tarfile.LNKTYPE, linkname="f"))[:512]
-            + tar_parts.END,
+            FILE + tar_parts.packed(hard_link("f", "f"))[:512] + tar_parts.END,
             id="hard-link-to-itself",
         ),
         pytest.param(
@@ -175,10 +185,10 @@ def test_nothing_is_changed_through_a_link(volume, tmp_path):
     link = tar_parts.member("l", type=tarfile.SYMTYPE, linkname=str(outside / "file"), mode=0o777, mtime=1)
     data = tar_parts.packed(
         link,
-        tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l"),
+        hard_link("h", "l"),
         link,
         tar_parts.member("h", b"new", mode=0o600, mtime=2),
-        tar_parts.member("d", type=tarfile.SYMTYPE, linkname=str(outside)),
+        symlink("d", str(outside)),
         tar_parts.member("e/file", b"new"),
     )
     (volume / "e").symlink_to(outside)
@@ -217,7 +227,7 @@ def test_modes_are_kept_without_special_bits(volume):
         volume,
         tar_parts.packed(
             tar_parts.member("file", b"x", mode=0o6755),
-            tar_parts.member("closed", type=tarfile.DIRTYPE, mode=0o1000),
+            folder("closed", mode=0o1000),
             tar_parts.member("closed/file", b"x", mode=0o400),
         ),
     )
@@ -273,7 +283,7 @@ def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
     except OSError:
         pytest.skip("needs a file system with ACLs")
     names = ("first", "inner/second", "third")
-    directories = [tar_parts.member(name, type=tarfile.DIRTYPE, mode=0o755) for name in entered]
+    directories = [folder(name, mode=0o755) for name in entered]
     first, *later = (tar_parts.member(name, b"x", mode=0o644) for name in names)
     with umask(mask):
         unpack_into(volume, tar_parts.packed(first, *directories, *later))
@@ -285,12 +295,12 @@ def test_later_entry_replaces_earlier_one(volume):
         volume,
         tar_parts.packed(
             tar_parts.member("a", b"first"),
-            tar_parts.member("hard", type=tarfile.LNKTYPE, linkname="a"),
+            hard_link("hard", "a"),
             tar_parts.member("a", b"second"),
-            tar_parts.member("link", type=tarfile.SYMTYPE, linkname="hard"),
+            symlink("link", "hard"),
             tar_parts.member("link", b"third"),
-            tar_parts.member("d", type=tarfile.DIRTYPE),
-            tar_parts.member("d", type=tarfile.DIRTYPE),
+            folder("d"),
+            folder("d"),
         ),
     )
     assert [(volume / name).read_bytes() for name in ("a", "hard", "link")] == [b"second", b"first", b"third"]
@@ -309,36 +319,18 @@ def test_hostile_archive_writes_nothing_outside(disks, volume, name):
 @pytest.mark.parametrize(
     "members",
     [
-        [tar_parts.member("l", type=tarfile.SYMTYPE, linkname="."), tar_parts.member("l/file", b"x")],
-        [
-            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="."),
-            tar_parts.member("l", type=tarfile.DIRTYPE),
-        ],
+        [symlink("l", "."), tar_parts.member("l/file", b"x")],
+        [symlink("l", "."), folder("l")],
         [tar_parts.member("f", b"x"), tar_parts.member("f/file", b"x")],
-        [tar_parts.member("f", b"x"), tar_parts.member("f", type=tarfile.DIRTYPE)],
-        [tar_parts.member("h", type=tarfile.LNKTYPE, linkname="missing")],
-        [tar_parts.member("h", type=tarfile.LNKTYPE, linkname="h")],
-        [
-            tar_parts.member("d", type=tarfile.DIRTYPE),
-            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="d"),
-        ],
-        [tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/"), tar_parts.member("l/tmp/file", b"x")],
-        [
-            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/"),
-            tar_parts.member("l", type=tarfile.DIRTYPE, mode=0o700),
-        ],
-        [
-            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="/etc"),
-            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l/hostname"),
-        ],
-        [
-            tar_parts.member("l", type=tarfile.SYMTYPE, linkname=".."),
-            tar_parts.member("l/l", type=tarfile.SYMTYPE, linkname="x"),
-        ],
-        [
-            tar_parts.member("l", type=tarfile.SYMTYPE, linkname="d"),
-            tar_parts.member("h", type=tarfile.LNKTYPE, linkname="l/x"),
-        ],
+        [tar_parts.member("f", b"x"), folder("f")],
+        [hard_link("h", "missing")],
+        [hard_link("h", "h")],
+        [folder("d"), hard_link("h", "d")],
+        [symlink("l", "/"), tar_parts.member("l/tmp/file", b"x")],
+        [symlink("l", "/"), folder("l", mode=0o700)],
+        [symlink("l", "/etc"), hard_link("h", "l/hostname")],
+        [symlink("l", ".."), symlink("l/l", "x")],
+        [symlink("l", "d"), hard_link("h", "l/x")],
     ],
 )
 def test_path_through_link_is_refused(volume, members):
@@ -348,9 +340,7 @@ def test_path_through_link_is_refused(volume, members):
 
 def test_file_does_not_replace_a_directory(volume):
     with pytest.raises(errors.TargetError, match="d: unpack: file exists"):
-        unpack_into(
-            volume, tar_parts.packed(tar_parts.member("d", type=tarfile.DIRTYPE), tar_parts.member("d", b"x"))
-        )
+        unpack_into(volume, tar_parts.packed(folder("d"), tar_parts.member("d", b"x")))
 
 
 def test_full_file_system_is_reported(tmp_path):
@@ -446,9 +436,9 @@ def test_unprivileged_user_can_unpack():
     """An ordinary user unpacks an archive of root; the owners in it are ignored."""
     processes.need_root()
     data = tar_parts.packed(
-        tar_parts.member("d", type=tarfile.DIRTYPE, mode=0o500, uid=0),
+        folder("d", mode=0o500, uid=0),
         tar_parts.member("d/file", b"x", uid=0, mode=0o4400),
-        tar_parts.member("d/link", type=tarfile.SYMTYPE, linkname="file"),
+        symlink("d/link", "file"),
     )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         os.chown(directory, 65534, 65534)
@@ -537,8 +527,9 @@ def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
     assert (tmp_path / "outside/file").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", [".cdi-worker-unpacking/file", "disk.img.lock"])
-@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize(
+    ("name", "replace"), [(".cdi-worker-unpacking/file", True), ("disk.img.lock", False)]
+)
 def test_names_of_our_own_files_are_refused(volume, name, replace):
     """They would take the place of the staging folder and of the lock, and be removed at the end."""
     with staged(volume, replace=replace) as work:

@@ -103,7 +103,7 @@ def test_record_stays_until_the_disk_is_complete(block: Path, monkeypatch: pytes
     assert [head for head in heads if not head.startswith(oracle.RECORD)] == [new[:MiB]]
 
 
-@pytest.mark.parametrize("at_first", [True, False])
+@pytest.mark.parametrize(("block", "at_first"), [(512, True), (4096, False)], indirect=["block"])
 def test_abandoned_target_does_not_read_the_source_again(block: Path, at_first: bool) -> None:
     """It may be closed or cancelled by then, and the target must be closed all the same."""
     reads: list[int] = []
@@ -140,8 +140,9 @@ def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
     assert block.read_bytes() == (b"x" * 1000).ljust(MiB, b"\0") + devices.DIRT * 31 * MiB
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("size", [512, 3 * 512, MiB + 512, 3 * MiB + 5 * 512])
+@pytest.mark.parametrize(
+    ("size", "direct"), [(512, False), (3 * 512, True), (MiB + 512, False), (3 * MiB + 5 * 512, True)]
+)
 def test_device_of_any_size_is_written_to_the_last_sector(tmp_path: Path, size: int, direct: bool) -> None:
     content = os.urandom(size)
     with devices.loop(tmp_path, size) as device:
@@ -168,6 +169,7 @@ def test_stream_of_unknown_size_ends_with_the_device(tmp_path: Path) -> None:
         oracle.unusable(device)
 
 
+@pytest.mark.parametrize("block", [512], indirect=True)
 def test_too_small_device_is_refused(block: Path) -> None:
     with pytest.raises(errors.TooLarge, match="larger than the reported available storage 33554432"):
         targets.open(block, 32 * MiB + 1)
@@ -220,8 +222,10 @@ def sync_by_another_process(path: Path) -> None:
         os.fsync(other.fileno())
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("when", ["before", "between", "at commit"])
+@pytest.mark.parametrize(
+    ("when", "direct"),
+    [("before", False), ("before", True), ("between", False), ("at commit", False), ("at commit", True)],
+)
 def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None:
     with devices.failing(tmp_path, 16 * MiB) as device:
         with pytest.raises(errors.TargetError, match="input/output error"):
@@ -231,12 +235,14 @@ def test_lost_write_is_an_error(tmp_path: Path, when: str, direct: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("unreadable", "expected"),
+    ("block", "unreadable", "expected"),
     [
-        (range(1), [(0, 4096), (4096, 0)]),
-        (range(1, 2), [(0, 0)]),
-        (range(256), [(page * 4096, 4096) for page in range(256)]),
+        (512, range(1), [(0, 4096), (4096, 0)]),
+        (4096, range(1), [(0, 4096), (4096, 0)]),
+        (512, range(1, 2), [(0, 0)]),
+        (4096, range(256), [(page * 4096, 4096) for page in range(256)]),
     ],
+    indirect=["block"],
 )
 def test_old_disk_that_cannot_be_read_is_disabled_first(
     block: Path, monkeypatch: pytest.MonkeyPatch, unreadable: range, expected: list[tuple[int, int]]
@@ -273,6 +279,7 @@ def test_old_disk_that_cannot_be_read_is_disabled_first(
     assert before == ["sync", *(step for each in writes for step in (each, "sync"))]
 
 
+@pytest.mark.parametrize("block", [512], indirect=True)
 def test_head_that_another_run_has_overwritten_is_not_reported_as_written(
     block: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +318,7 @@ def test_failure_is_remembered(tmp_path: Path) -> None:
         oracle.unusable(device.path)
 
 
+@pytest.mark.parametrize("block", [512], indirect=True)
 def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
     """Otherwise a journal would claim a range that is not zeroed after a kill."""
     started, go = threading.Event(), threading.Event()
@@ -336,6 +344,7 @@ def test_flush_waits_for_zeroing_in_another_thread(block: Path) -> None:
         zeroing_thread.join()
 
 
+@pytest.mark.parametrize("block", [512], indirect=True)
 def test_refresh_is_not_lost_to_a_thread_of_its_own(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread makes the first change, while another looks whether others have written."""
     begun = threading.Event()
@@ -383,8 +392,7 @@ def write_and_commit(disk: targets.Target, content: bytes) -> None:
     disk.commit()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("sector", [512, 4096])
+@pytest.mark.parametrize(("sector", "seed"), [(512, 0), (512, 1), (4096, 2), (4096, 3)])
 def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, seed: int) -> None:
     """Data and holes of any length, out of order: their ends share sectors and pages of the cache."""
     dice = random.Random(seed)
@@ -418,7 +426,9 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
         oracle.same(device, tmp_path / "expected", beyond=devices.DIRT)
 
 
-@pytest.mark.parametrize("size", [MiB + 100, MiB + 511, 2 * MiB + 1])
+@pytest.mark.parametrize(
+    ("block", "size"), [(512, MiB + 100), (4096, MiB + 511), (512, 2 * MiB + 1)], indirect=["block"]
+)
 def test_rest_of_the_last_sector_is_zeroed(block: Path, size: int) -> None:
     with targets.open(block, None) as disk:
         disk.write(0, memoryview(b"a" * size))

@@ -11,7 +11,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images import kernel, targets
 from cdi_worker.images.engine import cancelling
-from tests.support import devices, oracle, processes, repository, worker
+from tests.support import devices, oracle, pairs, processes, repository, worker
 
 MiB = 1 << 20
 
@@ -57,12 +57,11 @@ def test_mode_is_the_one_given_or_that_of_the_umask(
     assert stat.S_IMODE(path.stat().st_mode) == expected
 
 
-@pytest.mark.parametrize(("grown", "expected"), [(0, MiB), (MiB // 2, MiB), (3 * MiB, 3 * MiB)])
-@pytest.mark.parametrize("preallocate", [False, True])
-@pytest.mark.parametrize("known", [False, True])
-def test_file_is_grown_and_never_shrunk(
-    tmp_path: Path, grown: int, expected: int, preallocate: bool, known: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("grown", "preallocate", "known"), pairs.covering([0, MiB // 2, 3 * MiB], [False, True], [False, True])
+)
+def test_file_is_grown_and_never_shrunk(tmp_path: Path, grown: int, preallocate: bool, known: bool) -> None:
+    expected = max(grown, MiB)
     path = tmp_path / "disk.img"
     with targets.open(path, MiB if known else None, targets.TargetOptions(preallocate=preallocate)) as disk:
         disk.write(0, memoryview(b"x" * MiB))
@@ -72,8 +71,7 @@ def test_file_is_grown_and_never_shrunk(
     assert path.stat().st_blocks * 512 >= (expected if preallocate else MiB)
 
 
-@pytest.mark.parametrize("kind", ["ext3", "ramfs"])
-@pytest.mark.parametrize("size", [2 * MiB, None])
+@pytest.mark.parametrize(("kind", "size"), [("ext3", 2 * MiB), ("ext3", None), ("ramfs", 2 * MiB)])
 def test_preallocation_works_without_fallocate(tmp_path: Path, kind: str, size: int | None) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
@@ -131,8 +129,7 @@ def overfill(path: Path, direct: bool) -> None:
         disk.commit()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+@pytest.mark.parametrize(("kind", "direct"), [("ext4", False), ("ext4", True), ("tmpfs", False)])
 def test_full_file_system_is_an_error(tmp_path: Path, kind: str, direct: bool) -> None:
     with devices.filesystem(kind, tmp_path) as point:
         path = point / "disk.img"
@@ -220,8 +217,7 @@ def offload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("refuse", ["", "0", "1"])
-@pytest.mark.parametrize("preallocate", [True, False])
+@pytest.mark.parametrize(("preallocate", "refuse"), [(True, ""), (True, "0"), (True, "1"), (False, "")])
 def test_preallocated_file_is_zeroed_by_its_device_before_data_is_written(
     tmp_path: Path, offload: Path, preallocate: bool, refuse: str
 ) -> None:

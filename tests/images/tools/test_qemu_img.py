@@ -61,18 +61,7 @@ def test_format_is_never_probed(disks: disks_module.Disks, tmp_path: Path) -> No
         to_raw(qemu_img.local(image, "vhd"), tmp_path / "result")
 
 
-SPECIAL_NAMES = [
-    "a,b",
-    "json:{}",
-    "nbd:unix:x",
-    "file:name",
-    'quo"te\\',
-    "new\nline",
-    "%41 &",
-    "ümläut",
-    "-p",
-    "a=b,driver=raw",
-]
+SPECIAL_NAMES = ["json:{}", "nbd:unix:x", "file:name", "-p", 'a=b,driver=raw\n"\\ %41 & ümläut']
 
 
 @pytest.mark.parametrize("name", SPECIAL_NAMES)

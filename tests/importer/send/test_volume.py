@@ -191,7 +191,7 @@ def test_empty_device_is_cloned_within_seconds(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:
     """CPU seconds of both ends: wall-clock time depends on the machine's other load."""
-    size = 32 << 30
+    size = 8 << 30
     backing = [tmp_path / "source", tmp_path / "target"]
     for path in backing:
         with path.open("wb") as stream:
@@ -203,7 +203,7 @@ def test_empty_device_is_cloned_within_seconds(
     ):
         started = time.process_time()
         clones.run(clones.environment(server, "block", source))
-        assert time.process_time() - started < 10
+        assert time.process_time() - started < 4
         assert server.result().message == DONE
     assert all(path.stat().st_blocks * 512 < 2 * MIB for path in backing)
 
