@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 
 from cdi_worker.importer.commands import group
-from tests.support import devices, limits, misbehave, oracle, repository, servers, tls, worker
+from tests.support import devices, limits, misbehave, oracle, pairs, repository, servers, tls, worker
 from tests.support import disks as disks_module
 
 MiB = 1 << 20
 REQUEST, SOURCE, SCRATCH, TOO_LARGE = 2, 3, 7, 8
-MALFORMED = ("http://[::1", "nbd://[::1", "nbd+unix://[", "kubevirt://[", "docker://[", "s3://[", "gs://[")
 
 
 def run_json(*arguments: str | Path, status: int = 0, **env: str) -> dict[str, Any]:
     """Run a command and return the JSON object that it prints in one line."""
-    done = worker.run(*arguments, "--json", env=env)
+    done = worker.call(*arguments, "--json", env=env)
     assert done.status == status, done.errors
     (line,) = done.output.splitlines()
     return dict(json.loads(line))
@@ -56,7 +55,7 @@ def test_version_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/disk?a=b&X-Amz-Signature={}", "http://u:{}@[::1]:1/?{}"])
 def test_traceback_shows_no_secret_of_a_url(tmp_path: Path, url: str) -> None:
-    done = worker.run("--verbosity=5", "import", url.format("hunter2", "x=hunter2"), tmp_path / "disk.img")
+    done = worker.call("--verbosity=5", "import", url.format("hunter2", "x=hunter2"), tmp_path / "disk.img")
     assert done.status == SOURCE
     assert "urllib3.exceptions.MaxRetryError" in done.errors
     assert "hunter2" not in done.errors
@@ -85,7 +84,7 @@ def test_import_prints_json(
 
 def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tmp_path: Path) -> None:
     url = web.url(disks.wrapped("raw", "xz"))
-    done = worker.run("import", url, tmp_path)
+    done = worker.call("import", url, tmp_path)
     assert done.status == 0
     oracle.same(tmp_path / "disk.img", disks.raw())
     rows = dict(line.strip().split("  ", 1) for line in done.output.splitlines())
@@ -101,7 +100,7 @@ def test_import_prints_a_summary(web: servers.Web, disks: disks_module.Disks, tm
 def test_summary_names_what_was_verified(disks: disks_module.Disks, tmp_path: Path) -> None:
     image = disks.image("raw")
     digest = disks_module.digest(image, "sha256")
-    done = worker.run("import", image, tmp_path, "--checksum", f"sha256:{digest}")
+    done = worker.call("import", image, tmp_path, "--checksum", f"sha256:{digest}")
     assert f"verified  sha256:{digest[:12]}… of the file as served\n" in done.output
 
 
@@ -120,7 +119,7 @@ def test_progress_is_printed_as_json_lines(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
     url = server.serve("/disk", misbehave.Page(disks.raw().read_bytes()))
-    done = worker.run("import", url, tmp_path, "--json", "--progress=json")
+    done = worker.call("import", url, tmp_path, "--json", "--progress=json")
     assert done.status == 0
     lines = [json.loads(line) for line in done.errors.splitlines()]
     assert [line["phase"] for line in lines if line["phase"] == "done"] == ["done"]
@@ -128,7 +127,7 @@ def test_progress_is_printed_as_json_lines(
     percents = [line["percent"] for line in lines]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
-    assert worker.run("import", url, tmp_path, "--force", "--progress=none").errors == ""
+    assert worker.call("import", url, tmp_path, "--force", "--progress=none").errors == ""
 
 
 def test_dry_run_changes_nothing(
@@ -162,14 +161,14 @@ def test_secrets_are_read_from_files_and_environment(disks: disks_module.Disks, 
         for trust in (f"--ca-file={authority.certificate}", f"--ca-dir={tmp_path / 'ca'}", "--insecure"):
             for secret, env in (((f"--password-file={tmp_path / 'password'}",), {}), ((), ENVIRONMENT)):
                 arguments = (url, tmp_path, "--force", "--user=me", trust, *headers, *secret)
-                done = worker.run("import", *arguments, env=env)
+                done = worker.call("import", *arguments, env=env)
                 assert done.status == 0, done.errors
                 assert "hush" not in done.errors + done.output
                 assert "s3cret" not in done.errors + done.output
         assert all(
             (lines.headers["x-one"], lines.headers["x-two"]) == ("hush", "2") for lines in server.requests
         )
-        assert worker.run("import", url, tmp_path, "--force").status == SOURCE
+        assert worker.call("import", url, tmp_path, "--force").status == SOURCE
 
 
 ENVIRONMENT = {"IMPORTER_SECRET_KEY": "s3cret"}
@@ -185,7 +184,7 @@ def test_inspect_names_the_size_of_a_sector(disks: disks_module.Disks, tmp_path:
     subprocess.run(["/sbin/sfdisk", "-q", image], input=b"label: gpt\n,,L\n", check=True)
     for path in (image, disks.image("vhdx")):
         assert run_json("inspect", path)["sectorSize"] == 512
-        assert "sector size  512 bytes" in worker.run("inspect", path).output
+        assert "sector size  512 bytes" in worker.call("inspect", path).output
     assert run_json("inspect", disks.raw())["sectorSize"] is None
 
 
@@ -200,7 +199,7 @@ def test_inspect_reports_format_and_sizes(web: servers.Web, disks: disks_module.
     assert size * 1.06 <= result["volumeSize"] < size * 1.06 + 3 * MiB
     assert (result["overhead"], result["ranges"], result["scratch"]) == (0.06, True, False)
     assert result["identity"]
-    done = worker.run("inspect", web.url(image))
+    done = worker.call("inspect", web.url(image))
     assert f"{size} bytes" in done.output
     assert f"route  {result['route']}: " in done.output
 
@@ -212,7 +211,7 @@ def test_details_are_words(server: misbehave.Server, disks: disks_module.Disks) 
     line = f"{hashlib.sha256(data).hexdigest()}  disk.raw\n"
     sums = server.serve("/SHA256SUMS", misbehave.Page(line.encode()))
     assert run_json("inspect", url, "--checksum-file", sums)["checksumFile"] == sums
-    assert f" checksum file  {sums}\n" in worker.run("inspect", url, "--checksum-file", sums).output
+    assert f" checksum file  {sums}\n" in worker.call("inspect", url, "--checksum-file", sums).output
 
 
 @pytest.mark.parametrize("compression", ["xz", "zst"])
@@ -225,15 +224,15 @@ def test_inspect_shows_the_size_that_a_compression_states(
     assert (result["virtualSize"], result["statedSize"]) == (None, size)
     assert size * 1.06 <= result["volumeSize"] < size * 1.06 + 3 * MiB
     target = tmp_path / "disk.img"
-    assert f", as {compression} states" in worker.run("inspect", url).output
-    refused = worker.run("import", "--dry-run", "--size", f"{size // 2}", url, target)
+    assert f", as {compression} states" in worker.call("inspect", url).output
+    refused = worker.call("import", "--dry-run", "--size", f"{size // 2}", url, target)
     assert (refused.status, "8388608 bytes" in refused.output) == (8, True)
 
 
 def test_inspect_refuses_a_web_page(server: misbehave.Server) -> None:
     url = server.serve("/page", misbehave.Page(b"<!DOCTYPE html><html>Sign in</html>"))
     assert "HTML" in run_json("inspect", url, status=4)["obstacle"]
-    assert worker.run("inspect", server.url("/missing")).status == SOURCE
+    assert worker.call("inspect", server.url("/missing")).status == SOURCE
 
 
 def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
@@ -245,9 +244,9 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
     assert (tmp_path / "full.img").stat().st_blocks * 512 >= 3 * MiB
     run_json("blank", device, "4Mi", "--preallocate")
     assert device.read_bytes() == bytes(4 * MiB) + devices.DIRT * 12 * MiB
-    done = worker.run("blank", device, "17Mi")
+    done = worker.call("blank", device, "17Mi")
     assert (done.status, "name a larger target" in done.error_message) == (TOO_LARGE, True)
-    done = worker.run("blank", tmp_path / "none.img", "4Ei")
+    done = worker.call("blank", tmp_path / "none.img", "4Ei")
     assert (done.status, (tmp_path / "none.img").exists()) == (TOO_LARGE, False)
 
 
@@ -255,69 +254,46 @@ def test_blank_creates_a_disk(tmp_path: Path, device: Path) -> None:
 
 
 def test_missing_command_prints_help() -> None:
-    done = worker.run()
+    done = worker.call()
     assert (done.status, done.output.startswith("Usage: cdi-worker ")) == (REQUEST, True)
     assert len(done.output.splitlines()) <= 20
-    assert (worker.run("--help").status, worker.run("import", "-h").status) == (0, 0)
+    assert (worker.call("--help").status, worker.call("import", "-h").status) == (0, 0)
 
 
 def test_help_of_a_kind_of_source() -> None:
     for command in (("import", "--help", "s3"), ("help", "import", "s3"), ("import", "-h", "s3")):
-        text = worker.run(*command).output
+        text = worker.call(*command).output
         assert "--endpoint-url" in text
         assert "--bitmap" not in text
-    text = worker.run("import", "--help").output
+    text = worker.call("import", "--help").output
     assert "  nbd " in text
     assert "--bitmap" not in text
-    assert "--data-dir" in worker.run("help", "pod").output
-    assert worker.run("help").output == worker.run("--help").output
-    assert worker.run("version").output == worker.run("--version").output
+    assert "--data-dir" in worker.call("help", "pod").output
+    assert worker.call("help").output == worker.call("--help").output
+    assert worker.call("version").output == worker.call("--version").output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("help", "import", "ndb"), "no help on 'ndb'; did you mean 'nbd'?"),
-        (("help", "blank", "s3"), "no help on 's3'; it has no kinds of source"),
-        (("help", "imprt"), "No such command 'imprt'; did you mean 'import'?"),
-    ],
-)
-def test_help_on_nothing_is_refused(arguments: tuple[str, ...], message: str) -> None:
-    done = worker.run(*arguments)
-    assert done.status == REQUEST
-    assert message in done.errors
-
-
-@pytest.mark.parametrize("target", ["s3://bucket/disk.img", "NBD://host/disk", "nbds+unix:///?socket=a"])
-def test_address_that_is_not_a_target_is_refused(tmp_path: Path, target: str) -> None:
+def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(bytes(4096))
-    done = worker.run("import", tmp_path / "image", target)
-    assert (done.status, "is not a target; name a file" in done.errors) == (2, True), done.errors
-
-
-@pytest.mark.parametrize(
-    "name", ["x.vmdk", "x.VDI", "x.vhd", "x.vhdx", "x.ova", "x.gz", "x.xz", "x.zst", "x.bz2"]
-)
-def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "image").write_bytes(bytes(4096))
-    done = worker.run("import", tmp_path / "image", tmp_path / name)
-    reason = "a raw disk would get this name; name it disk.img, or keep it with --format raw"
-    assert (done.status, done.error_message) == (2, f"{tmp_path}/{name}: {reason}")
-    assert worker.run("import", tmp_path / "image", tmp_path / name, "--format", "raw").status == 0
-    assert worker.run("verify", tmp_path / "image", tmp_path / name).status == 0
+    for name in ("x.vmdk", "x.VDI", "x.vhd", "x.vhdx", "x.ova", "x.gz", "x.xz", "x.zst", "x.bz2"):
+        done = worker.call("import", tmp_path / "image", tmp_path / name)
+        reason = "a raw disk would get this name; name it disk.img, or keep it with --format raw"
+        assert (done.status, done.error_message) == (REQUEST, f"{tmp_path}/{name}: {reason}")
+    assert worker.call("import", tmp_path / "image", tmp_path / name, "--format", "raw").status == 0
+    assert worker.call("verify", tmp_path / "image", tmp_path / name).status == 0
 
 
 ORDER = "SOURCE comes first, then TARGET"
 
 
-@pytest.mark.parametrize("name", ["disk.img", "old.qcow2", "old.vmdk"])
+@pytest.mark.parametrize("name", ["disk.img", "old.qcow2"])
 def test_swapped_source_and_target_are_named(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / name, tmp_path / "new.img"
     old.write_bytes(bytes(4096))
-    done = worker.run("import", new, old)
+    done = worker.call("import", new, old)
     assert done.error_message.startswith(f"{new}: no such file or directory; check the path; a URL begins ")
     assert (done.status, done.error_message.endswith(f"; {ORDER}")) == (2, True), done.errors
-    done = worker.run("import", new, "https://h/disk.qcow2")
+    done = worker.call("import", new, "https://h/disk.qcow2")
     assert (done.status, done.error_message.endswith(f"; {ORDER}")) == (2, True), done.errors
     assert old.read_bytes() == bytes(4096)
 
@@ -328,106 +304,122 @@ def test_device_in_place_of_the_source_is_named(tmp_path: Path, name: str) -> No
     old = tmp_path / name
     old.write_bytes(bytes(4096))
     with devices.loop(tmp_path, MiB) as device:
-        done = worker.run("import", device, old)
+        done = worker.call("import", device, old)
         reason = f"{old}: exists, and {device} is a device; to replace it, use --force; {ORDER}"
         assert (done.status, done.error_message) == (2, reason)
-        done = worker.run("import", tmp_path / "new.img", device)
+        done = worker.call("import", tmp_path / "new.img", device)
         assert done.error_message.startswith(f"{tmp_path}/new.img: no such file or directory"), done.errors
 
 
 def test_help_of_every_command_is_for_people() -> None:
-    for command in group.COMMANDS:
-        done = worker.run(command, "--help")
+    """No line is too long, and each option has one default: in a pod it may have another one."""
+    for command in ((), *((name,) for name in group.COMMANDS)):
+        done = worker.call(*command, "--help")
         assert (done.status, "\\b" in done.output) == (0, False), done.output
         assert not [line for line in done.output.splitlines() if len(line) > 80]
+        text = " ".join(done.output.split())
+        assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), command
 
 
 def test_help_is_in_words_and_keeps_paths_whole() -> None:
     """No ``x>=1``, no path that is broken at its hyphen, and the examples are those of the command."""
-    pod = worker.run("help", "pod").output
+    pod = worker.call("help", "pod").output
     assert "/dev/cdi-block-volume" in pod
     assert "180; 1 or more]" in " ".join(pod.split())
     for command in ("verify", "inspect"):
-        text = " ".join(worker.run(command, "--help").output.split())
+        text = " ".join(worker.call(command, "--help").output.split())
         assert f"cdi-worker {command} --region eu-west-1 s3://bucket/disk.qcow2" in text
         assert "cdi-worker import" not in text
 
 
-def test_help_has_one_default_for_each_option() -> None:
-    """The options of sources have a default in a pod, and may have another one on the command line."""
-    for command in ((), *((name,) for name in group.COMMANDS)):
-        text = " ".join(worker.run(*command, "--help").output.split())
-        assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), command
-
-
 def test_help_lists_only_options_as_options() -> None:
-    lines = worker.run("import", "--help").output.splitlines()
+    lines = worker.call("import", "--help").output.splitlines()
     first = lines[lines.index("Source:") + 1]
     assert first.startswith("  --source ")
 
 
+MALFORMED = ("http://[::1", "nbd://[::1", "nbd+unix://[", "kubevirt://[", "docker://[", "s3://[", "gs://[")
+#: Where an address may be: the addresses are dealt to them.
+PLACES = (("digest", "{}"), ("import", "{}", "T"), ("import", "--layer", "{}", "http://h/x", "T"))
+
+#: Arguments, and the message of their refusal. ``T``: a target in an empty folder.
+REFUSED = [
+    (("destroy", "x"), "No such command 'destroy'"),
+    (("imprt", "http://h/x"), "No such command 'imprt'; did you mean 'import'?"),
+    (("help", "imprt"), "No such command 'imprt'; did you mean 'import'?"),
+    (("help", "import", "ndb"), "no help on 'ndb'; did you mean 'nbd'?"),
+    (("help", "blank", "s3"), "no help on 's3'; it has no kinds of source"),
+    (("import",), "Usage: cdi-worker import [OPTIONS] SOURCE TARGET Try"),
+    (("import", "http://h/x"), "Missing argument 'TARGET'"),
+    (("import", "http://h/x", "T", "--nonsense"), "No such option '--nonsense'"),
+    (("import", "http://h/x", "T", "--connections=0"), "'--connections': 0 is not in the range 1 to 64"),
+    (("import", "http://h/x", "T", "--content-type=floppy"), "'--content-type': 'floppy' is not one of"),
+    (("import", "http://h/x", "T", "--content-type=kubvirt"), "did you mean 'kubevirt'?"),
+    (("import", "http://h/x", "T", "--progress=jsno"), "did you mean 'json'?"),
+    (("import", "http://h/x", "T", "--password-file=/missing"), "File '/missing' does not exist"),
+    (
+        ("import", "http://h/x", "T", "--user=me"),
+        "--user without a password; give it with --password-file",
+    ),
+    (("blank", "T", "-1"), "No such option '-1'"),
+    (("digest", "--source=registry", "http://h/x"), "expected docker://host/repository"),
+    *(
+        (tuple(word.format(url) for word in place), "malformed URL")
+        for url, place in pairs.dealt(MALFORMED, PLACES)
+    ),
+    (("import", "http://[::1", "T"), "cdi-worker: http://[::1: malformed URL; expected scheme://host/path"),
+    (("import", "http://a:b/c@h/x", "T"), "cdi-worker: malformed URL; expected http(s)://host[:port]/path"),
+    (("import", "http://a:b/c@h/x", "T"), "; write %2F for a slash"),
+    (("import", "http://h:99999/x", "T"), "h:99999/x: malformed URL; expected http(s)://host[:port]/path"),
+    (("import", "http:/h/x", "T"), "cdi-worker: http:/h/x: malformed URL"),
+    (("import", "s3://", "T"), "cdi-worker: s3://: expected s3://bucket/key"),
+    (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
+    (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
+    (("import", "htps://h/x", "T"), "did you mean 'https'?"),
+    (("inspect", "HTPP://h/x"), "did you mean 'http'?"),
+    (("inspect", "--source", "Vddk", "h"), "did you mean 'vddk'?"),
+    (("inspect", "gopher://h/x"), "unsupported URL scheme 'gopher'; supported: "),
+    (("import", __file__, "s3://bucket/disk.img"), "is not a target; name a file"),
+    (("import", __file__, "NBD://host/disk"), "is not a target; name a file"),
+    (("import", __file__, "nbds+unix:///?socket=a"), "is not a target; name a file"),
+    (("blank", "T", "0"), "a disk of 0 bytes; give a size such as 10Gi"),
+    (
+        ("import", "--source=imageio", "--disk-id=1", "--previous-checkpoint=1", "https://127.0.0.1:1/", "T"),
+        "a previous checkpoint without a current one; use --current-checkpoint",
+    ),
+]
+#: Sources that cannot be read, and what to do.
+UNREADABLE = [
+    (("http://127.0.0.1:1/x",), "connection refused; check host and port, and that the server runs"),
+    (("http://127.0.0.1:1/IMPORTER_DISK_ID",), "http://127.0.0.1:1/IMPORTER_DISK_ID: "),
+    (("http://nowhere.invalid/x",), "unknown host; check the name of the host"),
+    (("example.org/disk.raw",), "no such file or directory; check the path; a URL begins with https://"),
+    (("quay.io/containerdisks/fedora:latest",), "https://, an image in a registry with docker://"),
+    (("/proc",), "/proc: is a directory; name the file of the disk"),
+    # RFC 6761: no resolver knows it.
+    (
+        ("s3://bucket/disk", "--region=x.invalid"),
+        (
+            "s3://bucket/disk: unknown host s3.x.invalid.amazonaws.com; "
+            "check the network, or give another server with --endpoint-url"
+        ),
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("destroy", "x"), "No such command 'destroy'"),
-        (("imprt", "http://h/x"), "No such command 'imprt'; did you mean 'import'?"),
-        (("import", "http://h/x"), "Missing argument 'TARGET'"),
-        (("import", "http://h/x", "y", "--nonsense"), "No such option '--nonsense'"),
-        (("import", "http://h/x", "y", "--connections=0"), "'--connections': 0 is not in the range 1 to 64"),
-        (("import", "http://h/x", "y", "--content-type=floppy"), "'--content-type': 'floppy' is not one of"),
-        (("import", "http://h/x", "y", "--password-file=/missing"), "File '/missing' does not exist"),
-        (("inspect", "gopher://h/x"), "unsupported URL scheme 'gopher'"),
-        (("blank", "y", "-1"), "No such option '-1'"),
-        (("digest", "--source=registry", "http://h/x"), "expected docker://host/repository"),
-        *(
-            ((*command, url, *rest), "malformed URL")
-            for url in MALFORMED
-            for command, rest in (
-                (("digest",), ()),
-                (("import",), ("y",)),
-                (("import", "--layer"), ("http://h/x", "y")),
-            )
-        ),
-        (
-            ("import", "http://[::1", "y"),
-            "cdi-worker: http://[::1: malformed URL; expected scheme://host/path",
-        ),
-        (
-            ("import", "http://a:b/c@h/x", "y"),
-            "cdi-worker: malformed URL; expected http(s)://host[:port]/path",
-        ),
-        (("import", "http://a:b/c@h/x", "y"), "; write %2F for a slash"),
-        (
-            ("import", "http://h:99999/x", "y"),
-            "h:99999/x: malformed URL; expected http(s)://host[:port]/path",
-        ),
-        (("import", "http:/h/x", "y"), "cdi-worker: http:/h/x: malformed URL"),
-        (("import", "s3://", "y"), "cdi-worker: s3://: expected s3://bucket/key"),
-        (("upload", __file__, "https://h:port/"), "malformed upload URL; expected http(s)://host"),
-        (("upload", __file__, "ftp://h/"), "malformed upload URL; expected http(s)://host"),
-    ],
+    ("arguments", "status", "message"),
+    [(arguments, REQUEST, message) for arguments, message in REFUSED]
+    + [(("import", *source, "T"), SOURCE, message) for source, message in UNREADABLE],
 )
-def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    target = str(tmp_path / "y")
-    done = worker.run(*(target if argument == "y" else argument for argument in arguments))
-    assert (done.status, done.output) == (REQUEST, "")
+def test_message_says_what_is_wrong_and_what_to_do(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    done = worker.call(*(tmp_path / "y" if argument == "T" else argument for argument in arguments))
+    assert (done.status, done.output) == (status, "")
     assert message in " ".join(done.errors.split())
     assert "Traceback" not in done.errors
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("http://127.0.0.1:1/x", "connection refused; check host and port, and that the server runs"),
-        ("http://nowhere.invalid/x", "unknown host; check the name of the host"),
-        ("example.org/disk.raw", "no such file or directory; check the path; a URL begins with https://"),
-        ("/proc", "/proc: is a directory; name the file of the disk"),
-    ],
-)
-def test_message_says_what_to_do(tmp_path: Path, source: str, message: str) -> None:
-    done = worker.run("import", source, tmp_path / "y")
-    assert (done.status, message in done.error_message) == (3, True), done.errors
 
 
 def test_folder_of_headers_that_cannot_be_searched_is_reported() -> None:
@@ -467,13 +459,13 @@ def test_unexpected_error_of_the_system_is_an_internal_error(number: str, kind: 
 
 def test_checksum_mismatch_says_what_to_do(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(1 << 20)))
-    done = worker.run("import", url, tmp_path / "y", f"--checksum=md5:{'0' * 32}")
+    done = worker.call("import", url, tmp_path / "y", f"--checksum=md5:{'0' * 32}")
     assert (done.status, "; check the checksum" in done.error_message) == (5, True), done.errors
 
 
 def test_login_is_asked_for_by_its_options(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
-    done = worker.run("import", url, tmp_path / "y")
+    done = worker.call("import", url, tmp_path / "y")
     cure = "401 Unauthorized; log in (--user and --password-file)"
     assert (done.status, done.error_message.endswith(cure)) == (3, True), done.errors
     pod = worker.Pod(tmp_path)
@@ -483,39 +475,13 @@ def test_login_is_asked_for_by_its_options(server: misbehave.Server, tmp_path: P
 
 def test_login_that_was_given_is_not_asked_for(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(bytes(1 << 20), password="me:secret"))
-    done = worker.run("import", url, tmp_path / "y", "--user=me", env={"IMPORTER_SECRET_KEY": "wrong"})
+    done = worker.call("import", url, tmp_path / "y", "--user=me", env={"IMPORTER_SECRET_KEY": "wrong"})
     assert done.error_message.endswith("401 Unauthorized; check user and password"), done.errors
-
-
-def test_user_without_a_password_is_an_error_at_once(tmp_path: Path) -> None:
-    done = worker.run("import", "http://127.0.0.1:1/", tmp_path / "y", "--user=me")
-    reason = "--user without a password; give it with --password-file, or IMPORTER_SECRET_KEY"
-    assert (done.status, done.error_message) == (2, reason)
-
-
-def test_usage_of_a_command_has_its_arguments_once() -> None:
-    done = worker.run("import")
-    usage = "Usage: cdi-worker import [OPTIONS] SOURCE TARGET"
-    assert (done.status, done.errors.splitlines()[0]) == (2, usage)
-
-
-def test_registry_without_docker_says_so(tmp_path: Path) -> None:
-    done = worker.run("import", "quay.io/containerdisks/fedora:latest", tmp_path / "y")
-    assert done.error_message.endswith("https://, an image in a registry with docker://")
-
-
-def test_offline_s3_names_its_server(tmp_path: Path) -> None:
-    # RFC 6761: no resolver knows it.
-    done = worker.run("import", "s3://bucket/disk", tmp_path / "y", "--region=x.invalid")
-    assert done.error_message == (
-        "s3://bucket/disk: unknown host s3.x.invalid.amazonaws.com; "
-        "check the network, or give another server with --endpoint-url"
-    )
 
 
 def test_character_device_is_not_a_target(tmp_path: Path) -> None:
     (tmp_path / "disk.raw").write_bytes(bytes(512))
-    done = worker.run("import", tmp_path / "disk.raw", "/dev/null")
+    done = worker.call("import", tmp_path / "disk.raw", "/dev/null")
     assert (done.status, "/dev/null: is neither a block device" in done.error_message) == (6, True), (
         done.errors
     )

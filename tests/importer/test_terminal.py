@@ -33,7 +33,6 @@ def folder() -> Iterator[Path]:
     ("arguments", "status", "message"),
     [
         (("import", "image", "closed/inner/disk.img"), TARGET, "closed/inner/disk.img: open: permission"),
-        (("import", "image", "closed"), TARGET, "closed/disk.img: open: permission denied"),
         (("import", "image", "closed/inner", "--content-type=archive"), TARGET, "permission denied"),
         (("import", "closed/inner/image", "open/disk.img"), SOURCE, "closed/inner/image: permission denied"),
         (("import", "image", "open", "--header-dir=closed"), 2, "closed: permission denied"),
@@ -76,13 +75,6 @@ def test_permission_denied_names_user_owner_and_mode(folder: Path, existing: str
     done = worker.run("blank", data / "disk.img", "1Mi", prefix=limits.unprivileged())
     advice = "check the permissions, or name another target"
     assert done.error_message == f"{denied}; {advice}"
-
-
-def test_device_without_permission_has_the_status_of_a_target(folder: Path, device: Path) -> None:
-    device.chmod(0o600)
-    done = worker.run("import", folder / "image", device, prefix=limits.unprivileged())
-    assert done.status == TARGET, done.errors
-    assert done.error_message.startswith(f"{device}: open: permission denied")
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

@@ -12,37 +12,42 @@ from pathlib import Path
 import pytest
 
 from cdi_worker import errors
+from cdi_worker.sources.glance import locations as glance
 from cdi_worker.sources.local import locations as local
 from tests.support import disks as disks_module
 from tests.support import limits, misbehave, servers, terminals, worker
 
 MIB = 1 << 20
-REQUEST, SCRATCH, TOO_LARGE = 2, 7, 8
+REQUEST, TARGET, SCRATCH, TOO_LARGE = 2, 6, 7, 8
+HINT = "did you mean '{}'?"
 
 
 def test_disk_that_is_too_large(
     web: servers.Web, disks: disks_module.Disks, tmp_path: Path, device: Path
 ) -> None:
     (tmp_path / "image").write_bytes(b"x" * (17 * MIB))
-    done = worker.run("import", tmp_path / "image", device)
+    done = worker.call("import", tmp_path / "image", device)
     needs = f"the disk needs {17 * MIB} bytes (17.0 MiB)"
     room = f"the target has room for {16 * MIB} bytes (16.0 MiB)"
     assert done.status == TOO_LARGE
     assert done.error_message == f"{needs}, {room}; free space or name a larger target"
+    done = worker.call("import", tmp_path / "image", tmp_path / "disk.img", "--size", "4Mi")
+    allowed = f"--size allows {4 * MIB} bytes (4.0 MiB); give a larger --size, or leave it out"
+    assert (done.status, done.error_message) == (TOO_LARGE, f"{needs}, {allowed}")
     pod = worker.Pod(tmp_path)
-    pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=web.url(disks.raw()), IMPORTER_IMAGE_SIZE="4Mi")
+    pod.call(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=web.url(disks.raw()), IMPORTER_IMAGE_SIZE="4Mi")
     assert f"virtual image size {8 * MIB} is larger than the reported available storage" in pod.message
     assert pod.message.endswith("A larger PVC is required")
 
 
 def test_scratch(server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path) -> None:
     url = server.serve("/disk", misbehave.Page(disks.image("vhdx-log").read_bytes(), ranges=False))
-    done = worker.run("import", url, tmp_path)
+    done = worker.call("import", url, tmp_path)
     assert done.status == SCRATCH
     assert done.error_message.startswith("scratch space required: ")
     assert done.error_message.endswith("; name a folder with --scratch DIRECTORY")
     pod = worker.Pod(tmp_path)
-    pod.run(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
+    pod.call(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
     assert pod.outcome["scratchSpaceRequired"] is True
 
 
@@ -55,25 +60,46 @@ def test_scratch(server: misbehave.Server, disks: disks_module.Disks, tmp_path: 
     ],
 )
 def test_missing_setting(tmp_path: Path, kind: str, options: tuple[str, ...], variable: str) -> None:
-    done = worker.run("import", "--source", kind, "https://127.0.0.1:1/", tmp_path)
+    done = worker.call("import", "--source", kind, "https://127.0.0.1:1/", tmp_path)
     assert (done.status, "IMPORTER_" in done.errors) == (REQUEST, False)
     assert all(f"({option})" in done.error_message for option in options)
-    answer = worker.run("import", "--source", kind, "https://127.0.0.1:1/", tmp_path, "--json").output
+    answer = worker.call("import", "--source", kind, "https://127.0.0.1:1/", tmp_path, "--json").output
     assert json.loads(answer)["error"]["message"] == done.error_message
     pod = worker.Pod(tmp_path)
-    pod.run(IMPORTER_SOURCE=kind, IMPORTER_ENDPOINT="https://127.0.0.1:1/")
+    pod.call(IMPORTER_SOURCE=kind, IMPORTER_ENDPOINT="https://127.0.0.1:1/")
     assert f"({variable})" in pod.message
 
 
-def test_options_are_named_instead_of_variables(tmp_path: Path) -> None:
-    stage = ("--source=imageio", "--disk-id=1", "--previous-checkpoint=1")
-    done = worker.run("import", *stage, "https://127.0.0.1:1/", tmp_path)
-    assert "a previous checkpoint without a current one; use --current-checkpoint" in done.error_message
+@pytest.mark.parametrize(
+    ("env", "near"),
+    [
+        ({"IMPORTER_SOURCE": "htttp"}, "http"),
+        ({"IMPORTER_SOURCE": "http", "IMPORTER_CONTENTTYPE": "archiv"}, "archive"),
+        ({"IMPORTER_SOURCE": "http", "IMPORTER_PULL_METHOD": "nod"}, "node"),
+    ],
+)
+def test_pod_suggests_the_nearest_value(tmp_path: Path, env: dict[str, str], near: str) -> None:
+    """As the command line does (``test_cli``)."""
+    pod = worker.Pod(tmp_path)
+    assert pod.call(IMPORTER_ENDPOINT="http://127.0.0.1:1/x", **env).status == 1
+    assert HINT.format(near) in pod.message
 
 
-def test_address_with_the_name_of_a_variable_is_kept(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:1/IMPORTER_DISK_ID"
-    assert url in worker.run("import", url, tmp_path / "disk.img").error_message
+def test_location_suggests_the_nearest_value() -> None:
+    found = glance.Glance("http://h", image_id="7", interface="publc", auth_type="passwrd")
+    assert {HINT.format("public"), HINT.format("password")} <= {
+        fault.rpartition("; ")[2] for fault in found.faults()
+    }
+
+
+def test_values_of_any_length_and_kind_are_compared() -> None:
+    assert errors.did_you_mean("", ["http"]) == ""
+    assert errors.did_you_mean("http", []) == ""
+    assert errors.did_you_mean("gopher", ["http", "https"]) == ""
+    assert errors.did_you_mean("x" * 1_000_000, ["http"]) == ""
+    assert errors.did_you_mean("VERSIONTLS1.3", ["VersionTLS12", "VersionTLS13"]) == HINT.format(
+        "VersionTLS13"
+    )
 
 
 def test_fault_survives_a_pickle() -> None:
@@ -89,29 +115,13 @@ def test_pickle_keeps_what_a_retry_and_a_terminal_need() -> None:
     assert pickle.loads(pickle.dumps(limited)).at_terminal() == limited.at_terminal()
 
 
-def test_size_that_is_too_small_is_named(tmp_path: Path) -> None:
-    (tmp_path / "image").write_bytes(b"x" * (17 * MIB))
-    done = worker.run("import", tmp_path / "image", tmp_path / "disk.img", "--size", "4Mi")
-    room = f"{4 * MIB} bytes (4.0 MiB)"
-    assert done.status == TOO_LARGE
-    assert done.error_message.endswith(f", --size allows {room}; give a larger --size, or leave it out")
-
-
-def test_blank_disk_is_created_and_has_a_size(tmp_path: Path) -> None:
-    done = worker.run("blank", tmp_path / "disk.img", "1Mi")
-    assert done.output.split()[:2] == ["created", str(tmp_path / "disk.img")]
-    assert "read" not in done.output
-    done = worker.run("blank", tmp_path / "none.img", "0")
-    assert (done.status, done.error_message) == (REQUEST, "a disk of 0 bytes; give a size such as 10Gi")
-    assert not (tmp_path / "none.img").exists()
-
-
 def test_device_of_another_user_is_a_matter_of_rights(device: Path) -> None:
     device.chmod(0o600)
     done = worker.run("import", __file__, device, prefix=limits.unprivileged())
     who = f"user 107 of group 107 must not write to {device} (owner 0:{device.stat().st_gid}, mode 0600)"
     advice = "run as root, or as a member of its group (sudo)"
-    assert done.error_message == f"{device}: open: permission denied: {who}; {advice}"
+    message = f"{device}: open: permission denied: {who}; {advice}"
+    assert (done.status, done.error_message) == (TARGET, message)
 
 
 def test_refused_upload_says_what_it_needs(tmp_path: Path) -> None:
@@ -138,7 +148,7 @@ def test_refused_upload_says_what_it_needs(tmp_path: Path) -> None:
 
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            done = worker.run("upload", tmp_path / "image", f"http://127.0.0.1:{server.server_port}")
+            done = worker.call("upload", tmp_path / "image", f"http://127.0.0.1:{server.server_port}")
             server.shutdown()
         assert done.error_message.endswith(f"{status} {http.client.responses[status]}{end}"), done.errors
 

@@ -45,7 +45,7 @@ class Workspace:
         """Run ``cdi-worker manifest`` with these documents."""
         path = self.directory / "dv.yaml"
         path.write_text(yaml.safe_dump_all(self.documents))
-        return worker.run("manifest", path, "--image=x", *arguments, env=env)
+        return worker.call("manifest", path, "--image=x", *arguments, env=env)
 
     def gets_scratch(self, *arguments: str | Path, **env: str) -> bool:
         """Return whether the pod gets scratch space after its source was contacted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -9,3 +10,9 @@ ROOT = Path(__file__).parents[2]
 DATAVOLUMES = ROOT / "tests/support/datavolumes"
 #: The manifests generated for the examples, as reviewed.
 GOLDEN = ROOT / "tests/support/golden"
+
+
+def programs() -> list[str]:
+    """Return the programs of docs/reference/library.md; other blocks are indented, parts of a package."""
+    page = (ROOT / "docs" / "reference" / "library.md").read_text()
+    return re.findall(r"^```python\n(.*?)```", page, re.DOTALL | re.MULTILINE)

@@ -96,34 +96,34 @@ def test_file_of_the_first_checkpoint_is_contacted(
     assert {request.path for request in server.requests} == {f"/{names[0]}"}
 
 
-def test_s3_source_is_contacted(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
-    (workspace.directory / "s3").mkdir()
-    with objectservers.seaweed(workspace.directory / "s3") as store:
-        store.put("disk", disks.image("qcow2").read_bytes())
-        workspace.volume({"s3": {"url": store.url("disk"), "secretRef": "keys"}})
-        workspace.secret("keys", accessKeyId=objectservers.READER[0], secretKey=objectservers.READER[1])
-        assert not workspace.gets_scratch()
+def test_s3_source_is_contacted(
+    workspace: manifests.Workspace, seaweed: objectservers.Store, disks: disks_module.Disks
+) -> None:
+    seaweed.put("contacted/disk", disks.image("qcow2").read_bytes())
+    workspace.volume({"s3": {"url": seaweed.url("contacted/disk"), "secretRef": "keys"}})
+    workspace.secret("keys", accessKeyId=objectservers.READER[0], secretKey=objectservers.READER[1])
+    assert not workspace.gets_scratch()
 
 
-def test_gcs_source_is_contacted(workspace: manifests.Workspace, disks: disks_module.Disks) -> None:
-    with objectservers.emulator(workspace.directory) as emulator:
-        emulator.put("disk", disks.image("qcow2").read_bytes())
-        workspace.volume({"gcs": {"url": f"gs://{objectservers.BUCKET}/disk"}})
-        assert not workspace.gets_scratch(STORAGE_EMULATOR_HOST=emulator.host)
+def test_gcs_source_is_contacted(
+    workspace: manifests.Workspace, emulator: objectservers.Emulator, disks: disks_module.Disks
+) -> None:
+    emulator.put("contacted/disk", disks.image("qcow2").read_bytes())
+    workspace.volume({"gcs": {"url": f"gs://{objectservers.BUCKET}/contacted/disk"}})
+    assert not workspace.gets_scratch(STORAGE_EMULATOR_HOST=emulator.host)
 
 
 def test_registry_source_is_contacted(
-    workspace: manifests.Workspace, disks: disks_module.Disks, authority: tls.Authority
+    workspace: manifests.Workspace, guarded: registries.Registry, disks: disks_module.Disks
 ) -> None:
-    with registries.registry(workspace.directory / "r", authority=authority, password=True) as registry:
-        layer = containers.layer(*containers.disk(disks.image("qcow2").read_bytes()))
-        registry.push("images/disk", containers.Image((layer,)))
-        source = {"url": registry.reference("images/disk"), "secretRef": "keys", "certConfigMap": "ca"}
-        workspace.volume({"registry": source})
-        workspace.secret("keys", accessKeyId=registries.USER, secretKey=registries.PASSWORD)
-        workspace.config_map("ca", **{"ca.pem": authority.certificate.read_text()})
-        # Whether the disk needs scratch is known, so no fault means that it was reached.
-        workspace.gets_scratch()
+    guarded.push("contacted/disk", containers.image_of(disks.image("qcow2")))
+    source = {"url": guarded.reference("contacted/disk"), "secretRef": "keys", "certConfigMap": "ca"}
+    workspace.volume({"registry": source})
+    workspace.secret("keys", accessKeyId=registries.USER, secretKey=registries.PASSWORD)
+    assert guarded.authority
+    workspace.config_map("ca", **{"ca.pem": guarded.authority.certificate.read_text()})
+    # Whether the disk needs scratch is known, so no fault means that it was reached.
+    workspace.gets_scratch()
 
 
 def test_unreachable_source_is_reported(workspace: manifests.Workspace, server: misbehave.Server) -> None:

@@ -48,15 +48,58 @@ def job(objects: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_documented_examples_match_golden_files(example: Path) -> None:
+def test_documented_examples_match_golden_files(example: Path, tmp_path: Path) -> None:
     """The output is unchanged and well-formed for Kubernetes. REGOLD=1 rewrites the golden files."""
     printed = text(example)
-    for item in yaml.safe_load_all(printed):
+    objects = list(yaml.safe_load_all(printed))
+    for item in objects:
         assert kubernetes_schemas.faults(item) == []
+    for item in objects:
+        if item["kind"] == "Job":
+            check_restricted(item)
+            check_environment(item, parse(example), tmp_path)
+    for secret in ("YWRtaW4=", "admin", "c2VjcmV0", "6789", "service_account"):
+        assert secret not in printed
     golden = GOLDEN / example.name
     if os.environ.get("REGOLD"):
         golden.write_text(printed)
     assert printed == golden.read_text()
+
+
+def containers(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the containers of a Job."""
+    spec = item["spec"]["template"]["spec"]
+    return [*spec["containers"], *spec.get("initContainers", [])]
+
+
+def check_restricted(item: dict[str, Any]) -> None:
+    """Check that a Job has the Pod Security Standards' restricted profile, and limits, in every container."""
+    context = item["spec"]["template"]["spec"]["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(item):
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert container["resources"]["limits"] == {"cpu": "750m", "memory": "600M"}
+
+
+def check_environment(item: dict[str, Any], volume: datavolume.DataVolume, folder: Path) -> None:
+    """Check that ``contract`` reads the environment as in a pod, with the keys of Secrets as their values."""
+    for container in containers(item):
+        values = {each["name"]: each.get("value", "x") for each in container.get("env", [])}
+        env = {name: value.replace("$$", "$") for name, value in values.items()}
+        if contract.role(env) == "importer":
+            request = importer.read(env, contract.Paths(data=str(folder)))
+            assert request.content_type == volume.content_type
+            assert request.preallocation == volume.preallocation
+            assert request.checksum == (volume.source.value("checksum"))
+            assert (request.room.size or 0) >= (volume.claim.size or 0)
+            shown = volume.source.value("extraHeaders", ())
+            assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
+        elif env:
+            assert contract.role(env) == "uploadserver"
 
 
 @pytest.mark.parametrize(
@@ -96,27 +139,6 @@ def test_overhead_is_added_for_file_system_storage(example: str, size: str) -> N
     assert claim["spec"]["resources"]["requests"]["storage"] == size
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_worker_accepts_the_environment(example: Path, tmp_path: Path) -> None:
-    """``contract`` reads the environment as in a pod; values from Secrets are replaced by their keys."""
-    objects = [item for item in printed_objects(example) if item["kind"] == "Job"]
-    volume = parse(example)
-    for spec in (item["spec"]["template"]["spec"] for item in objects):
-        for container in spec["containers"] + spec.get("initContainers", []):
-            values = {item["name"]: item.get("value", "x") for item in container.get("env", [])}
-            env = {name: value.replace("$$", "$") for name, value in values.items()}
-            if contract.role(env) == "importer":
-                request = importer.read(env, contract.Paths(data=str(tmp_path)))
-                assert request.content_type == volume.content_type
-                assert request.preallocation == volume.preallocation
-                assert request.checksum == (volume.source.value("checksum"))
-                assert (request.room.size or 0) >= (volume.claim.size or 0)
-                shown = volume.source.value("extraHeaders", ())
-                assert [f"{name}: {value}" for name, value in request.location.access.headers] == [*shown]
-            elif env:
-                assert contract.role(env) == "uploadserver"
-
-
 def test_block_volumes_are_devices() -> None:
     main = job(printed_objects("block"))["containers"][0]
     assert main["volumeDevices"] == [{"name": "data", "devicePath": "/dev/cdi-block-volume"}]
@@ -152,24 +174,10 @@ def test_scratch_has_the_size_of_a_volume_for_the_disk(example: str, size: int) 
     assert requests == {"storage": str(size << 20)}
 
 
-def test_scratch_of_killed_pods_is_as_documented(tmp_path: Path) -> None:
-    path = tmp_path / "dv.yaml"
-    example = (repository.DATAVOLUMES / "http.yaml").read_text()
-    path.write_text(example.replace("storage: 64Mi", "storage: 10Gi"))
-    item = printed_objects(path)[1]
-    volume = next(item for item in job([item])["volumes"] if item["name"] == "scratch")
-    claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
-    size = int(claim["resources"]["requests"]["storage"]) / (1 << 30)
-    pods = 1 + item["spec"]["backoffLimit"]
-    page = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
-    assert f"needs {size:.1f} GiB of scratch" in page
-    assert f"at most {pods} | at most {pods * size:.1f} GiB" in page
-
-
 def test_finished_job_is_deleted_on_request() -> None:
     """Its pods, and with them their scratch claims, are deleted with it."""
     assert "ttlSecondsAfterFinished" not in printed_objects("http")[1]["spec"]
-    done = worker.run("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600", "--image=x")
+    done = worker.call("manifest", repository.DATAVOLUMES / "http.yaml", "--ttl=600", "--image=x")
     claim, item = yaml.safe_load_all(done.output)
     assert item["spec"]["ttlSecondsAfterFinished"] == 600
     assert kubernetes_schemas.faults(item) == kubernetes_schemas.faults(claim) == []
@@ -177,17 +185,13 @@ def test_finished_job_is_deleted_on_request() -> None:
 
 @pytest.mark.parametrize("example", ["http", "vddk-stages", "block", "registry-node"])
 def test_disk_of_a_claim_is_verified_by_a_job(example: str) -> None:
-    done = worker.run("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
+    done = worker.call("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
     *_, item = found = list(yaml.safe_load_all(done.output))
     assert "PersistentVolumeClaim" not in [each["kind"] for each in found]
     assert kubernetes_schemas.faults(item) == []
     assert item["metadata"]["name"].startswith("verify-")
-    assert (
-        9
-        in item["spec"].get("podFailurePolicy", {"rules": [{"onExitCodes": {"values": [9]}}]})["rules"][0][
-            "onExitCodes"
-        ]["values"]
-    )
+    for rule in item["spec"].get("podFailurePolicy", {}).get("rules", []):
+        assert errors.Differs.status in rule["onExitCodes"]["values"]
     spec = item["spec"]["template"]["spec"]
     (claim,) = (each["persistentVolumeClaim"] for each in spec["volumes"] if "persistentVolumeClaim" in each)
     assert claim["readOnly"] is True
@@ -196,10 +200,10 @@ def test_disk_of_a_claim_is_verified_by_a_job(example: str) -> None:
     assert not [each for each in spec.get("initContainers", []) if each["name"].startswith("stage")]
 
 
-@pytest.mark.parametrize("example", ["archive", "upload", "pvc", "blank"])
-def test_what_has_no_disk_to_compare_with_is_refused(example: str) -> None:
-    done = worker.run("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
-    assert (done.status, "no disk to compare with" in done.errors) == (2, True)
+def test_what_has_no_disk_to_compare_with_is_refused() -> None:
+    for example in ("archive", "upload", "pvc", "blank"):
+        done = worker.call("manifest", repository.DATAVOLUMES / f"{example}.yaml", "--verify", "--image=x")
+        assert (done.status, "no disk to compare with" in done.errors) == (2, True)
 
 
 def test_failed_import_leaves_one_pod() -> None:
@@ -224,9 +228,9 @@ def test_pod_of_a_job_repeats_an_import(pod: worker.Pod, server: misbehave.Serve
     """A failure that a retry may mend is repeated in the pod; one that none can mend is not."""
     missing = server.serve("/missing", misbehave.Page(b"", status=404))
     env = {**pod.env, "IMPORTER_ENDPOINT": missing}
-    assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 3
+    assert worker.call(*pod.arguments, "--strict-exit-status", env=env).status == 3
     once = len(server.requests)
-    done = worker.run(*pod.arguments, "--strict-exit-status", "--retries=1", env=env)
+    done = worker.call(*pod.arguments, "--strict-exit-status", "--retries=1", env=env)
     assert done.status == 3
     assert len(server.requests) == 3 * once
     assert "failed, retry in 2 s, 1 left: " in done.errors
@@ -237,11 +241,11 @@ def test_disk_that_does_not_fit_is_final(
 ) -> None:
     """It has an exit status of its own, and is not repeated. The message is CDI's."""
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_IMAGE_SIZE": "1Mi"}
-    done = worker.run(*pod.arguments, "--strict-exit-status", "--retries=8", env=env)
+    done = worker.call(*pod.arguments, "--strict-exit-status", "--retries=8", env=env)
     assert done.status == 8
     assert "retry" not in done.errors
     assert "is larger than the reported available" in pod.message
-    assert worker.run(*pod.arguments, env=env).status == 1
+    assert worker.call(*pod.arguments, env=env).status == 1
 
 
 def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None:
@@ -252,7 +256,7 @@ def test_secrets_and_config_maps_of_the_file_are_printed(tmp_path: Path) -> None
     path.write_text(example.replace("metadata:\n", "metadata:\n  namespace: images\n", 1) + machine)
     given = [document for document in documents.read(str(path)) if document.kind in {"Secret", "ConfigMap"}]
     assert given
-    done = worker.run("manifest", path, "--image=x")
+    done = worker.call("manifest", path, "--image=x")
     assert done.status == 0, done.errors
     printed = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.output)}
     for document in given:
@@ -280,7 +284,7 @@ def test_templates_of_a_virtual_machine_are_data_volumes(tmp_path: Path) -> None
     # KubeVirt's templates have no kind, and the namespace of the machine.
     metadata = {name: value for name, value in example["metadata"].items() if name != "namespace"}
     path = machine(tmp_path / "vm.yaml", {"metadata": metadata, "spec": example["spec"]})
-    done = worker.run("manifest", path, "--image=cdi-worker")
+    done = worker.call("manifest", path, "--image=cdi-worker")
     assert done.status == 0, done.errors
     assert done.output == text(alone)
     assert (
@@ -288,21 +292,17 @@ def test_templates_of_a_virtual_machine_are_data_volumes(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("template", "fault"),
-    [
+def test_fault_of_a_template_has_its_path(tmp_path: Path) -> None:
+    for template, fault in (
         ("x", "spec.dataVolumeTemplates[0]: is not an object"),
         ({"spec": {"storage": {}}}, "spec.dataVolumeTemplates[0].metadata: missing"),
         (
             {"metadata": {"name": "x"}, "spec": {"sourceRef": {}}},
             "spec.dataVolumeTemplates[0].spec.sourceRef",
         ),
-    ],
-)
-def test_fault_of_a_template_has_its_path(tmp_path: Path, template: object, fault: str) -> None:
-    done = worker.run("manifest", machine(tmp_path / "vm.yaml", template), "--image=x")
-    assert done.status == 2
-    assert fault in done.errors
+    ):
+        done = worker.call("manifest", machine(tmp_path / "vm.yaml", template), "--image=x")
+        assert (done.status, fault in done.errors) == (2, True), done.errors
 
 
 def test_templates_are_a_list(tmp_path: Path) -> None:
@@ -311,29 +311,6 @@ def test_templates_are_a_list(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump({"kind": "VirtualMachine", "spec": {"dataVolumeTemplates": given}}))
         with pytest.raises(errors.RequestError, match=r"spec.dataVolumeTemplates: is not a list"):
             datavolume.find(documents.read(str(path)))
-
-
-def test_secrets_are_referenced_not_copied() -> None:
-    for example in EXAMPLES:
-        for secret in ("YWRtaW4=", "admin", "c2VjcmV0", "6789", "service_account"):
-            assert secret not in text(example)
-
-
-def test_restricted_containers_with_limits() -> None:
-    """The Pod Security Standards' restricted profile, in every container of every example."""
-    for example in EXAMPLES:
-        for item in printed_objects(example):
-            if item["kind"] != "Job":
-                continue
-            spec = item["spec"]["template"]["spec"]
-            assert spec["securityContext"]["runAsNonRoot"] is True
-            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-            for container in spec["containers"] + spec.get("initContainers", []):
-                context = container["securityContext"]
-                assert context["allowPrivilegeEscalation"] is False
-                assert context["capabilities"] == {"drop": ["ALL"]}
-                assert context["readOnlyRootFilesystem"] is True
-                assert container["resources"]["limits"] == {"cpu": "750m", "memory": "600M"}
 
 
 def test_annotations_and_labels_are_passed_on() -> None:
@@ -374,10 +351,10 @@ def test_one_backup_of_kubevirt_is_not_copied_as_two_stages(tmp_path: Path) -> N
     found[0]["spec"]["checkpoints"] = [{"previous": one, "current": other} for one, other in pairs]
     path = tmp_path / "dv.yaml"
     path.write_text(yaml.safe_dump_all(found))
-    refused = worker.run("manifest", path, "--image=x")
+    refused = worker.call("manifest", path, "--image=x")
     assert refused.status == 2, refused.output
     assert "spec.checkpoints: 2 stages, but every backup has its own URL" in refused.errors
-    assert worker.run("manifest", path, "--image=x", "--after=a").status == 0
+    assert worker.call("manifest", path, "--image=x", "--after=a").status == 0
 
 
 def test_clone_is_bound_immediately_only_if_requested() -> None:
@@ -413,7 +390,7 @@ def test_dollar_in_a_header_is_escaped() -> None:
 
 def test_command_prints_manifest() -> None:
     """The options are passed on; a Job can be suspended."""
-    done = worker.run("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
+    done = worker.call("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
     assert done.status == 0, done.errors
     item = list(yaml.safe_load_all(done.output))[1]
     assert kubernetes_schemas.faults(item) == []
@@ -421,7 +398,7 @@ def test_command_prints_manifest() -> None:
     assert item["spec"]["template"]["spec"]["containers"][0]["image"] == "registry/x:1"
 
 
-@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vmdk", False), ("vhdx-log", True)])
+@pytest.mark.parametrize(("variant", "has_scratch"), [("qcow2", False), ("vhdx-log", True)])
 def test_contacting_the_source_decides_about_scratch(
     tmp_path: Path, disks: disks_module.Disks, variant: str, has_scratch: bool
 ) -> None:
@@ -430,7 +407,7 @@ def test_contacting_the_source_decides_about_scratch(
     path = tmp_path / "dv.yaml"
     with servers.nginx(tmp_path, disks.directory, servers.Settings(ranges=variant != "vhdx-log")) as web:
         path.write_text(example.replace("http://images.invalid/cirros.img", web.url(disks.image(variant))))
-        done = worker.run("manifest", path, "--contact", "--image=x")
+        done = worker.call("manifest", path, "--contact", "--image=x")
     assert done.status == 0, done.errors
     volumes = {volume["name"] for volume in job(list(yaml.safe_load_all(done.output)))["volumes"]}
     assert ("scratch" in volumes) == has_scratch
@@ -440,8 +417,8 @@ def test_pod_of_a_job_fails_with_an_exit_status(
     pod: worker.Pod, web: servers.Web, disks: disks_module.Disks
 ) -> None:
     env = {**pod.env, "IMPORTER_ENDPOINT": web.url(disks.raw()), "IMPORTER_CHECKSUM": f"sha256:{'0' * 64}"}
-    assert worker.run(*pod.arguments, env=env).status == 0
-    assert worker.run(*pod.arguments, "--strict-exit-status", env=env).status == 5
+    assert worker.call(*pod.arguments, env=env).status == 0
+    assert worker.call(*pod.arguments, "--strict-exit-status", env=env).status == 5
     assert "checksum mismatch" in pod.outcome["message"]
 
 
@@ -465,7 +442,7 @@ def test_unsupported_features_are_reported(tmp_path: Path) -> None:
     example = (repository.DATAVOLUMES / "pvc.yaml").read_text()
     path = tmp_path / "dv.yaml"
     path.write_text(example.replace("  name: pvc\n", "  name: pvc\n  namespace: other\n"))
-    done = worker.run("manifest", path)
+    done = worker.call("manifest", path)
     assert done.status == 2
     assert done.error_message.startswith("spec.source.pvc.namespace: ")
 

@@ -100,7 +100,7 @@ def test_contact_verifies_the_signature(
         },
     ]
     (tmp_path / "dv.yaml").write_text(yaml.safe_dump_all(documents))
-    done = worker.run("manifest", tmp_path / "dv.yaml", "--contact", "--image=x")
+    done = worker.call("manifest", tmp_path / "dv.yaml", "--contact", "--image=x")
     if is_signed:
         assert done.status == 0, done.errors
     else:
