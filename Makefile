@@ -14,7 +14,7 @@ import: ## import a disk: URL=... TARGET=...; default: a real disk served on loo
 	@tools/demo $(if $(URL),'$(URL)') $(if $(TARGET),--target '$(TARGET)')
 
 boot: setup ## import the real disk and boot it in qemu to its menu
-	@.venv/bin/python -m pytest tests/proofs/test_boot.py --whole
+	@.venv/bin/python -m pytest tests/proofs/test_boot.py
 
 try-debian: ## run import, check and test in a fresh Debian root: RELEASE=trixie
 	@tools/try-debian $(or $(RELEASE),trixie)
@@ -38,7 +38,7 @@ test-lowest: setup ## run all tests with the lowest version of every dependency
 test-newest: setup ## run every role with the newest dependencies, and with each release that is excluded
 	@tools/newest $(PYTEST_ARGS)
 
-check: setup ## check format, lint, types, layers, content of the wheel
+check: setup ## check format, lint, types, layers, the wheel, and what the docs and the files of a release say
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
@@ -46,6 +46,7 @@ check: setup ## check format, lint, types, layers, content of the wheel
 	@rm -rf build/dist && mkdir -p build/dist
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl
+	.venv/bin/python -m pytest -q -n 2 tests/check $(PYTEST_ARGS)
 
 format: setup ## format the code, and fix what ruff can fix
 	.venv/bin/ruff format .
@@ -72,7 +73,7 @@ fuzz: setup ## search for input that breaks a reader: TARGET=qcow2|vmdk|vdi|vpc|
 		-rss_limit_mb=2048 -artifact_prefix=build/fuzz/
 
 crash: setup ## replay recorded imports up to every flush, as after power cuts (as root)
-	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/proofs/crash --whole $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist worksteal tests/proofs/crash $(PYTEST_ARGS)
 
 soak: setup ## run N=500 imports and N upload servers in a row, and look for what they leave behind
 	@.venv/bin/python -m pytest -n 2 tests/proofs/soak --soak $(or $(N),500) $(PYTEST_ARGS)
@@ -80,7 +81,7 @@ soak: setup ## run N=500 imports and N upload servers in a row, and look for wha
 mutants: setup ## remove one check of the product after the other; tests must fail: MUTANTS='registry uploads'
 	@.venv/bin/python -m tests.proofs.mutation $(MUTANTS)
 
-prove: setup ## run every slow proof whole, with new seeds (as root, an hour and more): PROOFS="soak mutants"; writes docs/about/proofs.md
+prove: setup ## run every slow proof whole, with new seeds (as root, an hour): PROOFS="soak boot", "--seconds 60"; writes docs/about/proofs.md
 	@.venv/bin/pip install -qq --group fuzz
 	@tools/prove $(PROOFS)
 

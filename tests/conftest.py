@@ -63,16 +63,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole",
         action="store_true",
-        help="all combinations of parameters, power cuts and kills, and a boot to the menu (make prove)",
+        help="all combinations of parameters",
     )
-    parser.addoption("--first-seed", type=int, help="the first simulated world")
+    parser.addoption("--first-seed", type=int, help="the seed of what proofs draw: power cuts and kills")
+    parser.addoption("--cases", type=int, help="the number of imports whose power cuts are checked: all")
     parser.addoption("--kills-for", type=float, help="seconds for each test of kills at random moments")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the first seed of the simulated worlds; keep all temporary files in a folder on disk; leave home.
+    """Draw the first seed, if none is given; keep all temporary files in a folder on disk; leave home.
 
     The folder is removed with what killed programs left. On Debian 13 /tmp is in memory: writes to it are not
     counted as I/O, and large disks do not fit.
@@ -113,8 +114,8 @@ def _leave_home(home: str) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Print the option that runs the same simulated worlds again."""
-    return f"simulated worlds: --first-seed {config.option.first_seed}"
+    """Print the option that draws the same again."""
+    return f"seed: --first-seed {config.option.first_seed}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -162,7 +163,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the number of skipped tests, and the simulated worlds again: the header is far above."""
+    """Print the number of skipped tests, the figures of proofs, and the seed of a failure."""
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
     if left_out := config.stash.get(LEFT_OUT, 0):
@@ -175,7 +176,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 totals[name] += figure
     for name, total in totals.items():
         terminalreporter.write_line(f"{name}: {total}")
-    if any("tests/proofs/simulation/" in report.nodeid for report in reports if hasattr(report, "nodeid")):
+    if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(pytest_report_header(config))
 
 

@@ -125,13 +125,12 @@ def late(server: misbehave.Server, page: misbehave.Page, request: cdi_worker.Req
 
 
 def moments(config: pytest.Config) -> Iterator[float]:
-    """Yield moments of a run, in seconds from its start, for as long as ``--kills-for`` says; print the seed.
+    """Yield moments of a run, in seconds from its start, for as long as ``--kills-for`` says.
 
-    Only for tests whose name begins with ``test_kills_at_random``: without the option they are not collected.
+    ``--first-seed`` draws them. Only for tests whose name begins with ``test_kills_at_random``: without the
+    option they are not collected.
     """
-    seed = random.randrange(1 << 32)
-    print(f"moments of seed {seed}")
-    dice = random.Random(seed)
+    dice = random.Random(config.getoption("--first-seed"))
     ends = time.monotonic() + config.getoption("--kills-for")
     while time.monotonic() < ends:
         yield dice.uniform(0.05, 1.0)

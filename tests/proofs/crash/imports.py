@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import cdi_worker
 from cdi_worker.importer import contract
-from tests.proofs.crash import checking
+from tests.proofs.crash import checking, media
 from tests.support import (
     chains,
     clones,
@@ -33,16 +35,38 @@ QUICK: dict[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class Sources:
-    """The servers of the test run, and a directory of this test."""
+    """The servers of the test run, those that a case needs, and a directory of this test."""
 
-    disks: disks_module.Disks
-    web: servers.Web
-    guarded: registries.Registry
-    certificates: uploads.Certificates
-    ovirt: ovirt_stages.Setup
-    directory: Path
+    def __init__(self, request: pytest.FixtureRequest, directory: Path) -> None:
+        self._fixture = request.getfixturevalue
+        self.directory = directory
+        directory.mkdir()
+
+    @property
+    def disks(self) -> disks_module.Disks:
+        """Return the cache of disks."""
+        return self._fixture("disks")  # type: ignore[no-any-return]
+
+    @property
+    def web(self) -> servers.Web:
+        """Return the nginx that serves them."""
+        return self._fixture("web")  # type: ignore[no-any-return]
+
+    @property
+    def guarded(self) -> registries.Registry:
+        """Return a registry."""
+        return self._fixture("guarded")  # type: ignore[no-any-return]
+
+    @property
+    def certificates(self) -> uploads.Certificates:
+        """Return the certificates of an upload server and its client."""
+        return self._fixture("certificates")  # type: ignore[no-any-return]
+
+    @property
+    def ovirt(self) -> ovirt_stages.Setup:
+        """Return an engine of oVirt."""
+        return self._fixture("ovirt")  # type: ignore[no-any-return]
 
 
 #: Yields an import; its servers run during the block.
@@ -289,3 +313,18 @@ CASES: dict[str, tuple[Making, tuple[str, ...]]] = {
     "vmware-copy": (migration_from_vmware(0), ("block4096", "xfs")),
     "vmware-delta": (migration_from_vmware(1), ("block4096", "ext4")),
 }
+
+
+def check(
+    case: tuple[str, str], request: pytest.FixtureRequest, directory: Path, plan: checking.Plan
+) -> None:
+    """Check the power cuts during an import onto a kind of storage, drawn by ``--first-seed``."""
+    name, kind = case
+    place = directory / "check"
+    place.mkdir()
+    seed = f"{request.config.getoption('--first-seed')} {name} {kind}"
+    with CASES[name][0](Sources(request, directory / "sources")) as made:
+        figures = checking.Check(media.KINDS[kind], made, place, plan, seed).run()
+    for what, count in figures.counted().items():
+        request.node.user_properties.append((f"power cuts: {what}", count))
+    assert not figures.violations, figures.violations[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.proofs.mutation.mutant import mutant
 
-CUTS = "tests/proofs/crash/test_power_cut.py"
+CUTS = "tests/end_to_end/test_power_cut.py"
 FILE = "tests/images/targets/test_file.py"
 BLOCK = "tests/images/targets/test_block.py"
 DIGESTS = "tests/scratch/test_digests.py"
