@@ -78,11 +78,12 @@ crash: setup ## replay recorded imports up to every flush, as after power cuts (
 soak: setup ## run N=500 imports and N upload servers in a row, and look for what they leave behind
 	@.venv/bin/python -m pytest -n 2 tests/proofs/soak --soak $(or $(N),500) $(PYTEST_ARGS)
 
-mutants: setup ## remove one check of the product after the other; tests must fail: MUTANTS='registry uploads'
-	@.venv/bin/python -m tests.proofs.mutation $(MUTANTS)
+mutants: setup ## change the product at drawn places, and list the changes that no test notices: COUNT=60 SEED=17
+	@.venv/bin/pip install -qq --group mutants
+	@.venv/bin/python -m tests.proofs.mutants --count $(or $(COUNT),60) $(if $(SEED),--seed $(SEED))
 
 prove: setup ## run every slow proof whole, with new seeds (as root, an hour): PROOFS="soak boot", "--seconds 60"; writes docs/about/proofs.md
-	@.venv/bin/pip install -qq --group fuzz
+	@.venv/bin/pip install -qq --group fuzz --group mutants
 	@tools/prove $(PROOFS)
 
 simulate: setup ## run imports in simulated worlds with faults: SEEDS=10000

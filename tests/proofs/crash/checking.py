@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.proofs.crash import media, recording, states
 from tests.support import devices, processes
 
-#: The number of epochs at the end of which all states are checked.
-LAST = 8
+#: The number of epochs of which more states are checked: at the start, when an old disk is made unusable, and
+#: at the end, with the commit.
+FIRST, LAST = 3, 8
 
 #: Writes a disk to a target; the second path is a directory for scratch.
 Run = Callable[[Path, Path], object]
@@ -121,10 +122,9 @@ class Check:
         dice = random.Random(self.seed)
         medium = states.Medium(base, self.directory)
         limits = states.Limits(self.plan.cuts, self.plan.sets, self.kind.unit)
-        # The commit is in the last epochs.
-        last = range(max(0, len(epochs) - LAST), len(epochs))
-        rest = range(last.start)
-        thorough = {*last, *dice.sample(rest, min(len(rest), self.plan.epochs))}
+        numbers = range(len(epochs))
+        rest = numbers[FIRST:-LAST]
+        thorough = {*numbers[:FIRST], *numbers[-LAST:], *dice.sample(rest, min(len(rest), self.plan.epochs))}
         chosen = [dice.randrange(len(epochs)) for _ in range(self.plan.reruns)]
         for number, epoch in enumerate(epochs):
             found = list(states.states(number, epoch, limits, dice))
