@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import os
 import platform
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,13 +77,12 @@ PAGE = """\
 # Benchmarks
 
 - On this machine, cdi-worker is **{mean:.1f} times as fast** as the commands that people use instead: the
-  geometric mean of {count} rows, from {least:.2f} to {most:.2f}.
-- It needs {cpu:.2f} of their CPU time, and at most {memory} MiB of memory, whatever the size of the disk.
+  geometric mean of {count} rows, from {least:.2f} to {most:.2f}. It needs {cpu:.2f} of their CPU time, and at
+  most {memory} MiB of memory, whatever the size of the disk.
 - Its time includes what most of them do not do: the image is checked before it is read, and the disk becomes
   usable only when all of it is on storage.
-- Repeat it on a clean Debian 13, in about {minutes} minutes, as root, with 10 GiB of free space: `git clone`
-  of this repository, then `make bench`. `CDI_GO_WORKER=DIRECTORY` adds CDI's own importer.
-- Compare the ratios, not the seconds: all commands of a row alternate on one machine, here a small one.
+- Compare the ratios, not the seconds. Repeat it on a clean Debian 13, in about {minutes} minutes, as root,
+  with 10 GiB of free space: `git clone` of this repository, then `make bench`.
 
 {table}
 
@@ -105,5 +105,6 @@ def _processor() -> str:
 def _versions() -> str:
     """Return the versions of the programs that are measured."""
     tools = ("qemu-img", "curl", "xz", "zstd")
-    found = [processes.run(tool, "--version").stdout.splitlines()[0] for tool in tools]
-    return "; ".join([f"Python {platform.python_version()}", *found])
+    found = {tool: re.search(r"\d+(?:\.\d+)+", processes.run(tool, "--version").stdout) for tool in tools}
+    named = [f"{tool} {version[0] if version else ''}" for tool, version in found.items()]
+    return ", ".join([f"Python {platform.python_version()}", *named])

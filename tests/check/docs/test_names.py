@@ -14,10 +14,8 @@ from cdi_worker.importer.commands import group
 from tests.check.docs.test_tables import tables
 from tests.support import repository
 
-#: Written by the tests of speed and of proofs, and the history.
-#: And the options of other tools.
+#: Written by the tests of speed and of proofs, the history, and options of other tools.
 LEFT_OUT = {
-    "comparison.md",
     "benchmarks.md",
     "proofs.md",
     "changelog.md",

@@ -12,7 +12,7 @@ from tests.support import repository
 TESTS = repository.ROOT / "tests"
 #: Pages whose rows need a test each, and pages that only name some.
 PROMISES, CONTRACT = "docs/about/guarantees.md", "tests/contract/README.md"
-PAGES = (PROMISES, CONTRACT, "docs/about/comparison.md", "docs/about/security.md")
+PAGES = (PROMISES, CONTRACT, "docs/about/security.md")
 #: A file or a function; ``::test_…`` alone is in the file named before it.
 NAME = re.compile(r"`(?:tests/)?((?:[\w-]+/)+(?:[\w.-]+)?)?(?:::(test_\w+))?`")
 
