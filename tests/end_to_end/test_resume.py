@@ -1,187 +1,324 @@
-"""A killed worker resumes; a changed source or another job starts over."""
+"""A killed worker resumes: what it wrote is read back before it is trusted, and its source is compared."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import random
+import shutil
 import signal
-import sys
-import threading
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch
-from tests.support import devices, disks, forked, misbehave, processes
+from tests.support import devices, disks, kills, misbehave, processes
 
-MIB = 1 << 20
-SIZE = 24 * MIB
-#: A disk full of noise: nothing compresses, and there are no holes.
-DATA = random.Random(7).randbytes(SIZE)
-OPTIONS = fetch.FetchOptions(connections=2, chunk=MIB, no_progress=20)
-
-WORKER = """
-import sys, cdi_worker
-from cdi_worker.images.engine import fetch
-cdi_worker.run(cdi_worker.Request(
-    existing="replace",
-    source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2], journal_interval=0.05,
-    scratch=sys.argv[3] or None, fetch=fetch.FetchOptions(connections=2, chunk=1 << 20),
-))
-"""
+MIB, SIZE = kills.MIB, kills.SIZE
+#: Noise with a hole of 2 MiB, which an import zeroes.
+DATA = kills.DATA[: 4 * MIB] + bytes(2 * MIB) + kills.DATA[6 * MIB :]
+WEAK: dict[str, str | None] = {"etag": 'W/"1"'}
+UNTAGGED: dict[str, str | None] = {"etag": None}
+ELSEWHERE = "Wed, 01 Jan 2020 00:00:00 GMT"
 
 
-target = devices.targets("file", "block4096", size=32 * MIB)
+@pytest.fixture
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return a new file, or a device, as the parameter says."""
+    with devices.target(getattr(request, "param", "file"), tmp_path, 16 * MIB) as made:
+        yield made
 
 
-def image(tmp_path: Path, form: str) -> bytes:
+def on(*kinds: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("target", kinds, indirect=True)
+
+
+def image(tmp_path: Path, form: str, data: bytes = DATA) -> bytes:
     if form == "raw":
-        return DATA
-    (tmp_path / "disk.raw").write_bytes(DATA)
-    disks.convert(tmp_path / "disk.raw", tmp_path / "image", disks.FORMATS[form])
+        return data
+    (tmp_path / "raw").write_bytes(data)
+    disks.convert(tmp_path / "raw", tmp_path / "image", disks.FORMATS[form])
     return (tmp_path / "image").read_bytes()
 
 
-def import_request(url: str, target: Path, scratch: Path | None = None) -> cdi_worker.Request:
-    return cdi_worker.Request(
-        existing="replace",
-        source="http",
-        location=cdi_worker.Location(url),
-        target=str(target),
-        scratch=str(scratch) if scratch else None,
-        journal_interval=0.05,
-        fetch=OPTIONS,
-    )
+def kill_late(server: misbehave.Server, page: misbehave.Page, target: Path) -> cdi_worker.Request:
+    """Kill an import of the page, which is then served at full speed; return the request."""
+    wanted = kills.request(server.url("/disk"), target)
+    kills.late(server, page, wanted)
+    return wanted
 
 
-def kill_midway(server: misbehave.Server, url: str, target: Path, scratch: Path | None, number: int) -> None:
-    """Start a worker on a slow server, and send it signal ``number`` after half of the disk.
-
-    Each connection is then at its second range: if two ranges end together, the journal may have only one.
-    """
-    argv = [sys.executable, "-c", WORKER, url, target, scratch or ""]
-    path = url.rpartition("/")[2]
-    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
-        processes.wait_for(lambda: server.sent(f"/{path}") > 17 * MIB, "a good part of the disk")
-        worker.send_signal(number)
-    assert worker.returncode
-    processes.wait_for(server.is_quiet, "the connections of the killed")
+def written(target: Path) -> Path:
+    return target if target.is_block_device() else target.with_name(f"{target.name}.part")
 
 
-def set_midway(server: misbehave.Server) -> threading.Event:
-    """Return a cancel that is set when a large part of ``/disk`` has been sent."""
-    cancel = threading.Event()
-
-    def watch() -> None:
-        processes.wait_for(lambda: server.sent("/disk") > 8 * MIB, "a good part of the disk")
-        cancel.set()
-
-    threading.Thread(target=watch).start()
-    return cancel
+def change(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(data)
+        os.fsync(stream.fileno())
 
 
-def start(target: Path) -> bytes:
-    with target.open("rb") as stream:
-        return stream.read(4096)
+# -- what is kept --------------------------------------------------------------------------------
 
 
-SLOW = {"drip": (256 << 10, 0.03)}
-
-
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"])
+@pytest.mark.parametrize(
+    ("form", "target"),
+    [
+        ("raw", "file"),
+        ("qcow2", "block4096"),
+        ("vmdk", "file"),
+        ("vdi", "block4096"),
+        ("vhd", "file"),
+        ("vhdx", "block4096"),
+    ],
+    indirect=["target"],
+)
 def test_killed_worker_resumes(server: misbehave.Server, target: Path, tmp_path: Path, form: str) -> None:
-    page = misbehave.Page(image(tmp_path, form))
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, target, None, signal.SIGKILL)
+    page = misbehave.Page(image(tmp_path, form, kills.DATA))
+    wanted = kills.request(server.serve("/disk", kills.slow(page)), target)
+    kills.midway(server, wanted)
     if target.is_block_device():
-        assert start(target)[510:512] != DATA[510:512]
+        assert target.read_bytes()[510:512] != kills.DATA[510:512]
     else:
         assert not target.exists()
     sent = server.sent("/disk")
     server.serve("/disk", page)
-    result = cdi_worker.run(import_request(url, target))
-    assert result.resumed >= 3 * MIB
-    assert server.sent("/disk") - sent <= len(page.body) - 3 * MIB
-    assert target.read_bytes()[:SIZE] == DATA
+    result = cdi_worker.run(wanted)
+    assert result.resumed >= kills.KEPT
+    assert server.sent("/disk") - sent <= len(page.body) - kills.KEPT
+    assert target.read_bytes()[:SIZE] == kills.DATA
     if not target.is_block_device():
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith("disk.img")] == ["disk.img"]
 
 
-def test_killed_worker_resumes_in_scratch(server: misbehave.Server, tmp_path: Path) -> None:
+def test_killed_worker_resumes_in_scratch(server: misbehave.Server, target: Path, tmp_path: Path) -> None:
+    """The download there is read back, too."""
     page = misbehave.Page(image(tmp_path, "vhdx-log"))
-    checksum = f"sha256:{hashlib.sha256(page.body).hexdigest()}"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    target = tmp_path / "disk.img"
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    request = dataclasses.replace(import_request(url, target, scratch), checksum=checksum)
-    cancel = set_midway(server)
-    with pytest.raises(errors.Cancelled):
-        cdi_worker.run(request, cancel=cancel)
+    checksum = f"sha256:{hashlib.sha256(page.body).hexdigest()}"
+    wanted = kills.request(
+        server.serve("/disk", kills.slow(page)), target, scratch=scratch, checksum=checksum
+    )
+    kills.midway(server, wanted, signal.SIGTERM, sent=len(page.body) * 3 // 4)
     assert not target.exists()
+    (part,) = scratch.rglob("*.part")
+    change(part, 2 * MIB, b"changed")
     server.serve("/disk", page)
-    result = cdi_worker.run(request)
+    result = cdi_worker.run(wanted)
     assert result.resumed > 0
+    assert result.refetched > 0
     assert result.plan.route is cdi_worker.Route.SPOOL
     assert target.read_bytes() == DATA
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_changed_source_starts_over(
-    server: misbehave.Server, target: Path, tmp_path: Path, number: int
-) -> None:
+@on("block4096")
+def test_cancelled_import_is_resumed(server: misbehave.Server, target: Path) -> None:
     page = misbehave.Page(DATA)
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, target, None, number)
+    wanted = kills.request(server.serve("/disk", kills.slow(page)), target)
+    kills.midway(server, wanted, signal.SIGTERM)
+    server.serve("/disk", page)
+    assert cdi_worker.run(wanted).resumed >= kills.KEPT
+    assert target.read_bytes()[:SIZE] == DATA
+
+
+def test_early_kill_keeps_what_arrived(server: misbehave.Server, target: Path) -> None:
+    """With the default interval, three seconds after the first bytes.
+
+    How much is kept depends on the storage: the slower a sync, the longer the interval.
+    """
+    page = misbehave.Page(DATA)
+    slow = dataclasses.replace(kills.slow(page), drip=(64 << 10, 0.04))
+    wanted = kills.request(server.serve("/disk", slow), target, journal_interval=10.0)
+    begun: list[float] = []
+
+    def is_time() -> bool:
+        if not begun and server.sent("/disk") > MIB:
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() > begun[0] + 3
+
+    kills.kill(wanted, is_time)
+    processes.wait_for(server.is_quiet, "the connections of the killed")
+    server.serve("/disk", page)
+    assert cdi_worker.run(wanted).resumed > 0
+    assert target.read_bytes() == DATA
+
+
+def test_permanent_error_leaves_nothing(server: misbehave.Server, target: Path) -> None:
+    page = misbehave.Page(DATA)
+    url = server.serve("/disk", (page, 2), dataclasses.replace(page, status=403))
+    with pytest.raises(errors.Withdrawn, match="403"):
+        cdi_worker.run(kills.request(url, target))
+    assert not list(target.parent.glob("disk.img*"))
+
+
+@pytest.mark.parametrize("every", [2048, MIB - 1, MIB + 1])
+def test_resets_at_every_offset_are_survived(server: misbehave.Server, target: Path, every: int) -> None:
+    """Each request is cut after ``every`` bytes, for a raw disk by ranges and for an ordered stream."""
+    body = kills.DATA[: 40_448 if every == 2048 else 3 * MIB]
+    url = server.serve("/disk", misbehave.Page(body, cut=every))
+    cdi_worker.run(kills.request(url, target))
+    assert target.read_bytes() == body
+
+
+# -- what is read back ---------------------------------------------------------------------------
+
+
+def _zeros(device: Path) -> None:
+    subprocess.run(["dd", "if=/dev/zero", f"of={device}", "bs=1M", "seek=1", "conv=notrunc"], check=False)
+
+
+def _ext4(device: Path) -> None:
+    processes.run("mkfs.ext4", "-q", "-F", "-E", "nodiscard", device)
+
+
+def _filled(device: Path) -> None:
+    _ext4(device)
+    change(device, 2 * MIB, devices.DIRT * (9 * MIB))
+
+
+@pytest.mark.parametrize("reuse", [_zeros, _ext4, _filled])
+@on("block")
+def test_device_reused_after_a_kill_gives_the_right_disk(
+    server: misbehave.Server, target: Path, reuse: Callable[[Path], None]
+) -> None:
+    """Its journal survives, in the part of the head that the other user does not write."""
+    wanted = kill_late(server, misbehave.Page(DATA), target)
+    start, end = 256 << 10, MIB
+    kept = target.read_bytes()[start:end]
+    reuse(target)
+    change(target, start, kept)
+    processes.run("wipefs", "--all", "--quiet", target)
+    result = cdi_worker.run(wanted)
+    assert target.read_bytes()[:SIZE] == DATA
+    assert result.refetched > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "target"),
+    [
+        ("raw", "sector", "file"),
+        ("raw", "hole", "block"),
+        ("qcow2", "sector", "file"),
+        ("qcow2", "all", "block"),
+    ],
+    indirect=["target"],
+)
+def test_range_that_differs_is_fetched_again(
+    server: misbehave.Server, target: Path, tmp_path: Path, form: str, part: str
+) -> None:
+    wanted = kill_late(server, misbehave.Page(image(tmp_path, form)), target)
+    start, length = {"sector": (2 * MIB + 512, 512), "hole": (5 * MIB, 512), "all": (MIB, SIZE - MIB)}[part]
+    change(written(target), start, bytes(512) if part == "sector" else b"x" * length)
+    sent = server.sent("/disk")
+    result = cdi_worker.run(wanted)
+    assert target.read_bytes()[:SIZE] == DATA
+    assert result.refetched >= (64 << 10 if part != "all" else kills.KEPT)
+    if part != "all":
+        assert result.refetched <= MIB
+        assert server.sent("/disk") - sent < SIZE * 3 // 4
+
+
+def test_read_back_passes_the_page_cache(server: misbehave.Server, tmp_path: Path) -> None:
+    """The bytes of the loop device's file are changed behind the device's page cache."""
+    backing = devices.fill(tmp_path / "backing", 16 * MIB)
+    with devices.attached(backing) as device:
+        wanted = kill_late(server, misbehave.Page(DATA), device)
+        device.read_bytes()  # fills its page cache
+        change(backing, 3 * MIB, b"lost write")
+        assert cdi_worker.run(wanted).refetched > 0
+        processes.run("blockdev", "--flushbufs", device)
+        assert device.read_bytes()[:SIZE] == DATA
+
+
+def test_journal_of_another_job_is_ignored(server: misbehave.Server, target: Path) -> None:
+    """Another user of the storage knows the format and the source, but not the UID of the job."""
+    theirs = target.with_name("theirs.img")
+    kill_late(server, misbehave.Page(random.Random(3).randbytes(SIZE)), theirs)
+    shutil.copyfile(written(theirs), written(target))
+    server.serve("/disk", misbehave.Page(DATA))
+    assert cdi_worker.run(kills.request(server.url("/disk"), target)).resumed == 0
+    assert target.read_bytes() == DATA
+
+
+# -- whether the source is the same --------------------------------------------------------------
+
+
+@on("block4096")
+def test_changed_source_starts_over(server: misbehave.Server, target: Path) -> None:
+    wanted = kill_late(server, misbehave.Page(DATA), target)
     other = random.Random(8).randbytes(SIZE)
     server.serve("/disk", misbehave.Page(other, etag='"two"'))
-    result = cdi_worker.run(import_request(url, target))
-    assert result.resumed == 0
+    assert cdi_worker.run(wanted).resumed == 0
     assert target.read_bytes()[:SIZE] == other
 
 
 def test_source_without_identity_starts_over(server: misbehave.Server, target: Path) -> None:
-    page = misbehave.Page(DATA, etag=None, modified=None)
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    kill_midway(server, url, target, None, signal.SIGKILL)
-    server.serve("/disk", page)
-    assert cdi_worker.run(import_request(url, target)).resumed == 0
+    wanted = kill_late(server, misbehave.Page(DATA, etag=None, modified=None), target)
+    assert cdi_worker.run(wanted).resumed == 0
     assert target.read_bytes()[:SIZE] == DATA
 
 
-def test_cancelled_import_is_resumed(server: misbehave.Server, target: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "identity", "target"),
+    [("raw", WEAK, "block"), ("qcow2", UNTAGGED, "file")],
+    indirect=["target"],
+)
+def test_object_replaced_under_a_weak_identity_starts_over(
+    server: misbehave.Server, target: Path, tmp_path: Path, form: str, identity: dict[str, str | None]
+) -> None:
+    """It has the same size and first MiB, and was replaced within the second of its modification time."""
+    page = misbehave.Page(image(tmp_path, form), **identity)
+    wanted = kill_late(server, page, target)
+    other = random.Random(9).randbytes(SIZE)
+    disk = DATA[:MIB] + other[MIB : 4 * MIB] + bytes(2 * MIB) + other[6 * MIB :]
+    body = image(tmp_path, form, disk)
+    assert len(body) == len(page.body)
+    server.serve("/disk", dataclasses.replace(page, body=body))
+    result = cdi_worker.run(wanted)
+    assert target.read_bytes()[:SIZE] == disk
+    assert result.resumed == 0
+
+
+@pytest.mark.parametrize(("form", "identity"), [("raw", UNTAGGED), ("qcow2", WEAK)])
+def test_unchanged_object_under_a_weak_identity_resumes(
+    server: misbehave.Server, target: Path, tmp_path: Path, form: str, identity: dict[str, str | None]
+) -> None:
+    wanted = kill_late(server, misbehave.Page(image(tmp_path, form), **identity), target)
+    assert cdi_worker.run(wanted).resumed >= kills.KEPT
+    assert target.read_bytes() == DATA
+
+
+def test_changed_weak_etag_starts_over(server: misbehave.Server, target: Path) -> None:
+    page = misbehave.Page(DATA, **WEAK)
+    wanted = kill_late(server, page, target)
+    server.serve("/disk", dataclasses.replace(page, etag='W/"2"'))
+    assert cdi_worker.run(wanted).resumed == 0
+    assert target.read_bytes() == DATA
+
+
+@on("block")
+def test_same_strong_etag_with_another_date_resumes(server: misbehave.Server, target: Path) -> None:
+    """Replicas and CDN edges have their own Last-Modified for the same object."""
     page = misbehave.Page(DATA)
-    url = server.serve("/disk", dataclasses.replace(page, **SLOW))
-    cancel = set_midway(server)
-    with pytest.raises(errors.Cancelled):
-        cdi_worker.run(import_request(url, target), cancel=cancel)
-    assert server.sent("/disk") < SIZE
-    assert target.is_block_device() or not target.exists()
-    server.serve("/disk", page)
-    assert cdi_worker.run(import_request(url, target)).resumed > 0
+    wanted = kill_late(server, page, target)
+    server.serve("/disk", dataclasses.replace(page, modified=ELSEWHERE))
+    assert cdi_worker.run(wanted).resumed >= kills.KEPT
     assert target.read_bytes()[:SIZE] == DATA
 
 
-def test_permanent_error_leaves_nothing(server: misbehave.Server, tmp_path: Path) -> None:
+def test_same_strong_etag_with_another_date_is_the_same_object(
+    server: misbehave.Server, target: Path
+) -> None:
     page = misbehave.Page(DATA)
-    url = server.serve("/disk", (page, 2), dataclasses.replace(page, status=403))
-    target = tmp_path / "disk.img"
-    with pytest.raises(errors.Withdrawn, match="403"):
-        cdi_worker.run(import_request(url, target))
-    assert not list(tmp_path.glob("disk.img*"))
-
-
-@pytest.mark.parametrize("every", [2048, 64 << 10, MIB - 1, MIB, MIB + 1])
-def test_resets_at_every_offset_are_survived(server: misbehave.Server, tmp_path: Path, every: int) -> None:
-    """Each request is cut after ``every`` bytes, for a raw disk by ranges and for an ordered stream."""
-    body = DATA[: 40_000 if every == 2048 else 3 * MIB]
-    body += bytes(-len(body) % 512)
-    page = misbehave.Page(body, cut=every)
-    url = server.serve("/disk", page)
-    target = tmp_path / "disk.img"
-    cdi_worker.run(import_request(url, target))
-    assert target.read_bytes() == body
+    edge = dataclasses.replace(page, modified=ELSEWHERE)
+    url = server.serve("/disk", (page, 2), (edge, 2), (page, 2), edge)
+    cdi_worker.run(kills.request(url, target))
+    assert target.read_bytes() == DATA

@@ -1,6 +1,6 @@
 """Kill an import in a process of its own, at a moment that a test chooses.
 
-    url = server.serve("/disk", dataclasses.replace(page, **kills.SLOW))
+    url = server.serve("/disk", kills.slow(page))
     kills.midway(server, kills.request(url, target))
     server.serve("/disk", page)
     result = cdi_worker.run(kills.request(url, target))
@@ -116,10 +116,15 @@ def midway(
     processes.wait_for(server.is_quiet, "the connections of the killed")
 
 
+def slow(page: misbehave.Page) -> misbehave.Page:
+    """Return a page that is sent slowly, and stalls near its end: a run does not end before it is killed."""
+    return dataclasses.replace(page, **SLOW, stall_at=len(page.body) * 7 // 8)
+
+
 def late(server: misbehave.Server, page: misbehave.Page, request: cdi_worker.Request) -> None:
     """Serve a page slowly, kill the run when most of it was sent, then serve it at full speed."""
     path = path_of(request)
-    server.serve(path, dataclasses.replace(page, **SLOW))
+    server.serve(path, slow(page))
     midway(server, request, sent=len(page.body) * 3 // 4)
     server.serve(path, page)
 
