@@ -12,7 +12,7 @@ import pytest
 
 from cdi_worker import errors
 from tests.support import disks as disks_module
-from tests.support import misbehave, oracle, ways
+from tests.support import misbehave, oracle, pairs, ways
 
 #: Seconds.
 SOON = 60.0
@@ -24,12 +24,13 @@ def endless(body: bytes, tail: bytes) -> misbehave.Page:
     return misbehave.Page(body, framing="chunked", ranges=False, tail=(tail, None))
 
 
-@pytest.mark.parametrize("tail", [bytes(1 << 18), b"\xff" * (1 << 18)], ids=["zeros", "ones"])
-@pytest.mark.parametrize("variant", ["qcow2", "qcow2-zlib", "vmdk", "vmdk-stream"])
+@pytest.mark.parametrize(
+    ("variant", "byte"), pairs.dealt(["qcow2", "qcow2-zlib", "vmdk-stream", "vmdk"], [b"\0", b"\xff"])
+)
 def test_what_follows_a_complete_image_is_not_read(
-    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str, tail: bytes
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, variant: str, byte: bytes
 ) -> None:
-    url = server.serve("/disk", endless(disks.image(variant).read_bytes(), tail))
+    url = server.serve("/disk", endless(disks.image(variant).read_bytes(), byte * (1 << 18)))
     began = time.monotonic()
     ways.import_disk(url, tmp_path / "disk.img")
     assert time.monotonic() - began < SOON
@@ -48,38 +49,33 @@ def test_what_follows_an_image_whose_checksum_was_given_is_limited(
     assert not (tmp_path / "disk.img").exists()
 
 
-@pytest.mark.parametrize("scratch", [True, False])
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
 def test_compressed_stream_of_nothing_is_an_empty_source(
-    server: misbehave.Server, tmp_path: Path, packer: str, ranges: bool, scratch: bool
+    server: misbehave.Server, tmp_path: Path, scratch: Path
 ) -> None:
-    nothing = subprocess.run([packer, "-c"], input=b"", capture_output=True, check=True).stdout
-    url = server.serve("/disk", misbehave.Page(nothing, ranges=ranges))
-    (tmp_path / "scratch").mkdir()
-    with pytest.raises(errors.Unsupported, match="the source is empty") as caught:
-        ways.import_disk(url, tmp_path / "disk.img", scratch=str(tmp_path / "scratch") if scratch else None)
-    assert not caught.value.retryable
-    assert not (tmp_path / "disk.img").exists()
+    for number, packer in enumerate(["gzip", "bzip2", "xz", "zstd"]):
+        nothing = subprocess.run([packer, "-c"], input=b"", capture_output=True, check=True).stdout
+        url = server.serve("/disk", misbehave.Page(nothing, ranges=number % 2 == 0))
+        with pytest.raises(errors.Unsupported, match="the source is empty") as caught:
+            ways.import_disk(url, tmp_path / "disk.img", **({"scratch": scratch} if number < 2 else {}))
+        assert not caught.value.retryable
+        assert not (tmp_path / "disk.img").exists()
 
 
-@pytest.mark.parametrize("frames", [SKIPPABLE, struct.pack("<II", 0x184D2A50, 0) * 20_000])
-def test_endless_skippable_frames_first_are_refused(
-    server: misbehave.Server, tmp_path: Path, frames: bytes
-) -> None:
+def test_endless_skippable_frames_first_are_refused(server: misbehave.Server, tmp_path: Path) -> None:
+    frames = struct.pack("<II", 0x184D2A50, 0) * 20_000
     began = time.monotonic()
     with pytest.raises(errors.Refused, match=r"in a row are empty|decompress to nothing"):
         ways.import_disk(server.serve("/disk", endless(frames, frames)), tmp_path / "disk.img")
     assert time.monotonic() - began < SOON
 
 
-@pytest.mark.parametrize("kind", ["zst", "gz", "gz-padding", "bz2", "xz-padding"])
+@pytest.mark.parametrize("kind", ["zst", "gz-padding", "bz2"])
 def test_compressed_stream_without_content_is_limited(
     server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path, kind: str
 ) -> None:
     data = disks.image("raw").read_bytes()[: 1 << 20]
     form, _, padding = kind.partition("-")
-    packers = {"zst": "zstd", "gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+    packers = {"zst": "zstd", "gz": "gzip", "bz2": "bzip2"}
     packed = subprocess.run([packers[form], "-c"], input=data, capture_output=True, check=True).stdout
     nothing = subprocess.run([packers[form], "-c"], input=b"", capture_output=True, check=True).stdout
     tail = SKIPPABLE if form == "zst" else nothing * 20_000

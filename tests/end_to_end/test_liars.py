@@ -12,13 +12,11 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, misbehave, oracle, ways
+from tests.support import devices, misbehave, oracle, pairs, ways
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-EVERY_ROUTE = pytest.mark.parametrize(
-    ("variant", "compression"), [*disks_module.BY_RANGES, ("qcow2-512", None)]
-)
+ROUTES = [*disks_module.BY_RANGES, ("qcow2-512", None)]
 Lie = Callable[[int, int], int]
 
 
@@ -37,7 +35,7 @@ LIES: dict[str, Lie] = {
     "from-the-beginning": lambda _first, _: 0,
     # Each from another place: a table and the request that confirms it must not agree about wrong bytes.
     "some-of-another-range": lambda first, n: first + 65536 * (1 + n // 7) if n % 7 == 2 else first,
-    **{f"answer-{number}-of-another-range": once(number) for number in range(1, 9)},
+    **{f"answer-{number}-of-another-range": once(number) for number in (1, 3, 6)},
 }
 #: Offsets that wrap, as those of 32 bits do: tables beyond are a damaged image, and nothing shows the cause.
 WRAPPING: dict[str, Lie] = {
@@ -52,35 +50,31 @@ import_disk = functools.partial(
 )
 
 
-@pytest.mark.parametrize("lie", list(LIES))
-@EVERY_ROUTE
+@pytest.mark.parametrize(("lie", "route"), pairs.dealt(LIES, ROUTES), ids=lambda value: f"{value}")
 def test_ranges_with_other_bytes_are_replaced_by_the_stream(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
     tmp_path: Path,
-    variant: str,
-    compression: str | None,
     lie: str,
+    route: tuple[str, str | None],
 ) -> None:
-    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    data = disks.wrapped(*route, "dense").read_bytes()
     url = server.serve("/disk", misbehave.Page(data, lie=LIES[lie]))
     import_disk(url, device, scratch=tmp_path)
-    oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
+    oracle.same(device, disks.expected(route[0], "dense"), beyond=devices.DIRT)
 
 
-@pytest.mark.parametrize("lie", list(WRAPPING))
-@EVERY_ROUTE
+@pytest.mark.parametrize(("lie", "variant"), [("behind-the-head", "raw"), ("in-the-middle", "qcow2")])
 def test_ranges_that_wrap_are_never_taken_for_the_disk(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
     tmp_path: Path,
-    variant: str,
-    compression: str | None,
     lie: str,
+    variant: str,
 ) -> None:
-    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    data = disks.image(variant, "dense").read_bytes()
     url = server.serve("/disk", misbehave.Page(data, lie=WRAPPING[lie]))
     try:
         import_disk(url, device, scratch=tmp_path)
@@ -90,29 +84,20 @@ def test_ranges_that_wrap_are_never_taken_for_the_disk(
         oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
 
 
-FRUITLESS: dict[str, dict[str, Any]] = {
-    "empty": {"cut_range": 0},
-    "cut-in-the-first-sector": {"cut_range": 100},
-    "cut": {"cut_range": 700},
-    "short": {"short_range": 700},
-    "one-byte": {"short_range": 1},
-}
-
-
-@pytest.mark.parametrize("fault", list(FRUITLESS))
-@pytest.mark.parametrize(("variant", "compression"), [("raw", None), ("qcow2", None), ("vhdx-log", None)])
+@pytest.mark.parametrize(
+    ("variant", "fault"), [("qcow2", {"cut_range": 100}), ("vhdx-log", {"short_range": 1})]
+)
 def test_ranges_with_hardly_a_byte_are_replaced_by_the_stream(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
     tmp_path: Path,
     variant: str,
-    compression: str | None,
-    fault: str,
+    fault: dict[str, Any],
 ) -> None:
-    data = disks.wrapped(variant, compression, "dense").read_bytes()
+    data = disks.image(variant, "dense").read_bytes()
     started = time.monotonic()
-    import_disk(server.serve("/disk", misbehave.Page(data, **FRUITLESS[fault])), device, scratch=tmp_path)
+    import_disk(server.serve("/disk", misbehave.Page(data, **fault)), device, scratch=tmp_path)
     assert time.monotonic() - started < 20
     oracle.same(device, disks.expected(variant, "dense"), beyond=devices.DIRT)
     assert len(server.gets("/disk")) < 60

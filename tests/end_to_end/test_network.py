@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 import cdi_worker
-from tests.support import devices, misbehave, oracle, ways
+from tests.support import devices, misbehave, oracle, pairs, ways
 from tests.support import disks as disks_module
 
 KiB, MiB = 1 << 10, 1 << 20
-EVERY_ROUTE = pytest.mark.parametrize(("variant", "compression"), disks_module.BY_RANGES)
-
-
 TROUBLES: dict[str, dict[str, Any]] = {
     "503": {"status": 503},
     "429-with-advice": {"status": 429, "headers": {"Retry-After": "0"}},
@@ -31,27 +28,29 @@ TROUBLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("trouble", list(TROUBLES))
-@EVERY_ROUTE
+@pytest.mark.parametrize(
+    ("trouble", "route"), pairs.dealt(TROUBLES, disks_module.BY_RANGES), ids=lambda value: f"{value}"
+)
 def test_temporary_error_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
     device: Path,
     tmp_path: Path,
-    variant: str,
-    compression: str | None,
     trouble: str,
+    route: tuple[str, str | None],
 ) -> None:
     """The first response is good, the next ones are not, the rest is."""
-    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    good = misbehave.Page(disks.wrapped(*route).read_bytes())
     bad = dataclasses.replace(good, **TROUBLES[trouble])
     url = server.serve("/disk", (good, 1), (bad, 3), good)
     ways.import_disk(url, device, scratch=tmp_path, access=cdi_worker.Access(patience=1.0))
-    oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+    oracle.same(device, disks.expected(route[0]), beyond=devices.DIRT)
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "ordered"])
-@EVERY_ROUTE
+@pytest.mark.parametrize(
+    ("variant", "compression", "ranges"),
+    [("raw", None, True), ("qcow2", "zst", False), ("vhdx-log", None, True)],
+)
 def test_reset_at_any_byte_is_retried(
     server: misbehave.Server,
     disks: disks_module.Disks,
@@ -63,7 +62,7 @@ def test_reset_at_any_byte_is_retried(
 ) -> None:
     good = misbehave.Page(disks.wrapped(variant, compression).read_bytes(), ranges=ranges)
     size = len(good.body)
-    for at in (0, 1, 511, 512, 65_535, 262_143, 262_144, 262_145, size // 2, size - 512, size - 1):
+    for at in (0, 1, 511, 262_144, size // 2, size - 512, size - 1):
         if at == 0 and not ranges:
             continue  # before the first byte: that is an unreachable server
         url = server.serve("/disk", (dataclasses.replace(good, cut_at=at), 1), good)
@@ -71,16 +70,11 @@ def test_reset_at_any_byte_is_retried(
         oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
 
 
-@EVERY_ROUTE
+@pytest.mark.parametrize("variant", ["raw", "vhdx-log"])
 def test_reset_of_every_response_is_survived(
-    server: misbehave.Server,
-    disks: disks_module.Disks,
-    device: Path,
-    tmp_path: Path,
-    variant: str,
-    compression: str | None,
+    server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
 ) -> None:
-    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    good = misbehave.Page(disks.image(variant).read_bytes())
     ways.import_disk(server.serve("/disk", dataclasses.replace(good, cut=400_000)), device, scratch=tmp_path)
     oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
     # What QEMU reads may be tables: an answer of zeros only, which its cut end makes likely, is read twice.
@@ -88,29 +82,14 @@ def test_reset_of_every_response_is_survived(
     assert server.sent("/disk") < most * len(good.body) + MiB
 
 
-@EVERY_ROUTE
 def test_lost_mirror_is_replaced(
-    server: misbehave.Server,
-    disks: disks_module.Disks,
-    device: Path,
-    tmp_path: Path,
-    variant: str,
-    compression: str | None,
+    server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path
 ) -> None:
     """Each request is redirected to another mirror, and the first mirror is lost on the way."""
-    good = misbehave.Page(disks.wrapped(variant, compression).read_bytes())
+    good = misbehave.Page(disks.image("qcow2").read_bytes())
     with misbehave.Server() as mirrors:
         first = mirrors.serve("/first", (good, 2), dataclasses.replace(good, status=404))
         url = server.serve("/disk", misbehave.Page(to=(first, mirrors.serve("/second", good))))
         ways.import_disk(url, device, scratch=tmp_path)
-        oracle.same(device, disks.expected(variant), beyond=devices.DIRT)
+        oracle.same(device, disks.expected("qcow2"), beyond=devices.DIRT)
         assert len(server.requests) <= 10
-
-
-@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx-log"])
-def test_server_without_etag_is_supported(
-    server: misbehave.Server, disks: disks_module.Disks, device: Path, tmp_path: Path, variant: str
-) -> None:
-    page = misbehave.Page(disks.image(variant).read_bytes(), etag=None, modified=None)
-    ways.import_disk(server.serve("/disk", page), device, scratch=tmp_path)
-    oracle.same(device, disks.expected(variant), beyond=devices.DIRT)

@@ -13,9 +13,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import json
+import os
 import pickle
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -28,6 +32,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker.importer import progress
+from cdi_worker.scratch import digests
 from tests.support import forked, misbehave, processes, ways
 
 MIB = 1 << 20
@@ -41,7 +46,7 @@ OPTIONS = {
     "journal_interval": 0.05,
     "fetch": cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20),
 }
-#: The least that a run killed by ``midway`` has noted of ``SIZE`` bytes.
+#: The least that a run killed by ``late`` has noted.
 KEPT = 3 * MIB
 
 
@@ -106,12 +111,21 @@ def midway(
     number: int = signal.SIGKILL,
     *,
     sent: int = SIZE * 3 // 4,
+    kept: int = 0,
     before: str = "",
 ) -> None:
-    """Kill a run when its server has sent so many bytes; return when the server is quiet."""
-    path = path_of(request)
+    """Kill a run when its server has sent so many bytes; return when the server is quiet.
+
+    ``kept``: wait also until the journal has so many. What was sent may wait in the socket of a busy worker.
+    """
+    path, target = path_of(request), Path(str(request.target))
     already = server.sent(path)
-    status = kill(request, lambda: server.sent(path) - already > sent, number, before=before)
+    status = kill(
+        request,
+        lambda: server.sent(path) - already > sent and (not kept or noted(target) >= kept),
+        number,
+        before=before,
+    )
     assert number != signal.SIGKILL or status == -signal.SIGKILL
     processes.wait_for(server.is_quiet, "the connections of the killed")
 
@@ -122,11 +136,24 @@ def slow(page: misbehave.Page) -> misbehave.Page:
 
 
 def late(server: misbehave.Server, page: misbehave.Page, request: cdi_worker.Request) -> None:
-    """Serve a page slowly, kill the run when most of it was sent, then serve it at full speed."""
+    """Serve a page slowly, kill the run when most was sent and some kept, then serve it at full speed."""
     path = path_of(request)
     server.serve(path, slow(page))
-    midway(server, request, sent=len(page.body) * 3 // 4)
+    midway(server, request, sent=len(page.body) * 3 // 4, kept=KEPT)
     server.serve(path, page)
+
+
+def noted(target: Path) -> int:
+    """Return how many bytes are on storage by the journal of an import to a file or device."""
+    found = [0]
+    for path in (target, *(target.with_name(f"{target.name}{end}") for end in (".part", ".journal.part"))):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+            slots = stream.read(MIB)
+            stream.seek(max(MIB, stream.seek(0, os.SEEK_END) - MIB))
+            for text in re.findall(rb"cdi-worker journal \d+\n(\{[^\n]*\})\n", slots + stream.read()):
+                spans = struct.iter_unpack(digests._PAIR, base64.b64decode(json.loads(text)["done"]))
+                found.append(sum(end - start for start, end in spans))
+    return max(found)
 
 
 def moments(config: pytest.Config) -> Iterator[float]:
