@@ -220,6 +220,19 @@ def test_server_survives_a_client_that_leaves_during_reads(tmp_path: Path) -> No
         client.close()
 
 
+def test_connection_that_failed_is_closed() -> None:
+    """Otherwise nbdkit waits for its client, and is killed: VDDK does not end its session with the host."""
+    plugin = nbdkit.Plugin("eval", {"open": "echo EIO not now >&2; exit 1", "get_size": "echo 1M"})
+    with nbdkit.serve(plugin) as socket:
+        client = connected(socket)
+        with pytest.raises(errors.SourceError) as caught:
+            client.open()
+        began = time.monotonic()
+    # The exception, which refers to the connection, still exists.
+    assert "no export" in str(caught.value)
+    assert time.monotonic() - began < 4, "killed after 5 s"
+
+
 def test_closed_client_opens_no_connection() -> None:
     with nbdkit.serve(nbdkit.Plugin("memory", {"size": "1M"})) as socket:
         client = connected(socket, "disk")
