@@ -25,8 +25,8 @@ from cdi_worker.sources.nbd import client, connection, handshake, locations, sou
 from tests.support import nbd_servers, oracle, processes
 
 MIB = 1 << 20
-#: A disk whose reply may last a second (``connection.SLOWEST``).
-SMALL = 64 << 10
+#: A disk whose reply may last a quarter of a second (``connection.SLOWEST``).
+SMALL = 16 << 10
 
 
 def import_(disk: nbd_servers.Disk, directory: Path, patience: float = 180.0) -> Result:

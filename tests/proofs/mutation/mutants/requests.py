@@ -24,7 +24,7 @@ MUTANTS = (
         "copies an export to itself",
         "        return ours.export == other.export and ours.server == other.server\n",
         "        return False\n",
-        "tests/end_to_end/test_nbd_targets.py::test_export_is_not_copied_to_itself",
+        "tests/end_to_end/test_nbd_targets.py::test_addresses_of_one_export",
     ),
     mutant(
         "importer/request.py",
