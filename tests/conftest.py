@@ -271,9 +271,9 @@ def cloud(together: shared.Shared) -> openstack.Cloud:
 
 @pytest.fixture(scope="session")
 def ovirt_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_stages.Setup]:
-    """Run an oVirt engine for migrations during the whole test run."""
+    """Run an oVirt engine during the whole test run."""
     directory = tmp_path_factory.mktemp("ovirt")
-    with engine.running(directory) as (running, authority):
+    with engine.running(directory, local=False, level="DEBUG") as (running, authority):
         yield ovirt_stages.Setup(running, authority, directory)
 
 
@@ -285,16 +285,19 @@ def ovirt(ovirt_running: ovirt_stages.Setup) -> ovirt_stages.Setup:
 
 
 @pytest.fixture(scope="session")
-def ovirt_disk_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ovirt_disks.Setup]:
-    """Run an oVirt engine with a disk during the whole test run."""
-    with ovirt_disks.running(tmp_path_factory.mktemp("ovirt"), local=False) as place:
-        yield place
+def ovirt_disk_running(
+    ovirt_running: ovirt_stages.Setup, tmp_path_factory: pytest.TempPathFactory
+) -> ovirt_disks.Setup:
+    """Add a disk to the oVirt engine of the whole test run."""
+    return ovirt_disks.added(
+        ovirt_running.engine, ovirt_running.authority, tmp_path_factory.mktemp("ovirt-disk")
+    )
 
 
 @pytest.fixture
 def ovirt_disk(ovirt_disk_running: ovirt_disks.Setup) -> Iterator[ovirt_disks.Setup]:
     """Return an oVirt engine with a disk, reset to its normal behaviour; no disk may stay locked."""
-    ovirt_disk_running.reset()
+    ovirt_disk_running.engine.reset()
     yield ovirt_disk_running
     assert not ovirt_disk_running.engine.locked
 

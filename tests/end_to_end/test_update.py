@@ -158,14 +158,6 @@ def test_disk_of_another_size_is_as_after_an_import(
         assert target.stat().st_size == len(content)
 
 
-def test_disk_grows_to_the_requested_size(server: misbehave.Server, tmp_path: Path) -> None:
-    target = tmp_path / "disk.img"
-    imported(server, target)
-    url = server.serve("/new", misbehave.Page(bytes(OLD)))
-    cdi_worker.run(request(url, target, image_size=30 * MIB))
-    same(target, OLD + bytes(6 * MIB), tmp_path)
-
-
 @pytest.mark.parametrize("target", ["block512"], indirect=True)
 def test_failure_before_the_first_difference_leaves_the_disk(
     server: misbehave.Server, target: Path, tmp_path: Path

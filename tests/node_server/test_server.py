@@ -43,19 +43,16 @@ def test_flags_have_one_or_two_dashes(empty_node: node_servers.Container, flags:
     assert node_servers.request(empty_node.port, "/disk.img").status == 200
 
 
-@pytest.mark.parametrize(
-    "arguments", [["-x", "1"], ["-p"], ["p", "1"], ["-p", "no"], ["-p", "0"], ["---p=1"]]
-)
-def test_wrong_arguments_print_usage(empty_node: node_servers.Container, arguments: list[str]) -> None:
+def test_wrong_arguments_print_usage(empty_node: node_servers.Container) -> None:
     empty_node.put("disk.img")
-    process = empty_node.start(*arguments)
-    assert "usage:" in process.communicate(timeout=processes.PATIENCE)[1]
-    assert process.returncode == 2
+    for arguments in (["-x", "1"], ["-p"], ["p", "1"], ["-p", "no"], ["-p", "0"], ["---p=1"]):
+        process = empty_node.start(*arguments)
+        assert "usage:" in process.communicate(timeout=processes.PATIENCE)[1]
+        assert process.returncode == 2, arguments
 
 
-@pytest.mark.parametrize(
-    ("value", "start", "end"),
-    [
+def test_range_is_served(node: node_servers.Container) -> None:
+    for value, start, end in (
         ("bytes=0-0", 0, 1),
         ("bytes=100-199", 100, 200),
         ("bytes=300000-", 300_000, 300_001),
@@ -63,50 +60,34 @@ def test_wrong_arguments_print_usage(empty_node: node_servers.Container, argumen
         ("bytes=-999999999999999999999999", 0, 300_001),
         ("bytes=5-99999999999999999999999", 5, 300_001),
         ("Bytes=1-1", 1, 2),
-    ],
-)
-def test_range_is_served(node: node_servers.Container, value: str, start: int, end: int) -> None:
-    answer = node_servers.request(node.port, "/disk.img", Range=value)
-    assert (answer.status, answer.body) == (206, node_servers.DATA[start:end])
-    assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/300001"
+        ("bytes=1-2 ", 1, 3),
+    ):
+        answer = node_servers.request(node.port, "/disk.img", Range=value)
+        assert (answer.status, answer.body) == (206, node_servers.DATA[start:end]), value
+        assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/300001"
 
 
-@pytest.mark.parametrize("value", ["bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"])
-def test_range_beyond_end_is_416(node: node_servers.Container, value: str) -> None:
-    answer = node_servers.request(node.port, "/disk.img", Range=value)
-    assert answer.status == 416
-    assert answer.headers["content-range"] == "bytes */300001"
+def test_range_beyond_end_is_416(node: node_servers.Container) -> None:
+    for value in ("bytes=300001-", "bytes=99999999999999999999-", "bytes=-0"):
+        answer = node_servers.request(node.port, "/disk.img", Range=value)
+        assert (answer.status, answer.headers["content-range"]) == (416, "bytes */300001"), value
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "bytes=1-0",
-        "bytes=0-0,2-3",
-        "bytes=-",
-        "bytes=",
-        "bytes=a-b",
-        "lines=0-1",
-        "bytes=1-2 ",
-        "bytes=0x1-2",
-    ],
-)
-def test_malformed_range_is_ignored(node: node_servers.Container, value: str) -> None:
-    answer = node_servers.request(node.port, "/disk.img", Range=value)
-    if value.strip() == value:
-        assert (answer.status, answer.body) == (200, node_servers.DATA)
-    else:
-        assert answer.body == node_servers.DATA[1:3]
+def test_malformed_range_is_ignored(node: node_servers.Container) -> None:
+    for value in ("1-0", "0-0,2-3", "-", "", "a-b", "0x1-2"):
+        answer = node_servers.request(node.port, "/disk.img", Range=f"bytes={value}")
+        assert (answer.status, answer.body) == (200, node_servers.DATA), value
+    assert node_servers.request(node.port, "/disk.img", Range="lines=0-1").status == 200
 
 
-@pytest.mark.parametrize("second", ["bytes=7-x", "bytes=9-2", "lines=1-2"])
-def test_last_of_two_range_headers_applies(node: node_servers.Container, second: str) -> None:
+def test_last_of_two_range_headers_applies(node: node_servers.Container) -> None:
     """A partly parsed second Range must not be mixed with the first: the length became negative."""
-    value = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
-    answer = node_servers.send_raw(node.port, value.encode())
-    assert node_servers.status_of(answer) == 200
-    assert b"Content-Length: 300001\r\n" in answer
-    assert answer.endswith(node_servers.DATA)
+    for second in ("bytes=7-x", "bytes=9-2", "lines=1-2"):
+        value = f"GET /disk.img HTTP/1.0\r\nRange: bytes=0-5\r\nRange: {second}\r\n\r\n"
+        answer = node_servers.send_raw(node.port, value.encode())
+        assert node_servers.status_of(answer) == 200
+        assert b"Content-Length: 300001\r\n" in answer
+        assert answer.endswith(node_servers.DATA)
 
 
 def test_head_has_length_and_no_body(node: node_servers.Container) -> None:

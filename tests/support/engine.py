@@ -45,6 +45,20 @@ class Engine:
         self.locked: set[str] = set()
         self.transfers: list[Transfer] = []
         self.calls: list[str] = []
+        self.reset()
+        self._pair = pair
+        self._tokens: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._stopping = threading.Event()
+        self._listening = contextlib.ExitStack()
+        self.port = 0
+
+    def reset(self) -> None:
+        """Forget the transfers and faults of an earlier test."""
+        self.transfers.clear()
+        self.calls.clear()
         self.slow = 0.05
         self.broken = 0
         self.inactivity = 60.0
@@ -56,14 +70,6 @@ class Engine:
         self.front: int | None = None
         self.short = 0
         self.ending: Callable[[], object] | None = None
-        self._pair = pair
-        self._tokens: set[str] = set()
-        self._numbers = itertools.count(1)
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._stopping = threading.Event()
-        self._listening = contextlib.ExitStack()
-        self.port = 0
 
     def __enter__(self) -> Self:
         self.start()

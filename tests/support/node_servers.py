@@ -19,12 +19,12 @@ SOURCE = repository.ROOT / "node-server"
 DATA = os.urandom(300_001)
 
 
-def compiled(directory: Path, **variables: str) -> Path:
-    """Build the server with its Makefile; ``variables`` of make."""
+def compiled(directory: Path, source: Path = SOURCE, **variables: str) -> Path:
+    """Build the server with its Makefile; ``source``: a copy of it, ``variables`` of make."""
     processes.need("make", "gcc")
     program = directory / "cdi-containerimage-server"
     words = [f"{name}={value}" for name, value in {"OUT": str(program), **variables}.items()]
-    processes.run("make", "-C", SOURCE, *words)
+    processes.run("make", "-C", source, *words)
     return program
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker.images.engine import cancelling
@@ -29,15 +28,6 @@ class Setup:
     authority: tls.Authority
     before: Path
     now: Path
-
-    def reset(self) -> None:
-        """Undo the changes of an earlier test."""
-        engine = self.engine
-        engine.transfers.clear()
-        engine.calls.clear()
-        engine.slow, engine.broken, engine.inactivity, engine.host, engine.extends = 0.05, 0, 60.0, True, True
-        engine.flat = engine.mute = False
-        engine.front, engine.delay, engine.short, engine.ending = None, "", 0, None
 
     def location(self, current: str = "", previous: str = "", disk: str = "disk") -> locations.Imageio:
         """Return the location of a disk, or of the delta between two checkpoints."""
@@ -83,15 +73,13 @@ def raw_disk(path: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def running(directory: Path, *, local: bool) -> Iterator[Setup]:
-    """Run an engine with the disk; ``local``: see ``imageiod.daemon``."""
-    with engine_module.running(directory, local=local, level="DEBUG") as (engine, authority):
-        chain = engine.add_disk("disk", raw_disk(directory / "raw"))
-        chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
-        before = chain.content("disk-0", directory / "before")
-        now = chain.content("disk-1", directory / "now")
-        yield Setup(engine, authority, before, now)
+def added(engine: engine_module.Engine, authority: tls.Authority, directory: Path) -> Setup:
+    """Add the disk to an engine; ``directory`` is for its content."""
+    chain = engine.add_disk("disk", raw_disk(directory / "raw"))
+    chain.snapshot("write -P 7 2M 300k", "write -z 3M 64k")
+    before = chain.content("disk-0", directory / "before")
+    now = chain.content("disk-1", directory / "now")
+    return Setup(engine, authority, before, now)
 
 
 def read(image: base.Image) -> bytes:

@@ -28,9 +28,7 @@ class Setup:
 
     def reset(self) -> None:
         """Undo the changes of an earlier test, even of a failed one."""
-        self.engine.transfers.clear()
-        self.engine.inactivity, self.engine.delay, self.engine.short = 60.0, "", 0
-        self.engine.ending = None
+        self.engine.reset()
         shutil.rmtree(self.directory / "scratch", ignore_errors=True)
 
     def chain(self, size: int = SIZE) -> imageiod.Chain:

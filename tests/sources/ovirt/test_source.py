@@ -14,7 +14,7 @@ from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.ovirt import locations
 from cdi_worker.sources.ovirt import source as imageio
-from tests.support import ovirt_disks, processes
+from tests.support import engine, ovirt_disks, processes
 
 
 def test_current_disk_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
@@ -34,7 +34,8 @@ def test_current_disk_is_read(ovirt_disk: ovirt_disks.Setup) -> None:
 
 
 def test_local_host_is_read_by_unix_socket(tmp_path: Path) -> None:
-    with ovirt_disks.running(tmp_path, local=True) as setup:
+    with engine.running(tmp_path) as (running, authority):
+        setup = ovirt_disks.added(running, authority, tmp_path)
         with setup.opened() as image:
             assert ovirt_disks.read(image) == setup.now.read_bytes()
             image.verify()
