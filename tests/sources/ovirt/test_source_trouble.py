@@ -16,6 +16,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import progress
 from cdi_worker.sources import base
+from cdi_worker.sources.ovirt import engine
 from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading, upload_relay
 
@@ -145,8 +146,12 @@ def test_cancel_ends_the_wait_for_a_silent_engine(ovirt_disk: ovirt_disks.Setup)
     ovirt_disk.engine.mute = False
 
 
-def test_silent_engine_does_not_delay_the_end(ovirt_disk: ovirt_disks.Setup) -> None:
+def test_silent_engine_does_not_delay_the_end(
+    ovirt_disk: ovirt_disks.Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped pod has 30 s in all; the engine ends an unused transfer by itself."""
+    monkeypatch.setattr(engine, "GRACE", 0.5)
+    monkeypatch.setattr(engine, "LOGOUT", 0.5)
     cancel = cancelling.Cancel()
     ovirt_disk.engine.inactivity = 2
     quick = dataclasses.replace(ovirt_disks.QUICK, last=1)
