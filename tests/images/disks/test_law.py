@@ -27,7 +27,7 @@ from cdi_worker.images.disks import base, following, raw, tables
 from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.images.sinks import compared, delivery
 from cdi_worker.scratch import journal
-from tests.support import devices, placing, processes
+from tests.support import devices, pairs, placing, processes
 
 MiB = 1 << 20
 SIZE = 6 * MiB + 512
@@ -190,7 +190,12 @@ MAKERS: dict[str, tuple[type[base.Disk], Callable[[Files, cancelling.Cancel], Ma
 CHANGES = {"changed extents", "chain of changes"}
 ONCE = {"stream", "runs", "following"}
 every = pytest.mark.parametrize("kind", MAKERS)
-every_whole = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in CHANGES])
+WHOLE = [name for name in MAKERS if name not in CHANGES]
+every_whole = pytest.mark.parametrize("kind", WHOLE)
+#: Each on one kind of target.
+each_somewhere = pytest.mark.parametrize(
+    ("kind", "place"), pairs.dealt(WHOLE, ["file", "block512", "block4096"]), indirect=["place"]
+)
 every_again = pytest.mark.parametrize("kind", [name for name in MAKERS if name not in ONCE])
 
 
@@ -271,12 +276,11 @@ def test_each_byte_is_delivered_once(kind: str, files: Files) -> None:
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("seed", range(3))
 @every_again
-def test_only_what_is_missing_is_delivered_and_again(kind: str, files: Files, seed: int) -> None:
+def test_only_what_is_missing_is_delivered_and_again(kind: str, files: Files) -> None:
     made = make(kind, files)
-    some = Some(seed, SIZE)
-    for _ in range(2):
+    for seed in (0, 0, 1, 2):
+        some = Some(seed, SIZE)
         sink = placing.Dirty(SIZE // 512 * 512)
         sink._cover = lambda offset, length: None  # type: ignore[method-assign]  # a cluster is whole
         delivered(made.disk, sink, some)
@@ -285,26 +289,31 @@ def test_only_what_is_missing_is_delivered_and_again(kind: str, files: Files, se
                 assert sink.data[first:after] == made.expected[first:after]
 
 
-@pytest.mark.parametrize("after", [0, 3, 11])
+class Failing(Exact):
+    """Fails at each call ``after`` so many."""
+
+    def __init__(self, size: int, after: int) -> None:
+        super().__init__(size)
+        self.calls = 0
+        self._after = after
+
+    def _cover(self, offset: int, length: int) -> None:
+        super()._cover(offset, length)
+        self.calls += 1
+        if self.calls > self._after:
+            raise errors.TargetError(path="disk", reason="broken")
+
+
 @every
-def test_failing_sink_ends_all(kind: str, files: Files, after: int) -> None:
+def test_failing_sink_ends_all(kind: str, files: Files) -> None:
     before = set(threading.enumerate())
-
-    class Failing(Exact):
-        calls = 0
-
-        def _cover(self, offset: int, length: int) -> None:
-            super()._cover(offset, length)
-            self.calls += 1
-            if self.calls > after:
-                raise errors.TargetError(path="disk", reason="broken")
-
-    made, sink = make(kind, files), Failing(SIZE)
-    with contextlib.suppress(errors.TargetError):
-        delivered(made.disk, sink)
-        assert sink.calls <= after, "the failure is lost"
-    sink.over = True
-    assert set(threading.enumerate()) <= before
+    for after in (0, 3, 11):
+        made, sink = make(kind, files), Failing(SIZE, after)
+        with contextlib.suppress(errors.TargetError):
+            delivered(made.disk, sink)
+            assert sink.calls <= after, "the failure is lost"
+        sink.over = True
+        assert set(threading.enumerate()) <= before, after
 
 
 @every
@@ -327,7 +336,7 @@ def test_cancel_ends_all(kind: str, files: Files) -> None:
     assert set(threading.enumerate()) <= before
 
 
-@pytest.fixture(params=["file", "block512", "block4096"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file, or a device full of 0xFF."""
     if request.param == "file":
@@ -342,7 +351,7 @@ def read(path: Path) -> bytes:
         return stored.read(SIZE)
 
 
-@every_whole
+@each_somewhere
 def test_target_holds_the_disk(kind: str, files: Files, place: Path) -> None:
     made = make(kind, files)
     with targets.open(place, made.disk.size) as out:
@@ -351,7 +360,7 @@ def test_target_holds_the_disk(kind: str, files: Files, place: Path) -> None:
     assert read(place) == made.expected
 
 
-@every_whole
+@each_somewhere
 def test_update_writes_only_what_differs(kind: str, files: Files, place: Path) -> None:
     made = make(kind, files)
     old = bytearray(made.expected)

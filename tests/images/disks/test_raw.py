@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import threading
 import types
 from pathlib import Path
@@ -19,9 +18,10 @@ from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import ahead, cancelling
 from cdi_worker.images.sinks import delivery
 from cdi_worker.importer import reading
-from tests.support import devices, limits, oracle, processes
+from tests.support import devices, oracle, pairs, processes
 
 MiB = 1 << 20
+target = devices.targets("file", "block512", "block4096", size=16 * MiB)
 
 
 class Bytes:
@@ -68,29 +68,22 @@ def disk_like(size: int) -> bytes:
     return bytes(content)
 
 
+#: With each size at which something ends, each kind of target.
+SIZES = (0, 1, 511, 512, 513, MiB, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 9 * MiB + 77)
+
+
 @pytest.mark.parametrize(
-    "size", [0, 1, 511, 512, 513, MiB, ahead.CHUNK - 1, ahead.CHUNK, ahead.CHUNK + 1, 9 * MiB + 77]
+    ("size", "target"), pairs.dealt(SIZES, ["file", "block512", "block4096"]), indirect=["target"]
 )
-@pytest.mark.parametrize("kind", ["file", "block512", "block4096"])
-def test_copy_is_that_of_qemu_img(tmp_path: Path, size: int, kind: str) -> None:
+def test_copy_is_that_of_qemu_img(tmp_path: Path, target: Path, size: int) -> None:
     source, expected = tmp_path / "source", tmp_path / "expected"
     source.write_bytes(disk_like(size))
     processes.run("qemu-img", "convert", "-f", "raw", "-O", "raw", source, expected)
-
-    def copy_to(path: Path) -> None:
-        with targets.open(path, None) as disk:
-            reader = Bytes(source.read_bytes())
-            assert deliver(stream(reader), disk, 16 * MiB) == size
-            disk.commit()
-
-    if kind == "file":
-        copy_to(tmp_path / "disk.img")
-        oracle.same(tmp_path / "disk.img", expected)
-        assert (tmp_path / "disk.img").stat().st_size == expected.stat().st_size
-    else:
-        with devices.loop(tmp_path, 16 * MiB, sector=int(kind[5:])) as device:
-            copy_to(device)
-            oracle.same(device, expected, beyond=None)
+    with targets.open(target, None) as disk:
+        assert deliver(stream(Bytes(source.read_bytes())), disk, 16 * MiB) == size
+        disk.commit()
+    oracle.same(target, expected, beyond=None)
+    assert target.is_block_device() or target.stat().st_size == expected.stat().st_size
 
 
 def copy_to(path: Path, reader: object, limit: int, cancel: cancelling.Cancel | None = None) -> int:
@@ -143,27 +136,6 @@ def test_error_of_the_reader_is_raised(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_error_of_the_target_ends_reading(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    with (
-        devices.filesystem("tmpfs", tmp_path) as point,
-        pytest.raises(errors.TargetError, match="no space left"),
-    ):
-        copy_to(point / "disk.img", Endless(), 1 << 40)
-    assert set(threading.enumerate()) <= before
-
-
-def test_cancel_ends_reading_and_writing(tmp_path: Path) -> None:
-    cancel = cancelling.Cancel()
-    before = set(threading.enumerate())
-    timer = threading.Timer(0.1, cancel.set)
-    timer.start()
-    with pytest.raises(errors.Cancelled):
-        copy_to(tmp_path / "disk.img", Endless(), 1 << 40, cancel)
-    timer.join()
-    assert set(threading.enumerate()) <= before
-
-
 def test_rest_of_a_stream_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SHORTEST_LIMIT", 3 * MiB)
 
@@ -177,39 +149,3 @@ def test_rest_of_a_stream_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatc
     drain(3 * MiB + 1, size=4 * MiB)
     with pytest.raises(errors.Refused, match="more than 3145728 bytes follow the end of the image"):
         drain(3 * MiB + 1)
-
-
-IN_A_POD = """
-import contextlib
-import sys
-from cdi_worker.images import targets
-from cdi_worker.images.disks import base, raw
-from cdi_worker.images.engine import cancelling
-
-class Data:
-    left = 80 << 20
-    def readinto(self, into):
-        count = min(self.left, len(into))
-        into[:count] = b"x" * count
-        self.left -= count
-        return count
-
-with targets.open(sys.argv[1], 80 << 20, targets.TargetOptions(direct=sys.argv[2] == "direct")) as disk:
-    stream = raw.StreamDisk(lambda _: contextlib.nullcontext(Data()), cancelling.Cancel(), footer=False)
-    stream.deliver(disk, base.EVERYTHING, base.DeliveryMeter())
-    disk.commit()
-"""
-
-
-@pytest.mark.parametrize("how", ["cached", "direct"])
-def test_slow_device_does_not_fill_memory(tmp_path: Path, how: str) -> None:
-    """A pod of 600M is to a disk of many GiB as a group of 96M is to these 80 MiB."""
-    with (
-        devices.slow(tmp_path, 80 * MiB, bytes_per_second=25 * MiB) as device,
-        limits.cgroup(memory=96 * MiB, cpus=0.75) as group,
-    ):
-        processes.run(*group.prefix, sys.executable, "-c", IN_A_POD, device, how)
-        assert group.killed() == 0
-        assert group.peak() < 80 * MiB
-        with device.open("rb") as file:
-            assert all(piece == b"x" * MiB for piece in iter(lambda: file.read(MiB), b""))
