@@ -16,7 +16,7 @@ from hypothesis import strategies
 from cdi_worker.formats import views
 from cdi_worker.formats.vhd import check as vhd
 from cdi_worker.images.tools import qemu_img
-from tests.support import disks, processes, qcow2_images, vhd_images, vhdx_images
+from tests.support import processes, qcow2_images, vhd_images, vhdx_images
 
 MiB = 1 << 20
 #: Entries of a table that are changed: a damaged count would make it as long as the file.
@@ -56,15 +56,6 @@ def make(recipe: Recipe, path: Path) -> None:
     if commands:
         with contextlib.suppress(AssertionError):
             processes.run("qemu-io", "-f", recipe.form, *commands, path)
-
-
-def made(recipe: Recipe) -> tuple[bytes, bytes]:
-    """Return an image and its raw disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        image, raw = Path(folder, "image"), Path(folder, "disk")
-        make(recipe, image)
-        disks.to_raw(image, recipe.form, raw)
-        return image.read_bytes(), raw.read_bytes()
 
 
 @strategies.composite
@@ -131,7 +122,7 @@ FORMS = {
 }
 
 
-def damaged(data: bytes, form: str, dice: random.Random) -> bytes:
+def damaged(data: bytes, dice: random.Random, form: str) -> bytes:
     """Return an image with a few words changed: a bit, to another word, by a little, or to any value."""
     if len(data) < 256 << 10:
         return data

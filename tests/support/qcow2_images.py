@@ -9,7 +9,7 @@ import struct
 import tempfile
 from pathlib import Path
 
-from hypothesis import assume, settings, strategies
+from hypothesis import settings, strategies
 
 from tests.support import disks, processes
 
@@ -47,34 +47,12 @@ def make(recipe: Recipe, path: Path) -> None:
             _try("qemu-img", *arguments.format(path=path).split())
 
 
-def made(recipe: Recipe) -> tuple[bytes, bytes]:
-    """Return an image in which QEMU finds no error, and its raw disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        image, raw = Path(folder, "image"), Path(folder, "raw")
-        make(recipe, image)
-        assume(_sound(image))
-        disks.to_raw(image, "qcow2", raw)
-        return image.read_bytes(), raw.read_bytes()
-
-
-def damaged(recipe: Recipe, dice: random.Random) -> bytes:
-    """Return an image with a few 64-bit words changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        image = Path(folder, "image")
-        make(recipe, image)
-        data = bytearray(image.read_bytes())
-    places = words(data)
-    for _ in range(dice.randint(1, 3)):
-        damage(data, places, dice)
-    return bytes(data)
-
-
 def _try(*argv: str | Path) -> None:
     with contextlib.suppress(AssertionError):
         processes.run(*argv)
 
 
-def _sound(image: Path) -> bool:
+def is_sound(image: Path) -> bool:
     """Report whether QEMU finds no error in an image that it made.
 
     QEMU 7.2 assigns a host cluster to both compressed and other data when compressed clusters are
@@ -184,7 +162,15 @@ def words(data: bytes) -> list[int]:
     return found
 
 
-def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
+def damaged(data: bytes, dice: random.Random, form: str = "qcow2") -> bytes:
+    """Return an image with a few words of its header and tables changed."""
+    changed, places = bytearray(data), words(data)
+    for _ in range(dice.randint(1, 3)):
+        _damage(changed, places, dice)
+    return bytes(changed)
+
+
+def _damage(data: bytearray, places: list[int], dice: random.Random) -> None:
     """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
     at = dice.choice(places)
     (word,) = struct.unpack_from(">Q", data, at)

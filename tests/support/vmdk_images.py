@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 import struct
-import tempfile
 from pathlib import Path
 
 from hypothesis import strategies
 
-from tests.support import disks, processes, qcow2_images, vmdk_stream
+from tests.support import processes, qcow2_images, vmdk_stream
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -54,24 +53,6 @@ def make(recipe: Recipe, path: Path) -> None:
         raw = path.with_name("raw")
         processes.run("qemu-img", "convert", "-f", "vmdk", "-O", "raw", grown, raw)
         path.write_bytes(vmdk_stream.streamed(raw.read_bytes()))
-
-
-def made(recipe: Recipe) -> tuple[bytes, bytes]:
-    """Return an image and its raw disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        image, raw = Path(folder, "image"), Path(folder, "disk")
-        make(recipe, image)
-        disks.to_raw(image, "vmdk", raw)
-        return image.read_bytes(), raw.read_bytes()
-
-
-def damaged(recipe: Recipe, dice: random.Random) -> bytes:
-    """Return an image with a few 32-bit words changed."""
-    data = bytearray(made(recipe)[0])
-    places = words(data)
-    for _ in range(dice.randint(1, 3)):
-        damage(data, places, dice)
-    return bytes(data)
 
 
 @strategies.composite
@@ -118,7 +99,18 @@ def words(data: bytes) -> list[int]:
     return [at for at in found if 0 <= at <= len(data) - 4]
 
 
-def damage(data: bytearray, places: list[int], dice: random.Random) -> None:
+def damaged(data: bytes, dice: random.Random, form: str = "vmdk") -> bytes:
+    """Return an image with a few words of its header and tables changed."""
+    changed, places = bytearray(data), words(data)
+    for _ in range(dice.randint(1, 3)):
+        _damage(changed, places, dice)
+    return bytes(changed)
+
+
+check = qcow2_images.check
+
+
+def _damage(data: bytearray, places: list[int], dice: random.Random) -> None:
     """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
     at = dice.choice(places)
     (word,) = struct.unpack_from("<I", data, at)

@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import functools
 import gzip
+import itertools
 import lzma
 import random
 import resource
@@ -39,19 +40,8 @@ def plain(kind, data, **options):
 
 
 @every_kind
-def test_data_is_decompressed(kind):
-    assert plain(kind, COMPRESS[kind](PLAIN)) == PLAIN
-
-
-@every_kind
 def test_empty_data_is_decompressed(kind):
     assert plain(kind, COMPRESS[kind](b"")) == b""
-
-
-@every_kind
-def test_empty_input_is_truncated(kind):
-    with pytest.raises(errors.Truncated):
-        plain(kind, b"")
 
 
 @every_kind
@@ -63,26 +53,26 @@ def test_input_cut_anywhere_is_truncated(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("extra", [b"x", b"garbage that is longer", b"\x1f", b"\xfd7zXZ", b"BZ"])
-def test_bytes_after_the_end_are_garbage(kind, extra):
+def test_bytes_after_the_end_are_garbage(kind):
     data = COMPRESS[kind](PLAIN)
-    with pytest.raises(errors.TrailingGarbage) as caught:
-        plain(kind, data + extra)
-    assert caught.value.fields == {"format": kind, "offset": len(data)}
+    for extra in (b"x", b"garbage that is longer", b"\x1f", b"\xfd7zXZ", b"BZ"):
+        with pytest.raises(errors.TrailingGarbage) as caught:
+            plain(kind, data + extra)
+        assert caught.value.fields == {"format": kind, "offset": len(data)}
 
 
 @every_kind
-@pytest.mark.parametrize("step", [1, 2, 3, 7, 100])
-def test_input_in_small_pieces_is_decompressed(kind, step):
+def test_input_in_small_pieces_is_decompressed(kind):
     data = COMPRESS[kind](PLAIN) + COMPRESS[kind](b"") + COMPRESS[kind](PLAIN)
-    reader = decompress.open(kind, reading.ShortReads(data, step))
-    assert reading.read_all(reader, step) == PLAIN * 2
+    for step in (1, 2, 3, 7, 100):
+        reader = decompress.open(kind, reading.ShortReads(data, step))
+        assert reading.read_all(reader, step) == PLAIN * 2
 
 
 @every_kind
 def test_many_members_are_joined(kind):
-    data = b"".join(COMPRESS[kind](bytes([value])) for value in range(256)) * 40
-    assert plain(kind, data) == bytes(range(256)) * 40
+    data = b"".join(COMPRESS[kind](bytes([value])) for value in range(256)) * 10
+    assert plain(kind, data) == bytes(range(256)) * 10
 
 
 @every_kind
@@ -105,11 +95,6 @@ def test_output_above_limit_is_too_large(kind):
     assert plain(kind, data, limit=len(PLAIN)) == PLAIN
     with pytest.raises(errors.TooLarge, match="is larger than the reported available"):
         plain(kind, data, limit=len(PLAIN) - 1)
-
-
-@every_kind
-def test_garbage_is_detected_at_the_limit(kind):
-    data = COMPRESS[kind](PLAIN)
     with pytest.raises(errors.TrailingGarbage):
         plain(kind, data + b"x", limit=len(PLAIN))
 
@@ -135,7 +120,7 @@ def test_close_closes_the_source(kind):
 @pytest.mark.slow
 @every_kind
 def test_bomb_needs_bounded_memory(kind):
-    size = 1 << 26
+    size = 1 << 25
     data = COMPRESS[kind](bytes(size))
     buffer, count = memoryview(bytearray(4 << 20)), 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -146,13 +131,10 @@ def test_bomb_needs_bounded_memory(kind):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10
 
 
-@pytest.mark.parametrize("zeros", [1, 511, 3 << 20])
-def test_gz_accepts_zero_padding(zeros):
-    assert plain("gz", gzip.compress(PLAIN) + bytes(zeros)) == PLAIN
-
-
-def test_gz_refuses_member_after_padding():
+def test_gz_accepts_zero_padding_without_a_member_after_it():
     data = gzip.compress(PLAIN)
+    for zeros in (1, 511, 3 << 20):
+        assert plain("gz", data + bytes(zeros)) == PLAIN
     with pytest.raises(errors.TrailingGarbage):
         plain("gz", data + bytes(512) + data)
 
@@ -166,12 +148,12 @@ def test_gz_detects_wrong_length_and_checksum():
             plain("gz", bytes(bad))
 
 
-@pytest.mark.parametrize("step", [1, 5, 1000])
-def test_gz_header_with_all_fields_is_read(step):
+def test_gz_header_with_all_fields_is_read():
     header = b"\x1f\x8b\x08\x1e" + bytes(6) + struct.pack("<H", 3) + b"abc" + b"name\0" + b"comment\0"
     header += struct.pack("<H", zlib.crc32(header) & 0xFFFF)
     data = header + gzip.compress(PLAIN, mtime=0)[10:]
-    assert reading.read_all(decompress.open("gz", reading.ShortReads(data, step))) == PLAIN
+    for step in (1, 5, 1000):
+        assert reading.read_all(decompress.open("gz", reading.ShortReads(data, step))) == PLAIN
 
 
 @pytest.mark.slow
@@ -184,17 +166,16 @@ def test_end_of_feed_may_fall_anywhere(kind):
         assert plain(kind, data) == noise[:length] + PLAIN
 
 
-@pytest.mark.parametrize("zeros", [4, 8, 4 << 20])
-def test_xz_padding_is_skipped(zeros):
+def test_xz_padding_is_skipped():
     data = lzma.compress(PLAIN)
-    assert plain("xz", data + bytes(zeros)) == PLAIN
-    assert plain("xz", data + bytes(zeros) + data) == PLAIN * 2
+    for zeros in (4, 8, 4 << 20):
+        assert plain("xz", data + bytes(zeros)) == PLAIN
+        assert plain("xz", data + bytes(zeros) + data) == PLAIN * 2
 
 
-@pytest.mark.parametrize("zeros", [1, 2, 3, 5])
-def test_xz_padding_must_be_a_multiple_of_four(zeros):
+def test_xz_padding_must_be_a_multiple_of_four():
     data = lzma.compress(PLAIN)
-    for after in (b"", data):
+    for zeros, after in itertools.product((1, 2, 3, 5), (b"", data)):
         with pytest.raises(errors.TrailingGarbage) as caught:
             plain("xz", data + bytes(zeros) + after)
         assert caught.value.fields["offset"] == len(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import functools
 import gzip
+import itertools
 import lzma
 import random
 import subprocess
@@ -29,12 +30,11 @@ def packed(*compressions: str) -> bytes:
     return COMPRESS[compressions[0]](packed(*compressions[1:])) if compressions else QCOW2
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 10])
-@pytest.mark.parametrize("data", [b"", b"a", b"abcde", b"abcdefghij"])
-def test_peek_keeps_all_bytes(size, data):
-    reader = readers.Peek(readers.BytesReader(data), size)
-    assert reader.head == data[:size]
-    assert reading.read_all(reader, 3) == data
+def test_peek_keeps_all_bytes():
+    for size, data in itertools.product((0, 1, 5, 10), (b"", b"a", b"abcde", b"abcdefghij")):
+        reader = readers.Peek(readers.BytesReader(data), size)
+        assert reader.head == data[:size]
+        assert reading.read_all(reader, 3) == data
 
 
 @pytest.mark.parametrize("compressions", [(), ("gz",), ("xz", "gz"), ("bz2", "xz", "gz")])
@@ -44,18 +44,13 @@ def test_stream_is_unpacked_to_its_content(compressions):
     assert reading.read_all(reader) == QCOW2
 
 
-@pytest.mark.parametrize("compression", ["gz", "xz"])
-@pytest.mark.parametrize("size", [1000, detect.HEAD, 2 << 20])
-def test_sample_shows_compression_and_content(compression, size):
-    content = layers.look(packed(compression)[:size])
-    assert (content.compressions, content.format) == ((compression,), "qcow2")
-    assert content.head
-    assert QCOW2.startswith(content.head)
-
-
-def test_sample_shows_two_layers():
-    content = layers.look(packed("xz", "gz")[: detect.HEAD])
-    assert (content.compressions, content.format) == (("xz", "gz"), "qcow2")
+@pytest.mark.parametrize("compressions", [("gz",), ("xz",), ("xz", "gz")])
+def test_sample_shows_compression_and_content(compressions):
+    for size in (1000, detect.HEAD, 2 << 20)[len(compressions) - 1 :]:
+        content = layers.look(packed(*compressions)[:size])
+        assert (content.compressions, content.format) == (compressions, "qcow2")
+        assert content.head
+        assert QCOW2.startswith(content.head)
 
 
 def test_sample_too_small_is_unknown():
@@ -102,10 +97,3 @@ def test_failure_stops_the_tool():
     with pytest.raises(errors.Corrupt):
         layers.open(readers.BytesReader(blocks.stdout[:100] + b"?" * 100), tool=tool)
     assert started[0]._process._popen.stdout.closed
-
-
-def test_limit_applies_to_every_layer():
-    data = gzip.compress(gzip.compress(bytes(2 << 20)))
-    _, reader = layers.open(readers.BytesReader(data), limit=1 << 20)
-    with pytest.raises(errors.TooLarge):
-        reading.read_all(reader)

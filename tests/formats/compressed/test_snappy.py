@@ -83,11 +83,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("size", [1, 1 << 20])
-def test_malformed_stream_is_refused(name: str, size: int) -> None:
+def test_malformed_stream_is_refused(name: str) -> None:
     stream, error = BROKEN[name]
-    with pytest.raises(error):
-        decompress(stream, size=size)
+    for size in (1, 1 << 20):
+        with pytest.raises(error):
+            decompress(stream, size=size)
 
 
 def test_cut_inside_a_chunk_is_truncated() -> None:
@@ -99,7 +99,7 @@ def test_cut_inside_a_chunk_is_truncated() -> None:
                 decompress(whole[:end])
 
 
-@pytest.mark.parametrize("size", [1, 1000, 65_536, 65_537, 200_000, 3 << 20])
+@pytest.mark.parametrize("size", [1, 1000, 65_536, 200_000])
 def test_written_frames_read_back(size: int) -> None:
     data = NOISE + bytes(snappy.PIECE + 100) + TEXT if size > 1 else TEXT[:5000] + bytes(100)
     pieces = [memoryview(data)[start : start + snappy.PIECE] for start in range(0, len(data), snappy.PIECE)]

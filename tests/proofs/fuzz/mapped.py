@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 import sys
 import tempfile
@@ -116,9 +117,7 @@ def _blocks(form: str) -> Form:
                 steps = tuple(BLOCK_STEPS[:length])
                 yield block_images.make(block_images.Recipe(form, (3 << 20) + 512, options, steps), path)
 
-    def damaged(data: bytes, dice: random.Random) -> bytes:
-        return block_images.damaged(data, form, dice)
-
+    damaged = functools.partial(block_images.damaged, form=form)
     return Form(seeds, damaged, block_images.FORMS[form].sound, block_images.check, unpacked, packed)
 
 
@@ -147,22 +146,10 @@ def unpacked(data: bytes) -> bytes:
     return bytes(image)
 
 
-def _words(
-    words: Callable[[bytes], list[int]], damage: Callable[[bytearray, list[int], random.Random], None]
-) -> Callable[[bytes, random.Random], bytes]:
-    def damaged(data: bytes, dice: random.Random) -> bytes:
-        changed = bytearray(data)
-        for _ in range(dice.randint(1, 3)):
-            damage(changed, words(data), dice)
-        return bytes(changed)
-
-    return damaged
-
-
 #: By qemu-img's name of the format.
 FORMS = {
-    "qcow2": Form(_qcow2, _words(qcow2_images.words, qcow2_images.damage)),
-    "vmdk": Form(_vmdk, _words(vmdk_images.words, vmdk_images.damage), _sound),
+    "qcow2": Form(_qcow2, qcow2_images.damaged),
+    "vmdk": Form(_vmdk, vmdk_images.damaged, _sound),
     **{form: _blocks(form) for form in block_images.OPTIONS},
 }
 
