@@ -36,7 +36,7 @@ def test_first_of_two_files_is_refused_with_both_names(tmp_path: Path) -> None:
     """A README before the disk is none, and the message is not about its format."""
     layers = containers.layer(Entry("disk/README.html", b"<html>" * 99), Entry("disk/disk.img", b"x" * 512))
     path = containers.archive(tmp_path / "a.tar", {"": containers.Image((layers,))})
-    done = worker.run("import", f"oci-archive:{path}", tmp_path / "disk.img")
+    done = worker.call("import", f"oci-archive:{path}", tmp_path / "disk.img")
     assert done.error_message.endswith("two files in /disk, expected one: /disk/README.html, /disk/disk.img")
 
 
@@ -133,12 +133,12 @@ def test_wrong_size_is_refused(tmp_path: Path) -> None:
         read(f"oci-archive:{path}")
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 2000, 1 << 20])
-def test_truncated_archive_is_refused(size: int, tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path) -> None:
     path = containers.archive(tmp_path / "a.tar", {"": IMAGE})
-    os.truncate(path, size)
-    with pytest.raises(errors.Unreachable):
-        read(f"oci-archive:{path}")
+    for size in (1 << 20, 2000, 511, 1, 0):
+        os.truncate(path, size)
+        with pytest.raises(errors.Unreachable):
+            read(f"oci-archive:{path}")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_titles_are_printed_without_control_characters(tmp_path: Path) -> None:
     one = containers.titled_layer(OTHER, title)
     for number, layers in enumerate([(one,), (one, containers.titled_layer(DISK, "b"))]):
         archive = containers.archive(tmp_path / f"{number}.tar", {"": containers.Image(layers)})
-        done = worker.run("inspect", f"oci-archive:{archive}")
+        done = worker.call("inspect", f"oci-archive:{archive}")
         assert done.status == (4 if number else 0), done.errors
         assert "disk\ufffd[2J\ufffd route none" in done.output
         assert "\x1b" not in done.output + done.errors

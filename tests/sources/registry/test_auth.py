@@ -65,13 +65,13 @@ def test_password_that_is_not_utf_8_is_sent_as_it_is() -> None:
 # -- Docker's files ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filling", [" ", ",", " ,", "\\", "a", 'a="b",', "a=", '"', "= "])
-def test_long_challenge_is_parsed_quickly(filling: str) -> None:
-    """A client may receive 100 headers of 64 KiB; quadratic time would mean hours."""
-    header = 'Bearer a="b"' + filling * (4_000_000 // len(filling)) + "!"
-    started = time.process_time()
-    auth.parse_challenges(header)
-    assert time.process_time() - started < 10
+def test_long_challenge_is_parsed_quickly() -> None:
+    """A client may receive 100 headers of 64 KiB; quadratic time would mean minutes even for 400 KB."""
+    for filling in (" ", ",", " ,", "\\", "a", 'a="b",', "a=", '"', "= "):
+        header = 'Bearer a="b"' + filling * (400_000 // len(filling)) + "!"
+        started = time.process_time()
+        auth.parse_challenges(header)
+        assert time.process_time() - started < 2, filling
 
 
 def packed(user: str, password: str) -> dict[str, str]:
@@ -84,50 +84,26 @@ def from_docker(document: dict[str, Any], endpoint: str = "docker://quay.io/team
     return auth.from_docker(document, reference, "file")
 
 
-@pytest.mark.parametrize(
-    "key", ["quay.io", "https://quay.io", "https://quay.io/v2/", "http://quay.io/v1", "quay.io/team"]
-)
-def test_docker_key_matches_the_registry(key: str) -> None:
-    assert from_docker({"auths": {"other": packed("a", "b"), key: packed("u", "p:w")}}) == Credentials(
-        "u", "p:w"
-    )
+def test_docker_key_matches_the_registry() -> None:
+    for key in ("quay.io", "https://quay.io", "https://quay.io/v2/", "http://quay.io/v1", "quay.io/team"):
+        document = {"auths": {"other": packed("a", "b"), key: packed("u", "p:w")}}
+        assert from_docker(document) == Credentials("u", "p:w"), key
+    for key in ("quay.io:443", "ay.io", "quay.io/te", "quay.io/team/disk/x", "https://docker.io"):
+        assert from_docker({"auths": {key: packed("u", "p")}}) == Credentials(), key
+    auths = {key: packed(key, "1") for key in ("quay.io", "quay.io/team/disk", "quay.io/team")}
+    assert from_docker({"auths": auths}).user == "quay.io/team/disk"
+    hub = {"auths": {"https://index.docker.io/v1/": packed("u", "p")}}
+    assert from_docker(hub, "docker://fedora").user == "u"
 
 
-@pytest.mark.parametrize(
-    "key", ["quay.io:443", "ay.io", "quay.io/te", "quay.io/team/disk/x", "https://docker.io"]
-)
-def test_docker_key_of_another_registry_does_not_match(key: str) -> None:
-    assert from_docker({"auths": {key: packed("u", "p")}}) == Credentials()
-
-
-def test_longest_docker_key_is_used() -> None:
-    auths = {
-        "quay.io": packed("host", "1"),
-        "quay.io/team/disk": packed("disk", "2"),
-        "quay.io/team": packed("t", "3"),
-    }
-    assert from_docker({"auths": auths}).user == "disk"
-
-
-def test_old_name_of_docker_hub_is_known() -> None:
-    document = {"auths": {"https://index.docker.io/v1/": packed("u", "p")}}
-    assert from_docker(document, "docker://fedora").user == "u"
-
-
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
+def test_docker_entry_is_read() -> None:
+    for entry, expected in (
         ({"username": "u", "password": "p"}, Credentials("u", "p")),
         ({"identitytoken": "t", **packed("u", "")}, Credentials(identity="t")),
         ({}, Credentials()),
-    ],
-)
-def test_docker_entry_is_read(entry: dict[str, str], expected: Credentials) -> None:
-    assert from_docker({"auths": {"quay.io": entry}}) == expected
-
-
-def test_old_dockercfg_is_read() -> None:
-    assert from_docker({"quay.io": packed("u", "p")}).user == "u"
+    ):
+        assert from_docker({"auths": {"quay.io": entry}}) == expected
+    assert from_docker({"quay.io": packed("u", "p")}).user == "u"  # a .dockercfg
 
 
 def test_credential_helpers_are_not_run(caplog: pytest.LogCaptureFixture) -> None:

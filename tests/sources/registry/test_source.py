@@ -16,14 +16,15 @@ SYSTEM = containers.layer(Entry("etc/passwd", b"root"), Entry("bin/sh", b"#!" * 
 
 
 @pytest.mark.parametrize("docker", [False, True])
-@pytest.mark.parametrize("data", [pulled.DISK, pulled.LARGE, b"", b"x"], ids=len)
-def test_disk_is_pulled(guarded: registries.Registry, docker: bool, data: bytes) -> None:
-    image = Image((SYSTEM, containers.layer(*containers.disk(data))), docker=docker)
-    assert pulled.pull(guarded, image) == data
+def test_disk_is_pulled(guarded: registries.Registry, docker: bool) -> None:
+    for data in (pulled.DISK, pulled.LARGE, b"", b"x"):
+        image = Image((SYSTEM, containers.layer(*containers.disk(data))), docker=docker)
+        assert pulled.pull(guarded, image) == data
 
 
-@pytest.mark.parametrize("compression", ["", "+zstd"])
-@pytest.mark.parametrize("name", ["disk/a.qcow2", "./disk/Ubuntu 24 \N{SNOWMAN}.img"])
+@pytest.mark.parametrize(
+    ("compression", "name"), [("", "disk/a.qcow2"), ("+zstd", "./disk/Ubuntu 24 \N{SNOWMAN}.img")]
+)
 def test_compressed_layer_is_pulled(guarded: registries.Registry, compression: str, name: str) -> None:
     image = Image((containers.layer(*containers.disk(pulled.LARGE, name), compression=compression),))
     assert pulled.pull(guarded, image) == pulled.LARGE
@@ -57,33 +58,19 @@ def test_whiteout_hides_the_disk(guarded: registries.Registry) -> None:
     assert pulled.pull(guarded, image) == pulled.DISK
 
 
-@pytest.mark.parametrize("name", ["disk/.wh..wh..opq", ".wh.disk"])
-def test_whiteout_of_the_folder_hides_all_disks(guarded: registries.Registry, name: str) -> None:
+def test_whiteout_of_the_folder_hides_all_disks(guarded: registries.Registry) -> None:
     below = containers.layer(*containers.disk(pulled.DISK))
-    guarded.push("gone", Image((below, containers.layer(Entry(name)))))
+    guarded.push("gone", Image((below, containers.layer(Entry("disk/.wh..wh..opq")))))
     guarded.stored(below.digest).unlink()
-    with (
-        pytest.raises(errors.Unsupported, match="failed to find VM disk image file"),
-        pulled.opened(guarded, guarded.reference("gone")),
-    ):
-        pass
+    with pytest.raises(errors.Unsupported, match="failed to find VM disk image file"):
+        pulled.of(guarded, guarded.reference("gone")).open(base.Opening())
 
 
-@pytest.mark.parametrize("layers", [(), (SYSTEM,)])
-def test_image_without_disk_is_refused(
-    guarded: registries.Registry, layers: tuple[containers.Blob, ...]
-) -> None:
-    with pytest.raises(
-        errors.Unsupported, match=r"failed to find VM disk image file: none below /disk in \d layers"
-    ):
-        pulled.pull(guarded, Image(layers))
-
-
-def test_image_with_two_disks_is_refused(guarded: registries.Registry) -> None:
-    with pytest.raises(errors.Refused, match="/disk/a, /disk/b"):
-        pulled.pull(
-            guarded, Image((containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER)),))
-        )
+def test_image_without_disk_is_refused(guarded: registries.Registry) -> None:
+    for layers in ((), (SYSTEM,)):
+        message = rf"failed to find VM disk image file: none below /disk in {len(layers)} layers"
+        with pytest.raises(errors.Unsupported, match=message):
+            pulled.pull(guarded, Image(layers))
 
 
 def test_image_is_found_by_tag_and_digest(guarded: registries.Registry) -> None:
@@ -172,40 +159,29 @@ def test_nested_index_is_followed(guarded: registries.Registry) -> None:
 def test_labels_are_reported(guarded: registries.Registry) -> None:
     env = ("PATH=/bin", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=fedora", "KUBEVIRT_IO_FOO_BAR=a=b")
     image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config(env=env))
-    digest = guarded.push("labels", image)
+    guarded.push("labels", image)
     with pulled.opened(guarded, guarded.reference("labels")) as found:
         assert found.source.finish().labels == {
             "instancetype.kubevirt.io/default-preference": "fedora",
             "kubevirt.io/foo-bar": "a=b",
         }
-        description = found.source.describe()
-        assert description["digest"] == digest
-        assert description["disk"] == "/disk/disk.img"
-        assert description["diskLayer"] == image.layers[0].digest
-        layer = image.layers[0].descriptor
-        assert description["layers"] == [layer]
 
 
-@pytest.mark.parametrize("label", ["containers.bootc", "ostree.bootable"])
-def test_bootable_container_image_is_refused(guarded: registries.Registry, label: str) -> None:
-    config = containers.config(labels={label: "1"})
-    with pytest.raises(errors.Refused, match="is a bootable container image"):
-        pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config))
+def test_bootable_container_image_is_refused(guarded: registries.Registry) -> None:
+    for label in ("containers.bootc", "ostree.bootable"):
+        config = containers.config(labels={label: "1"})
+        with pytest.raises(errors.Refused, match="is a bootable container image"):
+            pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config))
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
+def test_unusual_configuration_is_accepted(guarded: registries.Registry) -> None:
+    for part in (
         {"config": None},
         {"config": {"Env": None, "Labels": []}},
         {"config": {"Env": [1], "Labels": {"containers.bootc": []}}},
-    ],
-)
-def test_unusual_configuration_is_accepted(guarded: registries.Registry, part: dict[str, object]) -> None:
-    config = containers.config() | part
-    assert (
-        pulled.pull(guarded, Image((containers.layer(*containers.disk(pulled.DISK)),), config)) == pulled.DISK
-    )
+    ):
+        image = Image((containers.layer(*containers.disk(pulled.DISK)),), containers.config() | part)
+        assert pulled.pull(guarded, image) == pulled.DISK
 
 
 # -- artifacts ---------------------------------------------------------------------------------
@@ -219,20 +195,17 @@ ARTIFACT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("choice", "data"),
-    [
+def test_artifact_is_pulled(guarded: registries.Registry) -> None:
+    guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
+    for choice, data in (
         ("", KUBEVIRT.data),
         ("#first.img", pulled.DISK),
         (f"#{ARTIFACT[1].digest}", pulled.DISK),
         ("#text/plain", pulled.OTHER),
-    ],
-)
-def test_artifact_is_pulled(guarded: registries.Registry, choice: str, data: bytes) -> None:
-    guarded.push("artifact", Image(ARTIFACT, containers.EMPTY_CONFIG))
-    with pulled.opened(guarded, guarded.reference("artifact") + choice) as found:
-        assert pulled.read(found) == data
-        assert found.source.finish().labels == {}
+    ):
+        with pulled.opened(guarded, guarded.reference("artifact") + choice) as found:
+            assert pulled.read(found) == data, choice
+            assert found.source.finish().labels == {}
     with pytest.raises(errors.Refused, match="choose one"):
         pulled.of(guarded, guarded.reference("artifact", "#third.img")).open(base.Opening())
 

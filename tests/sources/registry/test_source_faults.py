@@ -83,25 +83,19 @@ def test_throttled_documents_are_requested_again(server: misbehave.Server) -> No
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize(
-    "fault",
-    [
+def test_temporary_errors_in_a_layer_are_retried(server: misbehave.Server, ranges: bool) -> None:
+    good = page(LAYER, ranges=ranges)
+    faults = (
         BUSY,
         dataclasses.replace(BUSY, status=503),
-        misbehave.Page(LAYER.data, cut=150_000),
-    ],
-    ids=["429", "503", "reset"],
-)
-def test_temporary_error_in_a_layer_is_retried(
-    server: misbehave.Server, fault: misbehave.Page, ranges: bool
-) -> None:
-    good = page(LAYER, ranges=ranges)
-    fault = dataclasses.replace(fault, ranges=ranges)
+        misbehave.Page(LAYER.data, cut=150_000, ranges=ranges),
+    )
     with server:
         serve(server)
-        server.serve(blob_path(LAYER), (good, 1), (fault, 2), good)
+        server.serve(blob_path(LAYER), (good, 1), *((fault, 2) for fault in faults), good)
         assert pull(server) == DISK
-        server.serve(blob_path(LAYER), (fault, 1), good)
+        # The first answer of all is as welcome as a later one.
+        server.serve(blob_path(LAYER), *((fault, 1) for fault in faults), good)
         assert pull(server) == DISK
 
 
@@ -193,24 +187,14 @@ def test_schema_1_is_unsupported(server: misbehave.Server) -> None:
         assert "manifest.v1" not in accepted_types.replace("oci.image.manifest.v1", "")
 
 
-def test_login_page_is_not_a_manifest(server: misbehave.Server) -> None:
+def test_document_that_is_not_one_is_refused(server: misbehave.Server) -> None:
+    large = b" " * (documents.LARGEST_MANIFEST + 1)
     with server:
-        server.serve(MANIFEST, misbehave.Page(b"<html>log in", content_type="text/html"))
-        with pytest.raises(errors.Unsupported, match="not JSON"):
-            pull(server)
-
-
-def test_large_manifest_is_refused(server: misbehave.Server) -> None:
-    with server:
-        server.serve(MANIFEST, misbehave.Page(b" " * (documents.LARGEST_MANIFEST + 1)))
-        with pytest.raises(errors.Unsupported, match="larger than 4194304 bytes"):
-            pull(server)
-
-
-def test_large_configuration_is_refused(server: misbehave.Server) -> None:
-    config = containers.Blob(b" " * (documents.LARGEST_MANIFEST + 1), IMAGE.config_blob.media_type)
-    with server:
-        serve(server, dataclasses.replace(IMAGE, config=config))
+        for body, message in ((b"<html>log in", "not JSON"), (large, "larger than 4194304 bytes")):
+            server.serve(MANIFEST, misbehave.Page(body, content_type="text/html"))
+            with pytest.raises(errors.Unsupported, match=message):
+                pull(server)
+        serve(server, dataclasses.replace(IMAGE, config=containers.Blob(large, IMAGE.config_blob.media_type)))
         with pytest.raises(errors.Unsupported, match="larger than 4194304 bytes"):
             pull(server)
 
@@ -256,7 +240,7 @@ def test_digest_is_computed_without_the_header(server: misbehave.Server) -> None
             assert len(server.gets(MANIFEST)) - before == (digest != stated)
 
 
-@pytest.mark.parametrize("head", [405, 500, 503])
+@pytest.mark.parametrize("head", [405, 503])
 def test_digest_works_without_head_requests(server: misbehave.Server, head: int) -> None:
     location = locations.Registry(endpoint(server), base.Access(insecure=True))
     with server:
