@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +28,20 @@ class Setup:
     server: kubevirt.Server
     authority: tls.Authority
     directory: Path
-    image: Path
     checkpoints: list[str] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def image(self) -> Path:
+        """Make the machine's image."""
+        image = self.directory / "overlay.qcow2"
+        processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", self.directory / "first.raw", image)
+        return image
 
     def checkpoint(self, *writes: str) -> str:
         """Let the guest write; then begin a bitmap, and keep the disk as it is now."""
-        for write in writes:
-            processes.run("qemu-io", "-f", "qcow2", "-c", write, self.image)
+        if writes:
+            commands = [word for write in writes for word in ("-c", write)]
+            processes.run("qemu-io", "-f", "qcow2", *commands, self.image)
         name = f"tracker-{len(self.checkpoints)}"
         processes.run("qemu-img", "bitmap", "--add", self.image, name)
         self.checkpoints.append(name)
@@ -76,12 +84,10 @@ def running(directory: Path) -> Iterator[Setup]:
     """Run a server with a machine that has data, zeros and holes."""
     processes.need("qemu-img", "qemu-io")
     authority = tls.Authority(directory / "tls")
-    raw, image = directory / "first.raw", directory / "overlay.qcow2"
-    with raw.open("wb") as file:
+    with (directory / "first.raw").open("wb") as file:
         file.truncate(SIZE)
         for offset, length in ((0, 100_000), (MIB, 3 * MIB), (SIZE // 2, SIZE // 8), (SIZE - 700, 700)):
             file.seek(offset)
             file.write(random.Random(offset).randbytes(length))
-    processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, image)
     with kubevirt.Server(authority.issue()) as server:
-        yield Setup(server, authority, directory, image)
+        yield Setup(server, authority, directory)

@@ -31,6 +31,7 @@ def machine(tmp_path: Path) -> Iterator[kubevirt_stages.Setup]:
 
 
 target = devices.targets("file", "512", "4096", size=SIZE + MIB)
+ON_A_FILE = pytest.mark.parametrize("target", ["file"], indirect=True)
 
 
 @pytest.fixture
@@ -111,6 +112,7 @@ def test_server_with_lengths_is_read_too(
     assert (tmp_path / "disk.img").read_bytes() == DATA
 
 
+@ON_A_FILE
 def test_full_backup_instead_of_changes_is_copied(machine: kubevirt_stages.Setup, target: Path) -> None:
     """KubeVirt falls back to a full backup if the previous checkpoint was lost."""
     first = machine.checkpoint()
@@ -151,7 +153,7 @@ def test_changes_of_another_checkpoint_are_refused(machine: kubevirt_stages.Setu
     oracle.same(disk, machine.content(first))
 
 
-@pytest.mark.parametrize("first", ["map", "disk.img", "disk.img.gz"])
+@pytest.mark.parametrize("first", ["map", "disk.img.gz"])
 def test_changes_of_another_disk_are_refused(
     machine: kubevirt_stages.Setup, tmp_path: Path, first: str
 ) -> None:
@@ -313,16 +315,16 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 def test_map_that_cannot_be_one_is_refused(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path, name: str
+    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
 ) -> None:
-    pages, message = HOSTILE[name]
-    answer_map(machine, *pages)
-    with pytest.raises(errors.SourceError, match=message):
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    oracle.unusable(tmp_path / "disk.img")
-    assert not machine.server.gets("/data")
+    for name, (pages, message) in HOSTILE.items():
+        answer_map(machine, *pages)
+        with pytest.raises(errors.SourceError) as caught:
+            cdi_worker.run(machine.request(tmp_path / "disk.img"))
+        assert message in str(caught.value), (name, str(caught.value))
+        oracle.unusable(tmp_path / "disk.img")
+        assert not machine.server.gets("/data"), name
 
 
 def test_endless_map_is_refused() -> None:

@@ -7,7 +7,7 @@ import gzip
 import json
 import signal
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from cdi_worker.sources.kubevirt import locations
 from tests.support import devices, kubevirt, kubevirt_stages, oracle, processes, tls, worker
 
 MIB = 1 << 20
+target = devices.targets("file", "512", "4096", size=kubevirt_stages.SIZE)
 RAW, GZIP = ("volumes", "root", "disk.img"), ("volumes", "root", "disk.img.gz")
 
 
@@ -29,10 +30,9 @@ def machine(tmp_path: Path) -> Iterator[kubevirt_stages.Setup]:
         yield made
 
 
-target = devices.targets("file", "512", "4096", size=kubevirt_stages.SIZE)
-
-
-@pytest.mark.parametrize("path", [RAW, GZIP])
+@pytest.mark.parametrize(
+    ("target", "path"), [("512", RAW), ("file", GZIP), ("4096", GZIP)], indirect=["target"]
+)
 def test_volume_is_imported_without_scratch(
     machine: kubevirt_stages.Setup, target: Path, path: tuple[str, ...]
 ) -> None:
@@ -68,24 +68,22 @@ def test_gzip_with_a_length_does_not_give_the_disk_its_size(
     oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda packed: packed[:-9], "truncated"),
-        (lambda packed: packed + b"more", "trailing garbage"),
-        (lambda packed: packed[:5000] + bytes(9) + packed[5009:], "corrupt|truncated"),
-        (lambda packed: b"plain" + packed, "does not begin like gzip"),
-    ],
+DAMAGE: tuple[tuple[Callable[[bytes], bytes], str], ...] = (
+    (lambda packed: packed[:-9], "truncated"),
+    (lambda packed: packed + b"more", "trailing garbage"),
+    (lambda packed: packed[:5000] + bytes(9) + packed[5009:], "corrupt|truncated"),
+    (lambda packed: b"plain" + packed, "does not begin like gzip"),
 )
-def test_damaged_gzip_never_makes_a_disk(
-    machine: kubevirt_stages.Setup, tmp_path: Path, change: object, message: str
-) -> None:
-    assert callable(change)
-    packed = change(gzip.compress((machine.directory / "first.raw").read_bytes()))
-    machine.server.trick = lambda _: (200, packed)
-    with pytest.raises(errors.ImageError, match=message):
-        cdi_worker.run(machine.request(tmp_path / "disk.img", *GZIP))
-    oracle.unusable(tmp_path / "disk.img")
+
+
+def test_damaged_gzip_never_makes_a_disk(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+    packed = gzip.compress((machine.directory / "first.raw").read_bytes())
+    for change, message in DAMAGE:
+        damaged = change(packed)
+        machine.server.trick = lambda _, damaged=damaged: (200, damaged)  # type: ignore[misc]
+        with pytest.raises(errors.ImageError, match=message):
+            cdi_worker.run(machine.request(tmp_path / "disk.img", *GZIP))
+        oracle.unusable(tmp_path / "disk.img")
 
 
 def test_gzip_of_an_endless_disk_is_refused(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
@@ -120,24 +118,15 @@ def test_header_of_cdi_is_the_token(machine: kubevirt_stages.Setup, tmp_path: Pa
     oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "message"),
-    [
+def test_refusal_says_what_to_check(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+    for path, fields, message in (
         (RAW, {"token": "wrong-token"}, "the export refuses the token"),
         (("volumes", "none", "disk.img"), {}, "no such export or volume"),
         (("exports", "none", "map"), {}, "no such export or volume"),
-    ],
-)
-def test_refusal_says_what_to_check(
-    machine: kubevirt_stages.Setup,
-    tmp_path: Path,
-    path: tuple[str, ...],
-    fields: dict[str, str],
-    message: str,
-) -> None:
-    with pytest.raises(errors.Unreachable, match=message) as caught:
-        cdi_worker.run(machine.request(tmp_path / "disk.img", *path, **fields))
-    assert "wrong-token" not in str(caught.value)
+    ):
+        with pytest.raises(errors.Unreachable, match=message) as caught:
+            cdi_worker.run(machine.request(tmp_path / "disk.img", *path, **fields))
+        assert "wrong-token" not in str(caught.value)
 
 
 def test_certificate_of_another_authority_is_refused(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
@@ -195,25 +184,23 @@ def arguments(machine: kubevirt_stages.Setup, *path: str) -> list[str]:
 
 def test_command_line_imports_and_inspects(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
     given, env = arguments(machine, *RAW), {"IMPORTER_EXPORT_TOKEN": kubevirt.TOKEN}
-    done = worker.run("inspect", "--json", *given, env=env)
+    done = worker.call("inspect", "--json", *given, env=env)
     assert (done.status, json.loads(done.output)["format"]) == (0, "raw"), done.errors
-    done = worker.run("import", "--dry-run", *given, tmp_path / "disk.img", env=env)
+    done = worker.call("import", "--dry-run", *given, tmp_path / "disk.img", env=env)
     assert (done.status, (tmp_path / "disk.img").exists()) == (0, False), done.errors
     (tmp_path / "token").write_text(kubevirt.TOKEN)
-    done = worker.run("import", f"--export-token-file={tmp_path / 'token'}", *given, tmp_path / "disk.img")
+    done = worker.call("import", f"--export-token-file={tmp_path / 'token'}", *given, tmp_path / "disk.img")
     assert done.status == 0, done.errors
     assert kubevirt.TOKEN not in done.errors + done.output
     oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
 
 
-@pytest.mark.parametrize(("token", "path", "status"), [("", RAW, 2), ("wrong-token", RAW, 3)])
-def test_exit_status_says_what_failed(
-    machine: kubevirt_stages.Setup, tmp_path: Path, token: str, path: tuple[str, ...], status: int
-) -> None:
-    env = {"IMPORTER_EXPORT_TOKEN": token}
-    done = worker.run("import", *arguments(machine, *path), tmp_path / "disk.img", env=env)
-    assert done.status == status
-    assert "wrong-token" not in done.errors
+def test_exit_status_says_what_failed(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+    for token, status in (("", 2), ("wrong-token", 3)):
+        env = {"IMPORTER_EXPORT_TOKEN": token}
+        done = worker.call("import", *arguments(machine, *RAW), tmp_path / "disk.img", env=env)
+        assert done.status == status
+        assert "wrong-token" not in done.errors
 
 
 def test_pod_imports_a_stage(machine: kubevirt_stages.Setup, pod: worker.Pod) -> None:
@@ -228,18 +215,19 @@ def test_pod_imports_a_stage(machine: kubevirt_stages.Setup, pod: worker.Pod) ->
         "IMPORTER_CERT_DIR": str(certificates),
     }
     with machine.backup():
-        done = pod.run(IMPORTER_CURRENT_CHECKPOINT=first)
+        done = pod.call(IMPORTER_CURRENT_CHECKPOINT=first)
     assert done.status == 0, done.errors
     oracle.same(pod.disk, machine.content(first))
     second = machine.checkpoint(*kubevirt_stages.FIRST)
     with machine.backup(since=first):
-        done = pod.run(IMPORTER_PREVIOUS_CHECKPOINT=first, IMPORTER_CURRENT_CHECKPOINT=second)
+        done = pod.call(IMPORTER_PREVIOUS_CHECKPOINT=first, IMPORTER_CURRENT_CHECKPOINT=second)
     assert done.status == 0, done.errors
     oracle.same(pod.disk, machine.content(second))
 
 
-@pytest.mark.parametrize("path", [RAW, ("exports", "root", "map")])
-@pytest.mark.parametrize("current", ["snapshot-1", ""])
+@pytest.mark.parametrize(
+    ("path", "current"), [(RAW, "snapshot-1"), (RAW, ""), (("exports", "root", "map"), "snapshot-1")]
+)
 def test_killed_import_resumes_if_the_state_has_a_name(
     machine: kubevirt_stages.Setup, tmp_path: Path, path: tuple[str, ...], current: str
 ) -> None:
@@ -250,7 +238,7 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     data = raw.read_bytes()
     machine.server.volumes["root"] = raw
     machine.server.backups["root"] = kubevirt.Plain(data, [(0, len(data), 0)])
-    machine.server.slow = 8 * MIB
+    machine.server.slow = 16 * MIB
     given = [*arguments(machine, *path), str(tmp_path / "disk.img"), "--progress=none", "--force"]
     given += [f"--current-checkpoint={current}"] if current else []
     env = {"IMPORTER_EXPORT_TOKEN": kubevirt.TOKEN}
@@ -261,7 +249,7 @@ def test_killed_import_resumes_if_the_state_has_a_name(
         process.wait(processes.PATIENCE)
     machine.server.slow = 0
     machine.server.seen.clear()
-    done = worker.run("import", *given, env=env)
+    done = worker.call("import", *given, env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", raw)
     # Of a weak identity, a sample of 6 MiB is fetched again, with some of what lies between its places.
