@@ -28,11 +28,8 @@ FORMATS = {
     "iso": "iso",
     "qcow2": "qcow2",
     "vmdk-stream": "vmdk",
-    "vmdk-tables-last": "vmdk",
     "vdi": "vdi",
     "vhd": "vhd",
-    "vhd-fixed": "vhd",
-    "vhdx": "vhdx",
 }
 
 
@@ -104,18 +101,18 @@ def test_content_must_have_the_stated_format(
     oracle.unusable(tmp_path / "disk.img")
 
 
-@pytest.mark.parametrize(("variant", "form"), [("raw", "raw"), ("qcow2", "qcow2"), ("vhdx", "vhdx")])
+@pytest.mark.parametrize("variant", ["raw", "qcow2", "vhdx"])
 def test_damaged_image_is_never_usable(
-    cloud: openstack.Cloud, disks: disks.Disks, block: Path, variant: str, form: str
+    cloud: openstack.Cloud, disks: disks.Disks, device: Path, variant: str
 ) -> None:
     """Glance does not verify what it reads from its store; the checksum of the record does."""
-    image = cloud.upload(disks.image(variant), form)
+    image = cloud.upload(disks.image(variant), variant)
     with cloud.stored(image).open("r+b") as stream:
         stream.seek(-700_000, 2)
         stream.write(b"damaged")
     with pytest.raises(errors.ChecksumMismatch, match="checksum mismatch: expected sha512"):
-        import_(location(cloud, image), block)
-    oracle.unusable(block)
+        import_(location(cloud, image), device)
+    oracle.unusable(device)
 
 
 def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
@@ -131,6 +128,12 @@ def test_ranges_and_stream_return_the_bytes(cloud: openstack.Cloud, stored: tupl
         assert reading.read_through_engine(found) == data
 
 
+@pytest.fixture
+def few_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MOST_RENEWALS", 1)
+
+
+@pytest.mark.usefixtures("few_renewals")
 def test_token_that_is_refused_is_renewed(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
     image, path = stored
     data = path.read_bytes()
@@ -153,6 +156,7 @@ class Revoked(keystone.Keystone):
         return token
 
 
+@pytest.mark.usefixtures("few_renewals")
 def test_renewal_ends_if_every_token_is_refused(cloud: openstack.Cloud, stored: tuple[str, Path]) -> None:
     where = location(cloud, stored[0])
     with opened(where) as found, contextlib.closing(found.source._image._keystone):

@@ -49,11 +49,11 @@ def test_object_is_read_by_ranges_and_in_order(store: objectservers.Emulator) ->
         assert reading.read_all(image.source.stream(1000)) == gcs_objects.DATA[1000:]
 
 
-@pytest.mark.parametrize("name", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"])
-def test_object_of_any_name_is_found(store: objectservers.Emulator, name: str) -> None:
-    store.put(name, b"disk" * 1000)
-    with gcs_objects.opened(store.url(urllib.parse.quote(name))) as image:
-        assert image.facts.head == b"disk" * 1000
+def test_object_of_any_name_is_found(store: objectservers.Emulator) -> None:
+    for name in ("a/b c/d+e%f.img", "é/ü.img", "x=y&z?.img", "(a)!'*#.img"):
+        store.put(name, b"disk" * 1000)
+        with gcs_objects.opened(store.url(urllib.parse.quote(name))) as image:
+            assert image.facts.head == b"disk" * 1000, name
 
 
 def test_compressed_object_is_read_as_stored(store: objectservers.Emulator) -> None:
@@ -234,7 +234,7 @@ def test_emulator_from_the_environment_is_used() -> None:
 
 def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None:
     """The only limit is on silence, here half a second: Google's library limits the whole transfer."""
-    data, access = gcs_objects.DATA[:100_000], base.Access(patience=0.5)
+    data, access = gcs_objects.DATA[:60_000], base.Access(patience=0.5)
     slow = gcs_objects.media(data, drip=(5_000, 0.1))
     url = gcs_objects.serve(server, (slow, 2), gcs_objects.media(data, stall=1000), data=data)
     started = time.monotonic()
@@ -242,7 +242,7 @@ def test_slow_transfer_has_no_total_time_limit(server: misbehave.Server) -> None
         assert image.facts.head == data
         assert reading.read_all(image.source.stream()) == data
         image.verify()
-        assert time.monotonic() - started > 6 * access.patience
+        assert time.monotonic() - started > 4 * access.patience
         with pytest.raises(errors.Transient, match="timed out"):
             reading.read_all(image.source.stream())
     assert {request.headers["user-agent"] for request in server.gets(gcs_objects.MEDIA)} == {

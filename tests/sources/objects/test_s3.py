@@ -24,7 +24,6 @@ from tests.support import misbehave, objectservers, processes, reading, s3_objec
 @pytest.fixture(scope="module")
 def store(seaweed: objectservers.Store) -> objectservers.Store:
     seaweed.put("disk.img", s3_objects.DATA)
-    seaweed.put("empty", b"")
     seaweed.put("disk.img", s3_objects.DATA, bucket="public")
     return seaweed
 
@@ -63,11 +62,11 @@ def test_reading_needs_only_the_read_permission(store: objectservers.Store) -> N
         assert reading.read_range(image.source.ranges, 0, 100) == s3_objects.DATA[:100]
 
 
-@pytest.mark.parametrize("key", ["a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"])
-def test_any_key_can_be_signed(store: objectservers.Store, key: str) -> None:
-    store.put(key, b"disk" * 1000)
-    with s3_objects.opened(store.url(urllib.parse.quote(key))) as image:
-        assert image.facts.head == b"disk" * 1000
+def test_any_key_can_be_signed(store: objectservers.Store) -> None:
+    for key in ("a/b c/d+e%f.img", "é/ü.img", "x=y&z.img", "(a)!'*.img"):
+        store.put(key, b"disk" * 1000)
+        with s3_objects.opened(store.url(urllib.parse.quote(key))) as image:
+            assert image.facts.head == b"disk" * 1000, key
 
 
 def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
@@ -87,6 +86,7 @@ def test_explicit_keys_need_no_boto3(store: objectservers.Store) -> None:
 
 
 def test_empty_object_is_read(store: objectservers.Store) -> None:
+    store.put("empty", b"")
     with s3_objects.opened(store.url("empty")) as image:
         assert (image.facts.size, image.facts.head) == (0, b"")
 
@@ -120,13 +120,11 @@ def test_public_object_needs_no_keys(store: objectservers.Store) -> None:
         assert reading.read_through_engine(image) == s3_objects.DATA
 
 
-@pytest.mark.parametrize("kind", ["store", "rclone_store"])
-def test_changed_object_is_detected(kind: str, request: pytest.FixtureRequest) -> None:
-    server: objectservers.Store = request.getfixturevalue(kind)
-    server.put("fickle", s3_objects.DATA)
-    with s3_objects.opened(server.url("fickle")) as image:
+def test_changed_object_is_detected(store: objectservers.Store) -> None:
+    store.put("fickle", s3_objects.DATA)
+    with s3_objects.opened(store.url("fickle")) as image:
         assert reading.read_range(image.source.ranges, 0, 10) == s3_objects.DATA[:10]
-        server.put("fickle", s3_objects.DATA[::-1])
+        store.put("fickle", s3_objects.DATA[::-1])
         with pytest.raises(errors.SourceChanged):
             reading.read_range(image.source.ranges, 0, 10)
 
@@ -169,14 +167,17 @@ def test_server_answering_ranges_with_200_is_supported(rclone_store: objectserve
     assert "no keys were given" in s3_objects.refusal(rclone_store.url("disk.img"), base.Access())
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    ["s3://bucket", "s3:///key", "http://host/bucket", "ftp://host/b/k", "https://h/b/k?X-Amz-Signature=1"],
-)
-def test_malformed_endpoint_is_refused(endpoint: str) -> None:
-    with pytest.raises(errors.RequestError) as caught:
-        s3_objects.source(endpoint)
-    assert "=1" not in str(caught.value)
+def test_malformed_endpoint_is_refused() -> None:
+    for endpoint in (
+        "s3://bucket",
+        "s3:///key",
+        "http://host/bucket",
+        "ftp://host/b/k",
+        "https://h/b/k?X-Amz-Signature=1",
+    ):
+        with pytest.raises(errors.RequestError) as caught:
+            s3_objects.source(endpoint)
+        assert "=1" not in str(caught.value)
 
 
 def test_half_a_key_pair_is_refused() -> None:
@@ -192,25 +193,19 @@ def test_clock_skew_is_reported(server: misbehave.Server) -> None:
     assert " 720" in message
 
 
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [(503, "SlowDown"), (429, "TooManyRequests"), (500, "InternalError"), (400, "RequestTimeout")],
-)
-def test_temporary_error_is_transient(server: misbehave.Server, status: int, code: str) -> None:
-    busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
-    url = server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
-    with s3_objects.opened(url) as image, pytest.raises(errors.Transient, match=code) as caught:
-        reading.read_range(image.source.ranges, 0, 10)
-    assert caught.value.retry_after == (None if status == 400 else 7.0)
-
-
-def test_throttling_and_resets_are_retried(server: misbehave.Server) -> None:
-    good = misbehave.Page(s3_objects.DATA)
-    busy = misbehave.Page(s3_objects.document("SlowDown"), status=503)
-    torn = dataclasses.replace(good, cut=100_000)
-    url = server.serve("/b/k", (good, 1), (busy, 3), (torn, 5), (busy, 2), (torn, 3), good)
-    with s3_objects.opened(url) as image:
-        assert reading.read_through_engine(image) == s3_objects.DATA
+def test_temporary_error_is_transient(server: misbehave.Server) -> None:
+    url = server.url("/b/k")
+    for status, code in (
+        (503, "SlowDown"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (400, "RequestTimeout"),
+    ):
+        busy = misbehave.Page(s3_objects.document(code), status=status, headers={"Retry-After": "7"})
+        server.serve("/b/k", (misbehave.Page(s3_objects.DATA), 1), busy)
+        with s3_objects.opened(url) as image, pytest.raises(errors.Transient, match=code) as caught:
+            reading.read_range(image.source.ranges, 0, 10)
+        assert caught.value.retry_after == (None if status == 400 else 7.0)
 
 
 def test_compressed_error_document_is_bounded(server: misbehave.Server) -> None:
@@ -253,5 +248,5 @@ def test_version_is_the_digest(server: misbehave.Server) -> None:
     page = misbehave.Page(s3_objects.DATA, headers={"x-amz-version-id": "3HL4kqtJvjVBH40Nrjfkd"})
     url = server.serve("/b/k", page)
     assert s3_objects.source(url).digest() == "version:3HL4kqtJvjVBH40Nrjfkd"
-    done = worker.run("digest", "--source=s3", url, env={"AWS_EC2_METADATA_DISABLED": "true"})
+    done = worker.call("digest", "--source=s3", url, "--user=me", env={"IMPORTER_SECRET_KEY": "s3cret"})
     assert done.output == "version:3HL4kqtJvjVBH40Nrjfkd\n", done.errors
