@@ -231,7 +231,6 @@ class _HTTP(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     # Chunks are written as they are: a buffer would join their frames, and copy them.
     wbufsize = 0
     server: _HTTP
