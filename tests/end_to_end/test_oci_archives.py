@@ -60,7 +60,7 @@ def test_several_disks_are_listed(importer: ways.Importer, disks: disks_module.D
 
 
 def test_only_the_wanted_disk_moves(importer: ways.Importer, disks: disks_module.Disks) -> None:
-    other = random.Random(8).randbytes(40 * MiB)
+    other = random.Random(8).randbytes(16 * MiB)
     importer.run(exported(disks, other), "ranges", disk="rootdisk")
     oracle.same(importer.target, disks.raw())
     root = disks.wrapped("raw", "zst").stat().st_size
@@ -77,7 +77,7 @@ def test_archive_of_a_tool_is_read(
 
 
 def test_index_that_is_too_long_is_refused(importer: ways.Importer) -> None:
-    index = Entry("index.json", b" " * (40 << 20))
+    index = Entry("index.json", b" " * (12 << 20))
     layout = Entry("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
     error = importer.refused(containers.tar([layout, index]), "stream")
     assert "larger than 4194304 bytes" in str(error)

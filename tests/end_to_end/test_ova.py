@@ -87,7 +87,7 @@ def test_disk_is_chosen(importer: ways.Importer, disks: disks_module.Disks, way:
 
 
 def test_only_the_wanted_disk_moves(importer: ways.Importer, disks: disks_module.Disks) -> None:
-    other = Disk(os.urandom(40 * MiB), "other.vmdk")
+    other = Disk(os.urandom(12 * MiB), "other.vmdk")
     wanted = Disk(disks.image("vmdk-stream").read_bytes())
     importer.run(ovas.ova(other, wanted, listed="last"), "ranges", disk="2")
     oracle.same(importer.target, disks.expected("vmdk-stream"))
@@ -161,10 +161,10 @@ def test_wrong_ranges_are_given_up(importer: ways.Importer, disks: disks_module.
 
 def test_pass_that_ends_early_fails_with_its_cause(importer: ways.Importer) -> None:
     """Such as a disk that is too large, found when the server has sent only a part of the OVA."""
-    data = ovas.ova(Disk(os.urandom(40 * MiB), "disk.raw"))
+    data = ovas.ova(Disk(os.urandom(16 * MiB), "disk.raw"))
     checksum = f"sha256:{hashlib.sha256(data).hexdigest()}"
     found = cdi_worker.inspect(importer.request(data, "stream", checksum=checksum))
-    assert found.survey.virtual_size == 40 * MiB
+    assert found.survey.virtual_size == 16 * MiB
     error = importer.refused(data, "stream", checksum=checksum, room=Room(size=MiB))
     assert isinstance(error, errors.TooLarge)
 

@@ -185,7 +185,7 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
 def test_cancel_ends_reading() -> None:
     cancel = cancelling.Cancel()
     with misbehave.Server() as server:
-        page = misbehave.Page(DATA, ranges=False, drip=(10_000, 0.01))
+        page = misbehave.Page(DATA, ranges=False, drip=(100_000, 0.02))
         reader = blob_at(server.serve("/blob", page), cancel)
         assert content_of(reader, len(reader.head) + 10)
         cancel.set()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.formats.tar import headers, walk
+from cdi_worker.formats.tar import walk
 from cdi_worker.sources.registry import layer
 from tests.support import containers, members, processes, reading, tar_parts
 from tests.support.containers import Entry
@@ -85,15 +85,6 @@ def test_disk_of_any_name_is_found(name: str) -> None:
     found = opened(containers.tar([Entry(name, b"1")]))
     assert found.find()
     assert found.path == "/disk/a"
-
-
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_tar_format_is_read(form: int) -> None:
-    name = "disk/" + "long" * 20 if form != tarfile.USTAR_FORMAT else "disk/short"
-    found = opened(containers.tar([Entry("q" * 99), Entry(name, DATA)], form))
-    assert found.find()
-    assert found.path == f"/{name}"
-    assert reading.read_all(found) == DATA
 
 
 @pytest.mark.parametrize(
@@ -186,25 +177,6 @@ def test_truncated_layer_is_refused(cut: int) -> None:
         read_all(containers.tar(containers.disk(DATA))[:cut])
 
 
-def test_broken_header_is_not_the_end() -> None:
-    data = bytearray(containers.tar([Entry("a", b"1"), *containers.disk(DATA)]))
-    data[1024 + 10] ^= 1
-    with pytest.raises(errors.Corrupt, match="checksum"):
-        opened(bytes(data)).find()
-
-
-@pytest.mark.parametrize("data", [b"not a tar" * 200, bytes(range(256)) * 4])
-def test_layer_that_is_not_a_tar_is_refused(data: bytes) -> None:
-    with pytest.raises(errors.Corrupt, match="corrupt tar"):
-        opened(data).find()
-
-
-def test_long_headers_are_refused() -> None:
-    name = "n" * (headers.LARGEST_HEADER + 1)
-    with pytest.raises(errors.Refused, match="header"):
-        opened(containers.tar([Entry(name)])).find()
-
-
 def test_memory_of_names_is_bounded() -> None:
     """A megabyte of names costs a hostile layer next to nothing, and /disk must not have many files."""
     many = [Entry(f"disk/{number}", b"1") for number in range(50)]
@@ -228,17 +200,6 @@ def test_chain_of_long_names_is_refused() -> None:
     block = bytearray(containers.tar([Entry("x" * 120)], tarfile.GNU_FORMAT)[:1024])
     with pytest.raises((errors.Refused, errors.Corrupt)):
         opened(bytes(block) * 3000).find()
-
-
-def test_negative_size_is_refused() -> None:
-    """A size of -512 in base 256 would lead back to the entry itself (CVE-2025-8194)."""
-    info = tarfile.TarInfo("disk")
-    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = b"\xff" * 10 + b"\xfe\x00"
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    with pytest.raises((errors.Corrupt, errors.Refused)):
-        opened(bytes(header) * 4).find()
 
 
 def sparse_disk(folder: Path, extents: int) -> bytes:
@@ -289,17 +250,6 @@ def test_damaged_sparse_disk_is_an_error(tmp_path: Path, dialect: str) -> None:
     processes.run("fallocate", "--dig-holes", tmp_path / "disk/other")
     with pytest.raises(errors.Refused, match="two files in /disk"):
         read_all(tar_parts.sparse(tmp_path, dialect, "disk"))
-
-
-def test_contradictory_sparse_map_is_corrupt() -> None:
-    """Of a file whose data is longer than its map says."""
-    header = bytearray(tarfile.TarInfo("disk/a").tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = b"%011o\0" % 512
-    header[156:157] = tarfile.GNUTYPE_SPARSE
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    with pytest.raises(errors.Corrupt, match="the map of a sparse file contradicts its size"):
-        opened(bytes(header) + bytes(1024)).find()
 
 
 @settings(max_examples=200)

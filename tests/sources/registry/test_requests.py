@@ -12,7 +12,7 @@ import pytest
 from cdi_worker.images.engine import cancelling, fetch
 from tests.support import containers, pulled, registries, tls
 
-SIZE = 71_000_000
+SIZE = 48_000_000
 CONNECTIONS = fetch.FetchOptions().connections
 SMALL = containers.layer(containers.Entry("etc/passwd", b"root"))
 
