@@ -92,6 +92,7 @@ def test_callbacks_may_use_the_cancel() -> None:
     second = cancel.on_set(lambda: called.append("second"))
     started(cancel.set).join(SOON)
     assert called == ["registered within", "act"]
+    assert cancel.reason == "cancelled", "another reason than the first"
 
 
 def test_unregistering_waits_for_a_callback_that_runs() -> None:

@@ -28,6 +28,10 @@ def unpack_into(directory, data, limit=LIMIT):
     unpack.unpack(archive.Archive(readers.BytesReader(data), limit_bytes=limit), directory)
 
 
+def unpack_members(directory, *members):
+    unpack_into(directory, tar_parts.packed(*members))
+
+
 def facts(directory):
     """Return the visible state of a tree, without the times of directories and links."""
     tree = {}
@@ -223,13 +227,11 @@ def test_file_larger_than_a_buffer_is_unpacked(volume):
 
 
 def test_modes_are_kept_without_special_bits(volume):
-    unpack_into(
+    unpack_members(
         volume,
-        tar_parts.packed(
-            tar_parts.member("file", b"x", mode=0o6755),
-            folder("closed", mode=0o1000),
-            tar_parts.member("closed/file", b"x", mode=0o400),
-        ),
+        tar_parts.member("file", b"x", mode=0o6755),
+        folder("closed", mode=0o1000),
+        tar_parts.member("closed/file", b"x", mode=0o400),
     )
     assert (volume / "file").stat().st_mode & 0o7777 == 0o755
     assert (volume / "closed").stat().st_mode & 0o7777 == 0o700
@@ -252,7 +254,7 @@ def umask(mask):
 def test_modes_do_not_depend_on_the_umask(volume, mask):
     members = [tar_parts.member(f"{number}", b"x", mode=mode) for number, mode in enumerate(MODES)]
     with umask(mask):
-        unpack_into(volume, tar_parts.packed(*members))
+        unpack_members(volume, *members)
     assert [stat.S_IMODE((volume / str(each)).stat().st_mode) for each in range(len(MODES))] == [*MODES]
     assert (volume / "1").read_bytes() == b"x"
 
@@ -266,7 +268,7 @@ def test_file_is_written_before_it_is_read_only(volume, monkeypatch):
         chmod(fd, mode)
 
     monkeypatch.setattr(os, "fchmod", changed)
-    unpack_into(volume, tar_parts.packed(tar_parts.member("file", b"data", mode=0o444)))
+    unpack_members(volume, tar_parts.member("file", b"data", mode=0o444))
     assert sizes == [4]
 
 
@@ -286,22 +288,20 @@ def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
     directories = [folder(name, mode=0o755) for name in entered]
     first, *later = (tar_parts.member(name, b"x", mode=0o644) for name in names)
     with umask(mask):
-        unpack_into(volume, tar_parts.packed(first, *directories, *later))
+        unpack_members(volume, first, *directories, *later)
     assert {stat.S_IMODE((volume / name).stat().st_mode) for name in names} == {0o644}
 
 
 def test_later_entry_replaces_earlier_one(volume):
-    unpack_into(
+    unpack_members(
         volume,
-        tar_parts.packed(
-            tar_parts.member("a", b"first"),
-            hard_link("hard", "a"),
-            tar_parts.member("a", b"second"),
-            symlink("link", "hard"),
-            tar_parts.member("link", b"third"),
-            folder("d"),
-            folder("d"),
-        ),
+        tar_parts.member("a", b"first"),
+        hard_link("hard", "a"),
+        tar_parts.member("a", b"second"),
+        symlink("link", "hard"),
+        tar_parts.member("link", b"third"),
+        folder("d"),
+        folder("d"),
     )
     assert [(volume / name).read_bytes() for name in ("a", "hard", "link")] == [b"second", b"first", b"third"]
     assert not (volume / "link").is_symlink()
@@ -335,12 +335,12 @@ def test_hostile_archive_writes_nothing_outside(disks, volume, name):
 )
 def test_path_through_link_is_refused(volume, members):
     with pytest.raises(errors.Refused, match="link"):
-        unpack_into(volume, tar_parts.packed(*members))
+        unpack_members(volume, *members)
 
 
 def test_file_does_not_replace_a_directory(volume):
     with pytest.raises(errors.TargetError, match="d: unpack: file exists"):
-        unpack_into(volume, tar_parts.packed(folder("d"), tar_parts.member("d", b"x")))
+        unpack_members(volume, folder("d"), tar_parts.member("d", b"x"))
 
 
 def test_full_file_system_is_reported(tmp_path):
@@ -348,7 +348,7 @@ def test_full_file_system_is_reported(tmp_path):
     processes.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path)
     try:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            unpack_into(tmp_path, tar_parts.packed(tar_parts.member("large", bytes(2 << 20))))
+            unpack_members(tmp_path, tar_parts.member("large", bytes(2 << 20)))
     finally:
         processes.run("umount", tmp_path)
 
@@ -370,7 +370,7 @@ class Syncs:
 def unpack_with_syncs(monkeypatch, volume, syncs):
     monkeypatch.setattr(unpack, "_SYNC", 4096)
     monkeypatch.setattr(unpack.kernel, "sync_filesystem", syncs)
-    unpack_into(volume, tar_parts.packed(*(tar_parts.member(f"{each}", bytes(512)) for each in range(1000))))
+    unpack_members(volume, *(tar_parts.member(f"{each}", bytes(512)) for each in range(1000)))
 
 
 def test_files_are_synced_while_others_are_unpacked_and_at_the_end(monkeypatch, volume):
@@ -454,7 +454,7 @@ def test_unprivileged_user_can_unpack():
 def test_commit_moves_files_into_place(volume):
     (volume / "kept").write_text("kept")
     with staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x")))
+        unpack_members(work.path, tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x"))
         assert not (volume / "a").exists()
         work.commit()
     assert set(facts(volume)) == {"a", "a/b", "c", "kept"}
@@ -475,14 +475,14 @@ def test_second_attempt_completes_a_killed_one(volume):
         tar_parts.member("l", b"x"),
     ]
     with staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(*members))
+        unpack_members(work.path, *members)
     (volume / "a").mkdir()
     (volume / "a/b").write_text("moved")
     (volume / "d").write_text("moved")
     (volume / "l").symlink_to("d")
     assert set(facts(volume)) == {"a", "a/b", "d", "l"}
     with staged(volume) as again:
-        unpack_into(again.path, tar_parts.packed(*members))
+        unpack_members(again.path, *members)
         again.commit()
     tree = {name: state[-1] for name, state in facts(volume).items() if state != ["directory"]}
     assert tree == {"a/b": b"x", "a/c": b"new", "d": b"x", "l": b"x"}
@@ -492,12 +492,12 @@ def test_existing_files_are_refused_on_request(volume):
     (volume / "a").mkdir()
     (volume / "a/kept").write_text("kept")
     with staged(volume, replace=False) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
+        unpack_members(work.path, tar_parts.member("a/b", b"x"))
         work.commit()
     for name in ("a/kept", "a"):
         with staged(volume, replace=False) as work:
             members = tar_parts.member("0", b"x"), tar_parts.member(name, b"x")
-            unpack_into(work.path, tar_parts.packed(*members))
+            unpack_members(work.path, *members)
             with pytest.raises(errors.TargetExists, match="replace it"):
                 work.commit()
     assert set(facts(volume)) == {"a", "a/b", "a/kept"}
@@ -508,11 +508,11 @@ def test_directory_replaces_a_file_but_not_vice_versa(volume):
     (volume / "a").write_text("file")
     (volume / "b").mkdir()
     with staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x")))
+        unpack_members(work.path, tar_parts.member("a/b", b"x"))
         work.commit()
     assert set(facts(volume)) == {"a", "a/b", "b"}
     with staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("b", b"x")))
+        unpack_members(work.path, tar_parts.member("b", b"x"))
         with pytest.raises(errors.TargetError, match="is a directory"):
             work.commit()
     assert set(facts(volume)) == {"a", "a/b", "b"}
@@ -533,7 +533,7 @@ def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
 def test_names_of_our_own_files_are_refused(volume, name, replace):
     """They would take the place of the staging folder and of the lock, and be removed at the end."""
     with staged(volume, replace=replace) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("a", b"x"), tar_parts.member(name, b"x")))
+        unpack_members(work.path, tar_parts.member("a", b"x"), tar_parts.member(name, b"x"))
         with pytest.raises(errors.Refused, match="rename it in the archive"):
             work.commit()
     assert facts(volume) == {}
@@ -544,7 +544,7 @@ def test_lock_file_that_a_killed_run_left_on_a_cloned_volume_is_dropped(volume, 
         left_over = (tmp_path / "disk.img.lock").read_bytes()
     members = tar_parts.member("disk.img", b"x"), tar_parts.member("disk.img.lock", left_over)
     with staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(*members))
+        unpack_members(work.path, *members)
         work.commit()
     assert set(facts(volume)) == {"disk.img"}
 

@@ -125,19 +125,27 @@ def test_abandoned_target_does_not_read_the_source_again(block: Path, at_first: 
     assert not any(without_record(block)[:MiB])
 
 
-def test_small_image_does_not_touch_the_rest(block: Path) -> None:
-    with targets.open(block, 1000) as disk:
-        disk.write(0, memoryview(b"x" * 1000))
+@pytest.mark.parametrize(
+    ("block", "size", "is_known", "end"),
+    [
+        (512, 1000, True, 1024),
+        (4096, 1000, True, 1024),
+        # The old head is zeroed at the start: how much of it the image needs is not known then.
+        (512, 1000, False, MiB),
+        (4096, 1000, False, MiB),
+        (512, MiB + 100, False, MiB + 512),
+        (4096, MiB + 511, False, MiB + 512),
+        (512, 2 * MiB + 1, False, 2 * MiB + 512),
+    ],
+    indirect=["block"],
+)
+def test_rest_of_the_last_sector_is_zeroed_and_no_more(
+    block: Path, size: int, is_known: bool, end: int
+) -> None:
+    with targets.open(block, size if is_known else None) as disk:
+        disk.write(0, memoryview(b"x" * size))
         disk.commit(32 * MiB)
-    assert block.read_bytes() == b"x" * 1000 + bytes(24) + b"\xff" * (32 * MiB - 1024)
-
-
-def test_head_behind_short_stream_is_zeroed(block: Path) -> None:
-    """The old head is zeroed at the start: how much of it the image needs was not known then."""
-    with targets.open(block, None) as disk:
-        disk.write(0, memoryview(b"x" * 1000))
-        disk.commit()
-    assert block.read_bytes() == (b"x" * 1000).ljust(MiB, b"\0") + devices.DIRT * 31 * MiB
+    assert block.read_bytes() == (b"x" * size).ljust(end, b"\0").ljust(32 * MiB, devices.DIRT)
 
 
 @pytest.mark.parametrize(
@@ -424,18 +432,6 @@ def test_threads_that_share_sectors_lose_nothing(tmp_path: Path, sector: int, se
             disk.commit()
         (tmp_path / "expected").write_bytes(expected)
         oracle.same(device, tmp_path / "expected", beyond=devices.DIRT)
-
-
-@pytest.mark.parametrize(
-    ("block", "size"), [(512, MiB + 100), (4096, MiB + 511), (512, 2 * MiB + 1)], indirect=["block"]
-)
-def test_rest_of_the_last_sector_is_zeroed(block: Path, size: int) -> None:
-    with targets.open(block, None) as disk:
-        disk.write(0, memoryview(b"a" * size))
-        disk.commit()
-    written = block.read_bytes()
-    assert written[:size] == b"a" * size
-    assert not any(written[size : -(-size // 512) * 512])
 
 
 @pytest.mark.parametrize(("sector", "of"), [(512, 512), (512, 4096), (4096, 512)])

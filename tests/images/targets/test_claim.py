@@ -27,6 +27,13 @@ MiB = 1 << 20
 SIZE = 4 * MiB
 
 
+@pytest.fixture(autouse=True)
+def _short_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait a second for each run that another one is refused for."""
+    if request.function is not test_program_that_a_killed_run_was_starting_is_waited_for:
+        monkeypatch.setattr(claim, "_REMNANT", 0.1)
+
+
 def write(disk: targets.Target, byte: bytes, size: int = SIZE) -> None:
     disk.write(0, memoryview(byte * size))
 
@@ -348,11 +355,15 @@ def test_stale_run_on_another_machine_stops(tmp_path: Path, size: int | None, fi
         assert (tmp_path / "shared").read_bytes().startswith(b"2" * (size or SIZE))
 
 
-def test_stale_run_on_another_machine_writes_no_longer_than_an_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write finds it by itself: a run may write for long before it flushes."""
+@pytest.fixture
+def _no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for another run with each call."""
     monkeypatch.setattr(claim, "INTERVAL", 0.0)
+
+
+@pytest.mark.usefixtures("_no_interval")
+def test_stale_run_on_another_machine_writes_no_longer_than_an_interval(tmp_path: Path) -> None:
+    """A write finds it by itself: a run may write for long before it flushes."""
     with two_machines(tmp_path) as (one, other):
         stale = targets.open(one, SIZE)
         write(stale, b"1")
@@ -363,58 +374,58 @@ def test_stale_run_on_another_machine_writes_no_longer_than_an_interval(
         stale.close()
 
 
-def write_and_commit(path: Path, byte: bytes) -> None:
-    with targets.open(path, SIZE) as disk:
-        write(disk, byte)
-        disk.commit()
-
-
-@pytest.mark.parametrize("state", ["taken", "abandoned", "finished"])
-def test_stale_refresh_does_not_begin(tmp_path: Path, state: str) -> None:
-    """It stood still before its first change, and another run wrote what it had compared."""
+@pytest.fixture
+def refreshing(tmp_path: Path) -> Iterator[tuple[targets.Target, Path]]:
+    """Yield a run that compares a finished disk on one machine, and the device of the other machine."""
     with two_machines(tmp_path) as (one, other):
-        write_and_commit(one, b"1")
+        with targets.open(one, SIZE) as disk:
+            write(disk, b"1")
+            disk.commit()
         stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
-        assert stale.storage.read(0, SIZE) == b"1" * SIZE
-        with targets.open(other, SIZE) as disk:
-            # Only its head differs, and not in the first sector.
-            disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))
-            if state == "finished":
-                disk.commit()
-            elif state == "abandoned":
-                disk.close()
-            else:
-                disk.flush()
-            expected = (tmp_path / "shared").read_bytes()
-            with pytest.raises(errors.TargetLost, match="another run"):
-                stale.write(SIZE - 512, memoryview(b"3" * 512))
-            check_stale(stale)
-            assert (tmp_path / "shared").read_bytes() == expected
-
-
-def test_stale_refresh_ends_while_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "INTERVAL", 0.0)
-    with two_machines(tmp_path) as (one, other):
-        write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
-        with targets.open(other, SIZE), pytest.raises(errors.TargetLost, match="another run writes to it"):
-            stale.storage.read(0, SIZE)
+        yield stale, other
         stale.close()
 
 
+def write_the_rest(other: Path) -> targets.Target:
+    """Open the device of the other machine, and change all but the first pages, which are looked at most."""
+    disk = targets.open(other, SIZE)
+    disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))
+    return disk
+
+
+@pytest.mark.parametrize("state", ["taken", "abandoned", "finished"])
+def test_stale_refresh_does_not_begin(
+    refreshing: tuple[targets.Target, Path], tmp_path: Path, state: str
+) -> None:
+    """It stood still before its first change, and another run wrote what it had compared."""
+    stale, other = refreshing
+    assert stale.storage.read(0, SIZE) == b"1" * SIZE
+    with write_the_rest(other) as disk:
+        {"taken": disk.flush, "abandoned": disk.close, "finished": disk.commit}[state]()
+        expected = (tmp_path / "shared").read_bytes()
+        with pytest.raises(errors.TargetLost, match="another run"):
+            stale.write(SIZE - 512, memoryview(b"3" * 512))
+        check_stale(stale)
+        assert (tmp_path / "shared").read_bytes() == expected
+
+
+@pytest.mark.usefixtures("_no_interval")
+def test_stale_refresh_ends_while_it_compares(refreshing: tuple[targets.Target, Path]) -> None:
+    stale, other = refreshing
+    with targets.open(other, SIZE), pytest.raises(errors.TargetLost, match="another run writes to it"):
+        stale.storage.read(0, SIZE)
+
+
 @pytest.mark.parametrize("finished", [True, False])
-def test_stale_refresh_that_found_no_difference_does_not_succeed(tmp_path: Path, finished: bool) -> None:
-    with two_machines(tmp_path) as (one, other):
-        write_and_commit(one, b"1")
-        stale = targets.open(one, SIZE, targets.TargetOptions(mode="update"))
-        with targets.open(other, SIZE) as disk:
-            # With the same first sector, which is looked at most often.
-            disk.write(0, memoryview(b"1" * 4096 + b"2" * (SIZE - 4096)))
-            if finished:
-                disk.commit()
-            with pytest.raises(errors.TargetLost, match="another run"):
-                stale.commit()
-            stale.close()
+def test_stale_refresh_that_found_no_difference_does_not_succeed(
+    refreshing: tuple[targets.Target, Path], finished: bool
+) -> None:
+    stale, other = refreshing
+    with write_the_rest(other) as disk:
+        if finished:
+            disk.commit()
+        with pytest.raises(errors.TargetLost, match="another run"):
+            stale.commit()
 
 
 def test_stale_run_on_another_machine_does_not_finish(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,13 @@ def disk_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     else:
         with devices.filesystem(request.param, tmp_path) as point:
             yield point / "disk.img"
+
+
+def check(path: Path, content: bytes) -> None:
+    """Compare a disk, and look at what follows it."""
+    with tempfile.NamedTemporaryFile() as expected:
+        Path(expected.name).write_bytes(content)
+        oracle.same(path, Path(expected.name), beyond=devices.beyond(path))
 
 
 def scattered(size: int, seed: int) -> tuple[bytes, list[tuple[int, int, bool]]]:
@@ -63,11 +71,9 @@ def write_pieces(disk: targets.Target, content: bytes, pieces: list[tuple[int, i
     indirect=["disk_path"],
 )
 def test_several_threads_write_pieces_in_any_order(
-    disk_path: Path, tmp_path: Path, size: int, direct: bool, preallocate: bool
+    disk_path: Path, size: int, direct: bool, preallocate: bool
 ) -> None:
     content, pieces = scattered(size, seed=size)
-    expected = tmp_path / "expected"
-    expected.write_bytes(content + bytes(-size % 512))
     options = targets.TargetOptions(preallocate=preallocate, direct=direct)
     with targets.open(disk_path, size, options) as disk:
         threads = [
@@ -78,7 +84,7 @@ def test_several_threads_write_pieces_in_any_order(
         for thread in threads:
             thread.join()
         disk.commit()
-    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
+    check(disk_path, content + bytes(-size % 512))
     if preallocate and not disk_path.is_block_device():
         assert disk_path.stat().st_blocks * 512 >= size
 
@@ -88,7 +94,7 @@ def test_several_threads_write_pieces_in_any_order(
     [*pairs.dealt(ALL_KINDS, [False, True]), ("block512", True), ("ext4", True)],
     indirect=["disk_path"],
 )
-def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, *, resume: bool) -> None:
+def test_zeros_read_back_on_a_dirty_target(disk_path: Path, *, resume: bool) -> None:
     if not disk_path.is_block_device():
         devices.fill(Path(f"{disk_path}.part"), SIZE)
     with targets.open(disk_path, SIZE, targets.TargetOptions(resume=resume)) as disk:
@@ -96,9 +102,7 @@ def test_zeros_read_back_on_a_dirty_target(disk_path: Path, tmp_path: Path, *, r
         disk.write(3 * MiB, memoryview(b"data" * 1024))
         disk.zero(3 * MiB + 4096, SIZE - 3 * MiB - 4096)
         disk.commit()
-    expected = tmp_path / "expected"
-    expected.write_bytes(bytes(3 * MiB) + b"data" * 1024 + bytes(SIZE - 3 * MiB - 4096))
-    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
+    check(disk_path, bytes(3 * MiB) + b"data" * 1024 + bytes(SIZE - 3 * MiB - 4096))
 
 
 def test_target_is_unusable_without_commit(disk_path: Path) -> None:
@@ -111,7 +115,7 @@ def test_target_is_unusable_without_commit(disk_path: Path) -> None:
         assert os.listdir(disk_path.parent) in ([], ["lost+found"])
 
 
-def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
+def test_kept_target_can_be_resumed(disk_path: Path) -> None:
     content = os.urandom(SIZE)
     with targets.open(disk_path, SIZE) as disk:
         disk.write(2 * MiB, memoryview(content)[2 * MiB : 5 * MiB])
@@ -124,12 +128,10 @@ def test_kept_target_can_be_resumed(disk_path: Path, tmp_path: Path) -> None:
         disk.write(5 * MiB, memoryview(content)[5 * MiB :])
         disk.write(0, memoryview(content)[: 2 * MiB])
         disk.commit()
-    expected = tmp_path / "expected"
-    expected.write_bytes(content)
-    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
+    check(disk_path, content)
 
 
-def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None:
+def test_update_changes_parts_of_a_disk(disk_path: Path) -> None:
     content = bytearray(os.urandom(SIZE))
     with targets.open(disk_path, SIZE) as disk:
         disk.write(0, memoryview(content))
@@ -140,9 +142,7 @@ def test_update_changes_parts_of_a_disk(disk_path: Path, tmp_path: Path) -> None
         disk.commit()
     content[500:503] = b"new"
     content[2 * MiB : 3 * MiB] = bytes(MiB)
-    expected = tmp_path / "expected"
-    expected.write_bytes(content)
-    oracle.same(disk_path, expected, beyond=devices.beyond(disk_path))
+    check(disk_path, content)
 
 
 @pytest.mark.parametrize("disk_path", ["block512", "ext4"], indirect=True)
@@ -153,15 +153,12 @@ def test_write_beyond_the_size_is_refused(disk_path: Path) -> None:
                 call()
 
 
-def test_size_may_be_known_only_at_the_end(disk_path: Path, tmp_path: Path) -> None:
+def test_size_may_be_known_only_at_the_end(disk_path: Path) -> None:
     with targets.open(disk_path, None) as disk:
         disk.write(0, memoryview(b"x" * 3000))
         disk.zero(3000, 2 * MiB)
         disk.commit()
-    expected = tmp_path / "expected"
-    expected.write_bytes(b"x" * 3000 + bytes(2 * MiB) + bytes(-3000 % 512))
-    end = b"\0" if not disk_path.is_block_device() else devices.DIRT
-    oracle.same(disk_path, expected, beyond=end)
+    check(disk_path, b"x" * 3000 + bytes(2 * MiB) + bytes(-3000 % 512))
 
 
 def test_dirty_pages_are_bounded(tmp_path: Path) -> None:

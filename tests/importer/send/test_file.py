@@ -1,20 +1,21 @@
-"""The upload command."""
+"""The upload command, and how long it waits for an answer."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import email.message
-import functools
 import hashlib
 import http.server
+import logging
 import os
 import random
 import signal
 import socket
-import sys
+import ssl
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ from cdi_worker.importer import contract, progress
 from cdi_worker.importer.send import client, file
 from cdi_worker.sources import base
 from tests.support import (
+    clones,
     devices,
+    misbehave,
     oracle,
     processes,
     proxy,
@@ -252,11 +255,10 @@ def test_patience_begins_when_a_connection_breaks(server: uploads.Server, image:
 def test_cancel_ends_waiting_for_a_silent_handshake(image: Path) -> None:
     cancel, began = cancelling.Cancel(), time.monotonic()
     threading.Timer(0.3, cancel.set).start()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        upload_request = file.Settings(str(image), url, access=base.Access(insecure=True))
+    with silent() as port:
+        settings = file.Settings(str(image), f"https://127.0.0.1:{port}", access=base.Access(insecure=True))
         with pytest.raises(errors.Cancelled):
-            file.send(upload_request, progress.NullProgress(), cancel)
+            file.send(settings, progress.NullProgress(), cancel)
     assert time.monotonic() - began < processes.PATIENCE
 
 
@@ -427,18 +429,94 @@ def test_restarted_server_gets_the_upload_again(
             except errors.Error as err:
                 ended.append(err)
 
-        argv = [sys.executable, "-m", "cdi_worker", "-v=3", "--termination-log=/dev/null"]
-        log = tmp_path / "log"
-        ready = functools.partial(processes.is_listening, first.port)
-        with processes.running(argv, log=log, ready=ready, env={**os.environ, **first.env}) as pod:
-            client = threading.Thread(target=send_until_the_end)
-            client.start()
+        with clones.target(first, paths, tmp_path / "log") as pod:
+            sending = threading.Thread(target=send_until_the_end)
+            sending.start()
             processes.wait_for(lambda: meter.count > 12 * MIB, "half of the disk")
             pod.send_signal(signal.SIGKILL)
         second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
         second.port = first.port
         with second:
-            client.join(processes.PATIENCE)
+            sending.join(processes.PATIENCE)
             assert ended == [None]
             assert second.result().status == 0
         oracle.same(target, image)
+
+
+# -- how long the client waits for an answer
+
+
+@contextlib.contextmanager
+def silent(trickle: bytes = b"") -> Iterator[int]:
+    """Yield the port of a server that sends ``trickle``, slowly, and never an answer."""
+    over = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            for byte in trickle:
+                connection.sendall(bytes([byte]))
+                over.wait(0.2)
+            while connection.recv(4096):
+                pass
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trickle", [b"", b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 1000])
+def test_answer_that_needs_no_work_comes_in_time(image: Path, trickle: bytes) -> None:
+    began = time.monotonic()
+    with silent(trickle) as port:
+        asked = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=1))
+        with pytest.raises(errors.Transient, match="timed out"):
+            send(asked)
+    assert time.monotonic() - began < processes.PATIENCE
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'x' * 64}.example", "h:0", "h:99999", "[::1"])
+def test_malformed_address_is_refused_at_once(image: Path, host: str) -> None:
+    with pytest.raises(errors.RequestError, match="malformed upload URL"):
+        send(file.Settings(str(image), f"https://{host}/", access=base.Access(insecure=True)))
+
+
+class Reminding(client.Client):
+    reminder = 0.2
+
+
+@pytest.mark.slow
+def test_last_answer_is_waited_for_with_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    cancel = cancelling.Cancel()
+    caplog.set_level(logging.WARNING, "cdi_worker")
+    with silent() as port:
+        asking = Reminding(f"http://127.0.0.1:{port}/x", ssl.create_default_context(), cancel, stall=0.5)
+        stopping = threading.Timer(1.5, cancel.set)
+        stopping.start()
+        with pytest.raises(errors.Cancelled):
+            asking.ask("PATCH", "/x", {}, client.Body([b"all"], progress.NullProgress().read, 3))
+        stopping.join()
+    assert len(caplog.messages) >= 2
+    said = f"http://127.0.0.1:{port}/x: has everything; waiting until the disk is on storage there"
+    assert all(each.startswith(said) for each in caplog.messages)
+
+
+def test_log_of_level_4_shows_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with misbehave.Server() as server:
+        url = server.serve("/v1beta1/upload", misbehave.Page(b"no", status=401))
+        asked = client.Client(f"{url}?token=hunter2-token", ssl.create_default_context(), cancelling.Cancel())
+        assert asked.ask("GET", asked.path).status == 401
+    (line,) = [each.getMessage() for each in caplog.records if "GET" in each.getMessage()]
+    assert line.startswith(f"GET {url}: 401")
