@@ -15,6 +15,11 @@ from tests.support import processes
 SOON = processes.PATIENCE
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "LAST_WAIT", 0.3)
+
+
 def run(workers: crew.Crew, job: Callable[[], object], count: int) -> None:
     with workers:
         workers.start(job, count)

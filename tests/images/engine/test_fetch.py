@@ -13,8 +13,8 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
-from cdi_worker.images.engine import cancelling, fetch, pace, seams
-from tests.support import processes
+from cdi_worker.images.engine import cancelling, crew, fetch, pace, seams
+from tests.support import processes, reading
 
 DATA = random.Random(1).randbytes(300_000)
 OPTIONS = fetch.FetchOptions(connections=3, chunk=4096, window=4, no_progress=2.0)
@@ -57,19 +57,16 @@ class Flaky(Memory):
         return length
 
 
-class Dead(Memory):
-    """No byte arrives from 100 000 on; the error can be retried."""
+class Failing(Memory):
+    """No byte arrives from 100 000 on."""
+
+    def __init__(self, failure: type[errors.Transient | errors.Unreachable]) -> None:
+        super().__init__()
+        self._failure = failure
 
     def fault(self, number: int, offset: int, length: int) -> int:
         if offset + length > 100_000:
-            raise errors.Transient(url="memory", reason="reset")
-        return length
-
-
-class Gone(Memory):
-    def fault(self, number: int, offset: int, length: int) -> int:
-        if offset >= 100_000:
-            raise errors.Unreachable(url="memory", reason="gone")
+            raise self._failure(url="memory", reason="reset")
         return length
 
 
@@ -83,43 +80,44 @@ class Stuck(Memory):
         return length
 
 
-def scope(reader: Memory, cancel: cancelling.Cancel | None) -> cancelling.Cancel:
-    """Return what ends an attempt, with the reads of its source."""
-    made = cancel or cancelling.Cancel()
-    made.on_set(reader.interrupted.set)
-    return made
-
-
 def fetcher(
     reader: Memory, options: fetch.FetchOptions = OPTIONS, cancel: cancelling.Cancel | None = None
 ) -> fetch.Fetcher:
-    return fetch.Fetcher(reader, len(reader.data), options, scope=scope(reader, cancel))
+    cancel = cancel or cancelling.Cancel()
+    cancel.on_set(reader.interrupted.set)
+    return fetch.Fetcher(reader, len(reader.data), options, scope=cancel)
 
 
-def drain(stream: fetch.OrderedStream, size: int = 1000) -> bytes:
-    parts = []
-    buffer = memoryview(bytearray(size))
-    while count := stream.readinto(buffer):
-        parts.append(bytes(buffer[:count]))
-    return b"".join(parts)
+def fetched(opened: fetch.Fetcher, ordered: bool) -> bytearray:
+    """Fetch all of DATA, in order or as it arrives."""
+    got = bytearray(len(DATA))
+    if ordered:
+        with contextlib.closing(opened.stream()) as stream:
+            assert readers.fill(stream, memoryview(got)) == len(DATA)
+    else:
+        opened.each(
+            fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
+        )
+    return got
 
 
 @pytest.mark.parametrize(
-    ("kind", "start"),
-    [(Short, 0), (Flaky, 1), (Memory, 4095), (Short, 4096), (Memory, len(DATA) - 1), (Memory, len(DATA))],
+    ("kind", "size", "start"),
+    [
+        (Short, len(DATA), 0),
+        (Flaky, len(DATA), 1),
+        (Memory, len(DATA), 4095),
+        (Short, len(DATA), 4096),
+        (Memory, len(DATA), len(DATA) - 1),
+        (Memory, len(DATA), len(DATA)),
+        (Memory, 0, 0),
+        (Memory, 4096, 0),
+        (Memory, 16385, 0),
+    ],
 )
-def test_stream_returns_all_bytes_in_order(kind: type[Memory], start: int) -> None:
-    stream = fetcher(kind()).stream(start)
-    assert drain(stream) == DATA[start:]
-    stream.close()
-
-
-@pytest.mark.parametrize("size", [0, 4095, 4096, 16385])
-def test_stream_of_any_size_is_complete(size: int) -> None:
-    reader = Memory(DATA[:size])
-    stream = fetcher(reader).stream()
-    assert drain(stream, 4096) == DATA[:size]
-    stream.close()
+def test_stream_returns_all_bytes_in_order(kind: type[Memory], size: int, start: int) -> None:
+    with contextlib.closing(fetcher(kind(DATA[:size])).stream(start)) as stream:
+        assert reading.read_all(stream) == DATA[start:size]
 
 
 @pytest.mark.parametrize("kind", [Memory, Short, Flaky])
@@ -229,17 +227,22 @@ def test_window_limits_fetching_ahead() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_no_progress_ends_the_transfer(ordered: bool) -> None:
-    reader = Dead()
-    options = fetch.FetchOptions(connections=3, chunk=4096, window=4, no_progress=0.3)
-    with pytest.raises(errors.TransferFailed, match="memory: transfer failed at byte"):
-        fetched(fetcher(reader, options), ordered)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_permanent_error_is_raised_unchanged(ordered: bool) -> None:
-    with pytest.raises(errors.Unreachable, match="gone"):
-        fetched(fetcher(Gone()), ordered)
+@pytest.mark.parametrize(
+    ("failure", "expected", "message"),
+    [
+        (errors.Transient, errors.TransferFailed, "memory: transfer failed at byte"),
+        (errors.Unreachable, errors.Unreachable, "reset"),
+    ],
+)
+def test_permanent_error_and_no_progress_end_the_transfer(
+    ordered: bool,
+    failure: type[errors.Transient | errors.Unreachable],
+    expected: type[errors.Error],
+    message: str,
+) -> None:
+    options = dataclasses.replace(OPTIONS, no_progress=0.3)
+    with pytest.raises(expected, match=message):
+        fetched(fetcher(Failing(failure), options), ordered)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -331,19 +334,6 @@ class Near(Seamed):
         return super().read_range(offset, into)
 
 
-def fetched(opened: fetch.Fetcher, ordered: bool) -> bytearray:
-    """Fetch all of DATA, in order or as it arrives."""
-    got = bytearray(len(DATA))
-    if ordered:
-        with contextlib.closing(opened.stream()) as stream:
-            assert readers.fill(stream, memoryview(got)) == len(DATA)
-    else:
-        opened.each(
-            fetch.split(0, len(DATA), 4096), lambda at, data: got.__setitem__(slice(at, at + len(data)), data)
-        )
-    return got
-
-
 @pytest.mark.parametrize(
     ("slow", "ordered"),
     [(len(DATA), True), (len(DATA), False), (len(DATA) // 2, False), (len(DATA) // 2, True)],
@@ -361,8 +351,11 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_few_requests_that_stall_do_not_hold_up_the_others(ordered: bool) -> None:
+def test_few_requests_that_stall_do_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
     """Nobody else would start the threads that are missing: no piece arrives, and nothing is measured."""
+    monkeypatch.setattr(crew, "INTERVAL", 0.2)
     over = threading.Event()
 
     class Stalling(Near):

@@ -115,8 +115,9 @@ def test_changed_content_is_refused_on_resume() -> None:
 
 
 def test_repeated_cut_at_the_same_byte_fails() -> None:
+    stream = opened(Server(5000, *[100] * 50, ranges=False), no_progress=0.3)
     with pytest.raises(errors.TransferFailed):
-        read(Server(5000, *[100] * 50, ranges=False))
+        readers.fill(stream, memoryview(bytearray(len(DATA))))
 
 
 def test_outage_is_waited_for_where_only_the_beginning_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +160,17 @@ def test_closed_stream_is_not_reopened() -> None:
     assert server.opened == [0]
 
 
-def test_time_of_the_reader_is_not_silence_of_the_source() -> None:
-    server = Server(700, ranges=True)
-    stream = opened(server, no_progress=0.3)
+def test_time_of_the_reader_is_not_silence_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two connections are cut after it, without a new byte: one failure alone is never the last."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    server = Server(700, 512, ranges=True)
+    stream = opened(server, no_progress=0.5)
     into = memoryview(bytearray(len(DATA)))
     done = stream.readinto(into)
-    time.sleep(0.5)
+    time.sleep(0.8)
     assert readers.fill(stream, into[done:]) == len(DATA) - done
     assert into == DATA
+    assert server.opened == [0, 188, 188]
 
 
 def test_source_that_trickles_is_given_up() -> None:

@@ -193,7 +193,12 @@ def test_constant_shift_is_found_by_the_head(shift: int) -> None:
         fetcher(server).each([fetch.ByteRange(HEAD, 4 * KiB)] * 8, not_delivered)
 
 
-@pytest.mark.parametrize(("number", "shift"), pairs.dealt(range(11), [-8192, -512, -1, 1, 512, 65_536]))
+SHIFTS = [-8192, -512, -1, 1, 512, 65_536]
+
+
+@pytest.mark.parametrize(
+    ("number", "shift"), [*pairs.dealt(range(11), SHIFTS), *pairs.dealt(range(11), SHIFTS[::-1])]
+)
 def test_one_answer_of_another_range_is_found(number: int, shift: int) -> None:
     with pytest.raises(errors.NoRanges, match="two requests returned different data"):
         fetched(Server(lie=once(number, shift)), HEAD)
@@ -383,7 +388,7 @@ def test_requests_longer_than_the_window_wait_for_the_reader() -> None:
 
 @pytest.mark.parametrize("cut", [1024, 5000, 16 * KiB])
 def test_short_answers_with_progress_are_continued(cut: int) -> None:
-    assert fetched(Server(cut=cut), HEAD) == DATA
+    assert fetched(Server(DATA[:60_000], cut=cut), HEAD) == DATA[:60_000]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 511, 513, 5000])

@@ -133,7 +133,7 @@ def test_lock_file_of_a_killed_run_is_taken_over(tmp_path: Path, state: str) -> 
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("prepared", [7, ["a", None], ["a"] * 3])
+@pytest.mark.parametrize("prepared", [7, {"a": 1}, [1], ["a", None], ["a"] * 3])
 def test_lock_file_with_malformed_notes_is_taken_over(tmp_path: Path, prepared: Any) -> None:
     """What it says of disks that were to become usable together is not believed."""
     path = tmp_path / "disk.img"

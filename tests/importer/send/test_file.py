@@ -7,6 +7,7 @@ import dataclasses
 import email.message
 import hashlib
 import http.server
+import itertools
 import logging
 import os
 import random
@@ -353,53 +354,45 @@ def test_file_changed_during_the_upload_is_no_disk(
 
 
 class Forgetful(uploads.MinimalServer):
-    """A server that loses what it said to have."""
+    """A server that loses what it said to have: it states one of ``offsets`` after the other."""
 
-    offset = 0
+    offsets: Iterator[str]
 
     def do_POST(self) -> None:  # noqa: N802  (http.server calls it)
         """Create the upload."""
-        self._answer(201)
+        self._answer(201, "0")
 
     def do_HEAD(self) -> None:  # noqa: N802  (http.server calls it)
         """Return another offset each time."""
-        Forgetful.offset = 7 - Forgetful.offset
-        self._answer(200)
+        self._answer(200, next(self.offsets))
 
     def do_PATCH(self) -> None:  # noqa: N802  (http.server calls it)
         """Refuse the offset."""
         self._read(self.headers["Content-Length"])
-        self._answer(409)
+        self._answer(409, "0")
 
-    def _answer(self, status: int, offset: str = "") -> None:
+    def _answer(self, status: int, offset: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", "0")
-        self.send_header("Upload-Offset", offset or str(self.offset))
+        self.send_header("Upload-Offset", offset)
         self.end_headers()
 
 
-class Boastful(Forgetful):
-    """A server whose offset has more digits than Python converts."""
-
-    def do_HEAD(self) -> None:  # noqa: N802  (http.server calls it)
-        """Return the same offset each time."""
-        self._answer(200, "9" * 5000)
-
-
-def test_offset_beyond_every_disk_is_none(image: Path) -> None:
-    with Boastful.serving() as port, pytest.raises(errors.UploadFailed, match="lost the upload"):
-        send(file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=0.5)))
-
-
-def test_server_that_forgets_again_and_again_is_given_up(image: Path) -> None:
-    cancel = cancelling.Cancel()
-    timer = threading.Timer(20, cancel.set)
-    timer.start()
-    with Forgetful.serving() as port:
-        made = file.Settings(str(image), f"http://127.0.0.1:{port}", access=base.Access(patience=0.5))
-        with pytest.raises(errors.TransferFailed):
-            file.send(made, progress.NullProgress(), cancel)
-    timer.cancel()
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        (["7", "0"], "transfer failed"),
+        # More digits than Python converts.
+        (["9" * 5000], "lost the upload"),
+    ],
+)
+def test_server_that_forgets_again_and_again_is_given_up(
+    image: Path, offsets: list[str], message: str
+) -> None:
+    with type("Server", (Forgetful,), {"offsets": itertools.cycle(offsets)}).serving() as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises((errors.TransferFailed, errors.UploadFailed), match=message):
+            send(file.Settings(str(image), url, access=base.Access(patience=0.5)))
 
 
 def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Path, disk: Path) -> None:

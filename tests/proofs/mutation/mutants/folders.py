@@ -43,8 +43,8 @@ MUTANTS = (
     mutant(
         "images/folder/staging.py",
         "removes existing files before it knows that others can take their place",
-        ("            if err.errno not in _OCCUPIED:\n                raise\n"),
-        "",
+        "            if err.errno not in _OCCUPIED:\n                raise\n",
+        "            pass\n",
         "tests/images/folder/test_staging.py::test_file_behind_a_mount_point_is_not_removed",
     ),
 )
