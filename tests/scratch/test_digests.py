@@ -29,9 +29,9 @@ def granules(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def recorded(cuts: list[int], seed: int, granules: int, start: int = 0) -> digests.Digests:
+def recorded(cuts: list[int], seed: int, granules: int) -> digests.Digests:
     """Return the digests of the disk, written in pieces in random order."""
-    finished = digests.Digests(KEY, start, len(DISK), granules=granules)
+    finished = digests.Digests(KEY, 0, len(DISK), granules=granules)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(DISK)), len(DISK)]
     pieces = list(itertools.pairwise(edges))
     random.Random(seed).shuffle(pieces)
@@ -40,8 +40,8 @@ def recorded(cuts: list[int], seed: int, granules: int, start: int = 0) -> diges
     return finished
 
 
-def add(finished: digests.Digests, start: int, end: int, disk: bytes = DISK) -> None:
-    data = memoryview(disk)[start:end]
+def add(finished: digests.Digests, start: int, end: int) -> None:
+    data = memoryview(DISK)[start:end]
     if not any(data):
         finished.add_zeros(start, end)
         return
@@ -119,25 +119,12 @@ def test_refuted_record_of_which_a_part_was_discarded_is_removed(granules: int) 
     assert finished.records() == recorded([], 0, granules).records()
 
 
-def test_discarded_range_is_removed_with_its_granule(granules: int) -> None:
-    finished = recorded([], 0, granules)
-    (start, end) = finished.records()[1].spans[0]
-    finished.discard(end - 512, end)
-    assert covered(finished.records()) == [(0, start), (end, len(DISK))]
-    add(finished, start, end)
-    assert finished.records() == recorded([], 0, granules).records()
-
-
 def test_nothing_is_removed_with_a_range_that_is_not_finished() -> None:
     """A clone that resumes a prefix discards what follows it, also in the granule where it ends."""
     finished = digests.Digests(KEY, 0, len(DISK), granules=4)
     add(finished, 0, 5 * UNIT)
     finished.discard(5 * UNIT, len(DISK))
     assert covered(finished.records()) == [(0, 5 * UNIT)]
-
-
-def test_start_is_not_recorded(granules: int) -> None:
-    assert covered(recorded([1000, UNIT + 5], 0, granules, start=UNIT).records()) == [(UNIT, len(DISK))]
 
 
 def test_loaded_records_are_those_saved(granules: int) -> None:

@@ -8,7 +8,6 @@ import errno
 import os
 import random
 import struct
-import threading
 from pathlib import Path
 
 import pytest
@@ -349,23 +348,6 @@ def test_journal_does_not_look_bootable(location: Location) -> None:
     save(location, *((start, start + MiB) for start in range(0, TOTAL, 2 * MiB)))
     written = Path(location.path).read_bytes()[location.offset : location.offset + 2 * journal.SLOT]
     assert written.replace(b"\xff", b"").isascii()
-
-
-def test_several_threads_can_use_a_journal(location: Location) -> None:
-    opened = journal.Journal(location, "etag", TOTAL, seconds=0)
-
-    def work(first: int) -> None:
-        for start in range(first * MiB, TOTAL, 4 * MiB):
-            wrote(opened, *noise(start, start + MiB))
-            opened.checkpoint(no_sync)
-
-    crew = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
-    opened.save(no_sync)
-    assert loaded(location).missing(0, TOTAL) == []
 
 
 @pytest.mark.parametrize("total", [4 * digests.UNIT, 4 * digests.UNIT - 512])

@@ -55,20 +55,6 @@ def volume(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("dialect", ["gnu", "posix"])
-def test_tree_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, dialect):
-    tree, path, other = disks.tree(), tmp_path / "archive.tar", tmp_path / "other"
-    other.mkdir()
-    processes.run(
-        "tar", "-c", "--sparse", f"--format={dialect}", f"--file={path}", f"--directory={tree}", "."
-    )
-    processes.run("tar", "-x", f"--file={path}", f"--directory={other}")
-    unpack_into(volume, path.read_bytes())
-    assert facts(volume) == facts(other)
-    assert facts(volume)
-    assert (volume / "sparse").stat().st_blocks * 512 < 64 << 10
-
-
 def listed_by_gnu_tar(tree, archive_path, *options):
     """Pack ``tree`` by GNU tar with ``options``; return the archive."""
     processes.run("tar", "-c", *options, f"--file={archive_path}", f"--directory={tree}", ".")
@@ -86,6 +72,10 @@ def same_as_gnu_tar(data, volume, tmp_path):
     assert facts(volume)
 
 
+def file(name, data=b"x", **fields):
+    return tar_parts.member(name, data, **fields)
+
+
 def symlink(name, to):
     return tar_parts.member(name, type=tarfile.SYMTYPE, linkname=to)
 
@@ -98,7 +88,7 @@ def folder(name, **fields):
     return tar_parts.member(name, type=tarfile.DIRTYPE, **fields)
 
 
-FILE = tar_parts.packed(tar_parts.member("f", b"hello", mode=0o644))[:1024]
+FILE = tar_parts.packed(file("f", b"hello", mode=0o644))[:1024]
 LINK = hard_link("h", "f")[0].tobuf(tarfile.GNU_FORMAT)
 LAST = tar_parts.block()
 
@@ -123,8 +113,7 @@ def with_kind(kind, size):
         pytest.param(FILE + bytes(512), id="one-zero-block"),
         pytest.param(with_kind(b"D", 5) + b"Yf\0\0\0".ljust(512, b"\0") + FILE + tar_parts.END, id="dumpdir"),
         pytest.param(
-            FILE + tar_parts.packed(hard_link("f", "f"))[:512] + tar_parts.END,
-            id="hard-link-to-itself",
+            FILE + tar_parts.packed(hard_link("f", "f"))[:512] + tar_parts.END, id="hard-link-to-itself"
         ),
         pytest.param(
             tar_parts.pax([tar_parts.record(b"path", b"other")], b"X"), id="extended-header-of-solaris"
@@ -141,16 +130,20 @@ def test_acl_of_solaris_is_skipped(volume):
     assert list(facts(volume)) == ["f"]
 
 
-@pytest.mark.parametrize("dialect", ["gnu", "posix"])
-def test_incremental_archive_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, dialect):
-    options = [f"--listed-incremental={tmp_path}/snapshot", f"--format={dialect}", "--sparse"]
-    same_as_gnu_tar(listed_by_gnu_tar(disks.tree(), tmp_path / "a.tar", *options), volume, tmp_path)
-
-
-@pytest.mark.parametrize("version", ["0.0", "0.1", "1.0"])
-def test_sparse_formats_are_unpacked_as_by_gnu_tar(disks, volume, tmp_path, version):
-    options = ["--format=posix", "--sparse", f"--sparse-version={version}"]
-    same_as_gnu_tar(listed_by_gnu_tar(disks.tree(), tmp_path / "a.tar", *options), volume, tmp_path)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format=gnu"],
+        ["--format=posix", "--sparse-version=0.0"],
+        ["--format=posix", "--sparse-version=0.1"],
+        ["--format=posix", "--sparse-version=1.0"],
+        ["--format=gnu", "--listed-incremental={}/snapshot"],
+        ["--format=posix", "--listed-incremental={}/snapshot"],
+    ],
+)
+def test_tree_is_unpacked_as_by_gnu_tar(disks, volume, tmp_path, options):
+    given = [option.format(tmp_path) for option in options]
+    same_as_gnu_tar(listed_by_gnu_tar(disks.tree(), tmp_path / "a.tar", "--sparse", *given), volume, tmp_path)
     assert (volume / "sparse").stat().st_blocks * 512 < 64 << 10
 
 
@@ -191,9 +184,9 @@ def test_nothing_is_changed_through_a_link(volume, tmp_path):
         link,
         hard_link("h", "l"),
         link,
-        tar_parts.member("h", b"new", mode=0o600, mtime=2),
+        file("h", b"new", mode=0o600, mtime=2),
         symlink("d", str(outside)),
-        tar_parts.member("e/file", b"new"),
+        file("e/file", b"new"),
     )
     (volume / "e").symlink_to(outside)
     (volume / "l").symlink_to(outside)
@@ -218,9 +211,7 @@ def test_holes_take_no_space(disks, volume):
 def test_file_larger_than_a_buffer_is_unpacked(volume):
     data = os.urandom(20 << 20)
     state = []
-    reader = archive.Archive(
-        readers.BytesReader(tar_parts.packed(tar_parts.member("large", data))), limit_bytes=LIMIT
-    )
+    reader = archive.Archive(readers.BytesReader(tar_parts.packed(file("large", data))), limit_bytes=LIMIT)
     unpack.unpack(reader, volume, advance=state.append)
     assert (volume / "large").read_bytes() == data
     assert sum(state) == len(data)
@@ -228,10 +219,7 @@ def test_file_larger_than_a_buffer_is_unpacked(volume):
 
 def test_modes_are_kept_without_special_bits(volume):
     unpack_members(
-        volume,
-        tar_parts.member("file", b"x", mode=0o6755),
-        folder("closed", mode=0o1000),
-        tar_parts.member("closed/file", b"x", mode=0o400),
+        volume, file("file", mode=0o6755), folder("closed", mode=0o1000), file("closed/file", mode=0o400)
     )
     assert (volume / "file").stat().st_mode & 0o7777 == 0o755
     assert (volume / "closed").stat().st_mode & 0o7777 == 0o700
@@ -252,7 +240,7 @@ def umask(mask):
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o777])
 def test_modes_do_not_depend_on_the_umask(volume, mask):
-    members = [tar_parts.member(f"{number}", b"x", mode=mode) for number, mode in enumerate(MODES)]
+    members = [file(f"{number}", mode=mode) for number, mode in enumerate(MODES)]
     with umask(mask):
         unpack_members(volume, *members)
     assert [stat.S_IMODE((volume / str(each)).stat().st_mode) for each in range(len(MODES))] == [*MODES]
@@ -268,7 +256,7 @@ def test_file_is_written_before_it_is_read_only(volume, monkeypatch):
         chmod(fd, mode)
 
     monkeypatch.setattr(os, "fchmod", changed)
-    unpack_members(volume, tar_parts.member("file", b"data", mode=0o444))
+    unpack_members(volume, file("file", b"data", mode=0o444))
     assert sizes == [4]
 
 
@@ -286,7 +274,7 @@ def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
         pytest.skip("needs a file system with ACLs")
     names = ("first", "inner/second", "third")
     directories = [folder(name, mode=0o755) for name in entered]
-    first, *later = (tar_parts.member(name, b"x", mode=0o644) for name in names)
+    first, *later = (file(name, mode=0o644) for name in names)
     with umask(mask):
         unpack_members(volume, first, *directories, *later)
     assert {stat.S_IMODE((volume / name).stat().st_mode) for name in names} == {0o644}
@@ -295,11 +283,11 @@ def test_modes_do_not_depend_on_a_default_acl(volume, mask, others, entered):
 def test_later_entry_replaces_earlier_one(volume):
     unpack_members(
         volume,
-        tar_parts.member("a", b"first"),
+        file("a", b"first"),
         hard_link("hard", "a"),
-        tar_parts.member("a", b"second"),
+        file("a", b"second"),
         symlink("link", "hard"),
-        tar_parts.member("link", b"third"),
+        file("link", b"third"),
         folder("d"),
         folder("d"),
     )
@@ -319,14 +307,14 @@ def test_hostile_archive_writes_nothing_outside(disks, volume, name):
 @pytest.mark.parametrize(
     "members",
     [
-        [symlink("l", "."), tar_parts.member("l/file", b"x")],
+        [symlink("l", "."), file("l/file")],
         [symlink("l", "."), folder("l")],
-        [tar_parts.member("f", b"x"), tar_parts.member("f/file", b"x")],
-        [tar_parts.member("f", b"x"), folder("f")],
+        [file("f"), file("f/file")],
+        [file("f"), folder("f")],
         [hard_link("h", "missing")],
         [hard_link("h", "h")],
         [folder("d"), hard_link("h", "d")],
-        [symlink("l", "/"), tar_parts.member("l/tmp/file", b"x")],
+        [symlink("l", "/"), file("l/tmp/file")],
         [symlink("l", "/"), folder("l", mode=0o700)],
         [symlink("l", "/etc"), hard_link("h", "l/hostname")],
         [symlink("l", ".."), symlink("l/l", "x")],
@@ -340,7 +328,7 @@ def test_path_through_link_is_refused(volume, members):
 
 def test_file_does_not_replace_a_directory(volume):
     with pytest.raises(errors.TargetError, match="d: unpack: file exists"):
-        unpack_members(volume, folder("d"), tar_parts.member("d", b"x"))
+        unpack_members(volume, folder("d"), file("d"))
 
 
 def test_full_file_system_is_reported(tmp_path):
@@ -348,7 +336,7 @@ def test_full_file_system_is_reported(tmp_path):
     processes.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path)
     try:
         with pytest.raises(errors.TargetError, match="no space left on device"):
-            unpack_members(tmp_path, tar_parts.member("large", bytes(2 << 20)))
+            unpack_members(tmp_path, file("large", bytes(2 << 20)))
     finally:
         processes.run("umount", tmp_path)
 
@@ -370,7 +358,7 @@ class Syncs:
 def unpack_with_syncs(monkeypatch, volume, syncs):
     monkeypatch.setattr(unpack, "_SYNC", 4096)
     monkeypatch.setattr(unpack.kernel, "sync_filesystem", syncs)
-    unpack_members(volume, *(tar_parts.member(f"{each}", bytes(512)) for each in range(1000)))
+    unpack_members(volume, *(file(f"{each}", bytes(512)) for each in range(1000)))
 
 
 def test_files_are_synced_while_others_are_unpacked_and_at_the_end(monkeypatch, volume):
@@ -392,7 +380,7 @@ def test_nothing_is_synced_for_a_failed_archive(monkeypatch, volume):
     syncs = Syncs(volume)
     monkeypatch.setattr(unpack.kernel, "sync_filesystem", syncs)
     with pytest.raises(errors.Truncated):
-        unpack_into(volume, tar_parts.packed(tar_parts.member("a", b"x"))[:600])
+        unpack_into(volume, tar_parts.packed(file("a"))[:600])
     assert syncs.files == []
 
 
@@ -436,15 +424,13 @@ def test_unprivileged_user_can_unpack():
     """An ordinary user unpacks an archive of root; the owners in it are ignored."""
     processes.need_root()
     data = tar_parts.packed(
-        folder("d", mode=0o500, uid=0),
-        tar_parts.member("d/file", b"x", uid=0, mode=0o4400),
-        symlink("d/link", "file"),
+        folder("d", mode=0o500, uid=0), file("d/file", uid=0, mode=0o4400), symlink("d/link", "file")
     )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         os.chown(directory, 65534, 65534)
         assert run_as_nobody(unpack_staged, directory, data)
-        file = Path(directory, "d/file")
-        assert (file.read_bytes(), file.stat().st_uid) == (b"x", 65534)
+        unpacked = Path(directory, "d/file")
+        assert (unpacked.read_bytes(), unpacked.stat().st_uid) == (b"x", 65534)
         assert os.listdir(directory) == ["d"]
 
 
@@ -454,7 +440,7 @@ def test_unprivileged_user_can_unpack():
 def test_commit_moves_files_into_place(volume):
     (volume / "kept").write_text("kept")
     with staged(volume) as work:
-        unpack_members(work.path, tar_parts.member("a/b", b"x"), tar_parts.member("c", b"x"))
+        unpack_members(work.path, file("a/b"), file("c"))
         assert not (volume / "a").exists()
         work.commit()
     assert set(facts(volume)) == {"a", "a/b", "c", "kept"}
@@ -462,18 +448,13 @@ def test_commit_moves_files_into_place(volume):
 
 def test_files_are_removed_without_commit(volume):
     with contextlib.suppress(errors.Truncated), staged(volume) as work:
-        unpack_into(work.path, tar_parts.packed(tar_parts.member("a/b", b"x"))[:600])
+        unpack_into(work.path, tar_parts.packed(file("a/b"))[:600])
     assert os.listdir(volume) == []
 
 
 def test_second_attempt_completes_a_killed_one(volume):
     """The first attempt was killed while it moved files into place."""
-    members = [
-        tar_parts.member("a/b", b"x"),
-        tar_parts.member("a/c", b"new"),
-        tar_parts.member("d", b"x"),
-        tar_parts.member("l", b"x"),
-    ]
+    members = [file("a/b"), file("a/c", b"new"), file("d"), file("l")]
     with staged(volume) as work:
         unpack_members(work.path, *members)
     (volume / "a").mkdir()
@@ -492,11 +473,11 @@ def test_existing_files_are_refused_on_request(volume):
     (volume / "a").mkdir()
     (volume / "a/kept").write_text("kept")
     with staged(volume, replace=False) as work:
-        unpack_members(work.path, tar_parts.member("a/b", b"x"))
+        unpack_members(work.path, file("a/b"))
         work.commit()
     for name in ("a/kept", "a"):
         with staged(volume, replace=False) as work:
-            members = tar_parts.member("0", b"x"), tar_parts.member(name, b"x")
+            members = file("0"), file(name)
             unpack_members(work.path, *members)
             with pytest.raises(errors.TargetExists, match="replace it"):
                 work.commit()
@@ -508,11 +489,11 @@ def test_directory_replaces_a_file_but_not_vice_versa(volume):
     (volume / "a").write_text("file")
     (volume / "b").mkdir()
     with staged(volume) as work:
-        unpack_members(work.path, tar_parts.member("a/b", b"x"))
+        unpack_members(work.path, file("a/b"))
         work.commit()
     assert set(facts(volume)) == {"a", "a/b", "b"}
     with staged(volume) as work:
-        unpack_members(work.path, tar_parts.member("b", b"x"))
+        unpack_members(work.path, file("b"))
         with pytest.raises(errors.TargetError, match="is a directory"):
             work.commit()
     assert set(facts(volume)) == {"a", "a/b", "b"}
@@ -533,7 +514,7 @@ def test_symlink_instead_of_staging_folder_is_not_followed(volume, tmp_path):
 def test_names_of_our_own_files_are_refused(volume, name, replace):
     """They would take the place of the staging folder and of the lock, and be removed at the end."""
     with staged(volume, replace=replace) as work:
-        unpack_members(work.path, tar_parts.member("a", b"x"), tar_parts.member(name, b"x"))
+        unpack_members(work.path, file("a"), file(name))
         with pytest.raises(errors.Refused, match="rename it in the archive"):
             work.commit()
     assert facts(volume) == {}
@@ -542,7 +523,7 @@ def test_names_of_our_own_files_are_refused(volume, name, replace):
 def test_lock_file_that_a_killed_run_left_on_a_cloned_volume_is_dropped(volume, tmp_path):
     with targets.take(tmp_path / "disk.img"):
         left_over = (tmp_path / "disk.img.lock").read_bytes()
-    members = tar_parts.member("disk.img", b"x"), tar_parts.member("disk.img.lock", left_over)
+    members = file("disk.img"), file("disk.img.lock", left_over)
     with staged(volume) as work:
         unpack_members(work.path, *members)
         work.commit()
