@@ -66,6 +66,8 @@ class Run:
         return [*found, "--", self.endpoint, *([target] if target else [])]
 
 
+#: The places of a row that contacts no server, or of one that waits.
+ONE_PLACE = ("failure",)
 Build = Callable[[echo.Echo, Path], Run]
 
 
@@ -207,7 +209,7 @@ def _(server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "s3", f"{server.url}/b/disk.img", KEYS, headers={"X-Key": TOKEN})
 
 
-@_row("s3", "keys in the address")
+@_row("s3", "keys in the address", places=ONE_PLACE)
 def _(_server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "s3", f"s3://AKID:{TOKEN}@bucket/disk.img", contacts=False)
 
@@ -241,7 +243,7 @@ def _(server: echo.Echo, folder: Path) -> Run:
 
 
 # botocore repeats its request, with a pause.
-@_row("s3", "container credentials", places=("failure",))
+@_row("s3", "container credentials", places=ONE_PLACE)
 def _(server: echo.Echo, _folder: Path) -> Run:
     server.page("/b/", "", 403)
     env = {
@@ -319,7 +321,7 @@ def _(server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "gcs", f"{server.url}/b/disk.img", headers={"X-Key": TOKEN})
 
 
-@_row("gcs", "keys in the address")
+@_row("gcs", "keys in the address", places=ONE_PLACE)
 def _(_server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "gcs", f"gs://AKID:{TOKEN}@bucket/disk.img", contacts=False)
 
@@ -500,7 +502,7 @@ def _(server: echo.Echo, _folder: Path) -> Run:
 
 
 # The source waits for the engine to end the transfer.
-@_row("imageio", "ticket, at the data server", is_tls=True, words=_gcs_error, places=("failure",))
+@_row("imageio", "ticket, at the data server", is_tls=True, words=_gcs_error, places=ONE_PLACE)
 def _(server: echo.Echo, _folder: Path) -> Run:
     _logged_in(server, "a-token")
     ticket = f"0b1c-{MARK}-4d5e"
@@ -658,17 +660,17 @@ def _(server: echo.Echo, _folder: Path) -> Run:
 # -- NBD ------------------------------------------------------------------------------------------
 
 
-@_row("nbd", "user and password in the address", "endpoint")
+@_row("nbd", "user and password in the address", "endpoint", places=ONE_PLACE)
 def _(server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "nbd", f"nbd://user:{TOKEN}@{server.at}/x", contacts=False)
 
 
-@_row("nbd", "user and password before a slash", "endpoint")
+@_row("nbd", "user and password before a slash", "endpoint", places=ONE_PLACE)
 def _(server: echo.Echo, _folder: Path) -> Run:
     return Run((TOKEN,), "nbd", f"nbd://user:{TOKEN}/x@{server.at}", contacts=False)
 
 
-@_row("nbd", "client key", "Nbd.key")
+@_row("nbd", "client key", "Nbd.key", places=ONE_PLACE)
 def _(server: echo.Echo, folder: Path) -> Run:
     pair = tls.Authority(folder / "ca").issue(client=True)
     key = pair.key.read_text().splitlines()[1]
@@ -680,7 +682,7 @@ def _(server: echo.Echo, folder: Path) -> Run:
 # -- local ----------------------------------------------------------------------------------------
 
 
-@_row("local", "name that looks like a login", "endpoint")
+@_row("local", "name that looks like a login", "endpoint", places=ONE_PLACE)
 def _(_server: echo.Echo, folder: Path) -> Run:
     # Shown as it is: a path has no secrets.
     return Run((), "local", f"{folder}/none/me:word@host", contacts=False, has_library=False)
