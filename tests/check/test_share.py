@@ -17,7 +17,6 @@ from tests.support import repository, worker
 
 SHARE = repository.ROOT / "share"
 COMPLETION = SHARE / "bash-completion/completions/cdi-worker"
-SHELLS = ("bash", "zsh", "fish")
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_completion_is_quiet_about_a_faulty_variable(program: Path, env: dict[st
     assert complete(program, "cdi-worker import --stall", **env) == ["--stall-timeout"]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_its_completion(shell: str) -> None:
     folder = COMPLETION.parent if shell == "bash" else SHARE / shell
     (file,) = folder.rglob("*cdi-worker*")

@@ -14,7 +14,7 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import readback, volume
 from cdi_worker.scratch import journal
-from tests.support import devices, disks, misbehave, processes, worker
+from tests.support import devices, disks, misbehave, pairs, processes, worker
 
 MIB = 1 << 20
 #: Neither a multiple of a unit of digests, nor of a granule.
@@ -55,8 +55,10 @@ def served(server: misbehave.Server, form: str, tmp_path: Path) -> str:
     return server.serve("/disk", misbehave.Page(image.read_bytes()))
 
 
-@pytest.mark.parametrize("kind", ["file", "block"])
-@pytest.mark.parametrize("form", ["raw", "stream", "raw.gz", "qcow2", "qcow2-zlib", "vmdk-stream"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    pairs.dealt(("raw", "stream", "raw.gz", "qcow2", "vmdk-stream", "qcow2-zlib"), ("file", "block")),
+)
 def test_whole_disk_is_compared_with_what_was_received(
     server: misbehave.Server, tmp_path: Path, form: str, kind: str
 ) -> None:
@@ -97,7 +99,7 @@ def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server
     processes.need("qemu-img")
     url = server.serve("/disk", misbehave.Page(DATA, stall_at=9 * MIB + 5))
     target = tmp_path / "disk.img"
-    few = cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=2)
+    few = cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=1)
     with pytest.raises(errors.Error):
         cdi_worker.run(request(url, target, fetch=few, journal_interval=0.05))
     server.serve("/disk", misbehave.Page(DATA))
@@ -109,7 +111,7 @@ def test_killed_import_is_read_back_when_it_is_complete(server: misbehave.Server
 
 def test_digest_of_an_archive_is_refused_at_once(server: misbehave.Server, tmp_path: Path) -> None:
     url = server.serve("/files.tar", misbehave.Page(DATA))
-    done = worker.run("import", url, tmp_path, "--content-type=archive", "--verify")
+    done = worker.call("import", url, tmp_path, "--content-type=archive", "--verify")
     assert (done.status, server.requests) == (2, [])
     assert "an archive is not a disk" in done.error_message
 

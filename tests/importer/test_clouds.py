@@ -43,7 +43,7 @@ def test_certificates_of_aws(seaweed: objectservers.Store, disks: disks_module.D
 
 
 def test_malformed_endpoint_is_refused(tmp_path: Path) -> None:
-    done = worker.run("import", "s3://b/k", tmp_path, env={"AWS_ENDPOINT_URL": "minio:9000/path"})
+    done = worker.call("import", "s3://b/k", tmp_path, env={"AWS_ENDPOINT_URL": "minio:9000/path"})
     assert (done.status, "malformed S3 endpoint URL" in done.error_message) == (2, True)
 
 
@@ -58,9 +58,9 @@ def test_credentials_of_container_tools(
     assert guarded.authority
     trust = f"--ca-file={guarded.authority.certificate}"
     reference = guarded.reference("clouds")
-    assert worker.run("digest", reference, trust).status == SOURCE
+    assert worker.call("digest", reference, trust).status == SOURCE
     env = {name: str(file if name == "REGISTRY_AUTH_FILE" else tmp_path)}
-    done = worker.run("import", reference, tmp_path / "disk.img", trust, env=env)
+    done = worker.call("import", reference, tmp_path / "disk.img", trust, env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
 
@@ -69,19 +69,19 @@ def test_credentials_of_container_tools(
 def test_variables_of_openstack(cloud: openstack.Cloud, disks: disks_module.Disks, tmp_path: Path) -> None:
     number = cloud.upload(disks.image("qcow2"), "qcow2")
     env = {**cloud.environment, "OS_AUTH_URL": cloud.public, "OS_CACERT": str(cloud.authority)}
-    done = worker.run("import", f"glance://{number}", tmp_path / "disk.img", env=env)
+    done = worker.call("import", f"glance://{number}", tmp_path / "disk.img", env=env)
     assert done.status == 0, done.errors
     oracle.same(tmp_path / "disk.img", disks.expected("qcow2"))
-    done = worker.run("import", f"glance://{number}", tmp_path / "disk.img", env=cloud.environment)
+    done = worker.call("import", f"glance://{number}", tmp_path / "disk.img", env=cloud.environment)
     assert (done.status, "OS_AUTH_URL" in done.error_message) == (2, True)
 
 
 def test_variable_wins_over_the_default_of_an_option(tmp_path: Path) -> None:
     """An option that has a default says nothing where it is not given."""
     env = {"OS_INTERFACE": "publc"}
-    done = worker.run("import", "--source=glance", "--image-id=7", "https://h/", tmp_path / "disk", env=env)
+    done = worker.call("import", "--source=glance", "--image-id=7", "https://h/", tmp_path / "disk", env=env)
     assert (done.status, "unknown interface 'publc'" in done.error_message) == (2, True), done.errors
-    help_text = worker.run("help", "import", "glance").output
+    help_text = worker.call("help", "import", "glance").output
     assert "[default: public]" in " ".join(help_text.split())
 
 

@@ -35,11 +35,11 @@ def test_every_extra_is_examined() -> None:
 
 
 def test_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
-    done = worker.run("doctor", "--json")
+    done = worker.call("doctor", "--json")
     found = {each["need"]: each for each in json.loads(done.output)}
     assert found["qemu-img"]["works"]
     assert found["[s3]"]["add"].endswith("[s3]'") or "[s3]" in found["[s3]"]["add"]
-    shown = worker.run("doctor")
+    shown = worker.call("doctor")
     assert (shown.status, shown.errors) == (0, "")
     assert re.search(r"^yes  qemu-img", shown.output, re.MULTILINE)
 
@@ -51,7 +51,7 @@ def test_trusted_certificates_are_listed_with_their_ends(tmp_path: Path) -> None
     bundle.write_bytes(authority.certificate.read_bytes() + b"-----BEGIN CERTIFICATE-----\nMIIB\n")
     other.write_bytes(ssl.PEM_cert_to_DER_cert(authority.certificate.read_text()))
     files = [each for path in (bundle, expired, other) for each in ("--ca-file", path)]
-    found = json.loads(worker.run("doctor", "--json", *files).output)
+    found = json.loads(worker.call("doctor", "--json", *files).output)
     until = (dt.datetime.now(dt.UTC) + dt.timedelta(days=30)).strftime("%Y-%m-%d")
     ours = [(each["need"], each["what"], each["works"]) for each in found if str(tmp_path) in each["need"]]
     before = (dt.datetime.now(dt.UTC) - dt.timedelta(days=1)).strftime("%Y-%m-%d")
@@ -111,7 +111,7 @@ def test_libnbd_is_for_this_interpreter(
 def test_size_of_the_volume_is_one_number(disks: disks_module.Disks, tmp_path: Path) -> None:
     image = disks.image("qcow2")
     found = [
-        json.loads(worker.run(*command, "--json").output)["volumeSize"]
+        json.loads(worker.call(*command, "--json").output)["volumeSize"]
         for command in (("inspect", image), ("import", image, tmp_path / "disk.img", "--dry-run"))
     ]
     assert found[0] == found[1]

@@ -16,7 +16,7 @@ TOO_LARGE = 8
 
 
 def run_json(*arguments: object, status: int = 0) -> Any:
-    done = worker.run(*map(str, arguments), "--json")
+    done = worker.call(*map(str, arguments), "--json")
     assert done.status == status, done.errors
     return json.loads(done.output) if status == 0 else done.error_message
 

@@ -24,7 +24,7 @@ STRONG = {"file": f"sha256:{SHA256}"}
 
 def imported(*arguments: str | Path, lines: int = 1) -> list[dict[str, Any]]:
     """Import with ``--json``; return the objects that are printed."""
-    done = worker.run("import", "--json", *arguments)
+    done = worker.call("import", "--json", *arguments)
     assert done.status == 0, done.errors
     found = [json.loads(line) for line in done.output.splitlines()]
     assert len(found) == lines
@@ -42,7 +42,7 @@ def test_json_says_that_nothing_was_verified(server: misbehave.Server, tmp_path:
     url = server.serve("/disk.raw", misbehave.Page(DATA, etag="", modified=""))
     (found,) = imported(url, tmp_path / "disk.img")
     assert (found["identity"], found["verified"], found["signatures"]) == (None, {}, [])
-    done = worker.run("blank", "--json", tmp_path / "blank.img", "1Mi")
+    done = worker.call("blank", "--json", tmp_path / "blank.img", "1Mi")
     assert (json.loads(done.output)["verified"], json.loads(done.output)["signatures"]) == ({}, [])
 
 

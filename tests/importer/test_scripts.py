@@ -19,7 +19,7 @@ server_of_uploads = uploads.server
 
 def run_json(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
     """Run a command with ``--json``; return its status and the one object on standard output."""
-    done = worker.run(*arguments, "--json", env=env)
+    done = worker.call(*arguments, "--json", env=env)
     (line,) = done.output.splitlines()
     return done.status, dict(json.loads(line))
 
@@ -39,14 +39,10 @@ def run_json(*arguments: str | Path, env: dict[str, str] | None = None) -> tuple
         ),
         (("import", "I", "I.d/nowhere/disk.img"), TARGET, "TargetError", "no such directory or device"),
         (("import", "I", "T", "--nonsense"), REQUEST, "RequestError", "No such option"),
-        (("import", "I", "T", "--connections=0"), REQUEST, "RequestError", "not in the range"),
-        (("import", "I"), REQUEST, "RequestError", "Missing argument 'TARGET'"),
-        (("inspect", "gopher://h/x"), REQUEST, "RequestError", "unsupported URL scheme 'gopher'"),
         (("digest", "disk.img"), SOURCE, "SourceError", "states nothing"),
         (("blank", "I", "1Mi"), TARGET, "TargetExists", "exists"),
         (("upload", "missing", "https://h/"), SOURCE, "Unreachable", "no such file or directory"),
         (("manifest", "missing"), REQUEST, "RequestError", "missing"),
-        (("destroy",), REQUEST, "RequestError", "No such command"),
     ],
 )
 def test_error_is_an_object(
@@ -111,17 +107,17 @@ def test_manifest_prints_a_list(tmp_path: Path) -> None:
 
 def test_quiet_prints_nothing_but_errors(disks: disks_module.Disks, tmp_path: Path) -> None:
     for where in (("-q", "import"), ("import", "-q"), ("import", "--quiet", "--progress=lines")):
-        done = worker.run(*where, disks.raw(), tmp_path, "--force")
+        done = worker.call(*where, disks.raw(), tmp_path, "--force")
         assert (done.status, done.output, done.errors) == (0, "", "")
-    done = worker.run("import", "-q", "missing", tmp_path, "--force")
+    done = worker.call("import", "-q", "missing", tmp_path, "--force")
     assert (done.status, done.output, len(done.errors.splitlines())) == (SOURCE, "", 1)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        done = worker.run("import", "-q", "--verify", disks.raw(), tmp_path / name)
+        done = worker.call("import", "-q", "--verify", disks.raw(), tmp_path / name)
         digest = disks_module.digest(disks.raw(), "sha256")
         # What sha256sum prints, and checks.
         assert (done.output, done.errors) == (f"{digest}  {tmp_path / name / 'disk.img'}\n", "")
-    done = worker.run("import", "-q", "--json", disks.raw(), tmp_path, "--force")
+    done = worker.call("import", "-q", "--json", disks.raw(), tmp_path, "--force")
     assert json.loads(done.output)["size"] == 8 * MIB
     assert done.errors == ""
 
@@ -133,13 +129,13 @@ def test_quiet_prints_nothing_but_errors(disks: disks_module.Disks, tmp_path: Pa
         (("import", "-v"), False),
         (("import", "-v=1"), False),
         (("import", "-v", "4"), True),
-        (("import", "-vvvv"), True),
         (("-v=4", "import", "-v"), True),
+        (("import", "-vvvv"), True),
         (("import", "--verbosity=4"), True),
     ],
 )
 def test_log_level_may_follow_the_command(tmp_path: Path, arguments: tuple[str, ...], debug: bool) -> None:
-    done = worker.run(*arguments, tmp_path / "missing", tmp_path / "disk.img")
+    done = worker.call(*arguments, tmp_path / "missing", tmp_path / "disk.img")
     assert done.status == SOURCE, done.errors
     assert re.search(r"^I.* execute\.py:\d+\] request ", done.errors, re.MULTILINE)
     assert bool(re.search(r"^I.* cli\.py:\d+\] trace$", done.errors, re.MULTILINE)) is debug

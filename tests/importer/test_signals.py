@@ -84,7 +84,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 cancel = cli.cancelled_by_signals()
 for name in sys.argv[1:]:
     os.kill(os.getpid(), getattr(signal, name))
-    time.sleep(3)
+    time.sleep(1)
 print("still here", flush=True)
 """
 
@@ -108,6 +108,6 @@ def test_second_signal_ends_the_program(names: tuple[str, ...], status: int) -> 
 
 def test_two_signals_at_once_are_one() -> None:
     """As timeout(1) sends them: to its child, and to its process group."""
-    program = DEAF.replace("time.sleep(3)", "time.sleep(0.05)")
+    program = DEAF.replace("time.sleep(1)", "time.sleep(0.05)")
     done = processes.script(program, "SIGTERM", "SIGTERM")
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi_worker import collector
 from tests.support import disks as disks_module
 from tests.support import servers, worker
 
@@ -159,3 +161,25 @@ gc.set_debug(gc.DEBUG_STATS)
 cdi_worker.__main__.main()"""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stderr.count("gc: collecting generation") <= 5
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_start_pauses_the_collector_and_keeps_what_was_loaded(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with collector.pause():
+            assert not gc.isenabled()
+            loaded = [object()]
+        assert gc.isenabled() is is_enabled
+        assert any(each is loaded for each in gc.get_objects(generation=2))
+        assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def test_start_that_fails_resumes_the_collector() -> None:
+    was_enabled = gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collector.pause():
+        _ = 1 // 0
+    assert gc.isenabled() is was_enabled

@@ -42,7 +42,8 @@ def test_import_reads_standard_input(
     status, _, messages = run("import", "-", target, stdin=image.read_bytes())
     assert status == 0, messages
     oracle.same(target, disks.expected(variant))
-    assert "standard input can be read only once: an interrupted import starts over" in messages
+    warning = "warning: standard input can be read only once: an interrupted import starts over"
+    assert messages.splitlines()[0] == warning
 
 
 def test_import_reads_a_redirected_file_from_where_it_is(disks: disks_module.Disks, tmp_path: Path) -> None:
@@ -99,9 +100,7 @@ def test_unusable_standard_input_is_refused(tmp_path: Path, fault: str) -> None:
 # -- standard output --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variant", "compression"), [("raw", None), ("raw", "gz"), ("vhd-fixed", None), ("raw", "zst")]
-)
+@pytest.mark.parametrize(("variant", "compression"), [("raw", None), ("raw", "gz"), ("vhd-fixed", None)])
 def test_import_writes_a_raw_disk_to_standard_output(
     web: servers.Web, disks: disks_module.Disks, variant: str, compression: str | None
 ) -> None:
@@ -111,7 +110,7 @@ def test_import_writes_a_raw_disk_to_standard_output(
     assert "imported" in messages
 
 
-@pytest.mark.parametrize("variant", ["qcow2", "vmdk", "vhdx"])
+@pytest.mark.parametrize("variant", ["qcow2", "vhdx"])
 def test_other_formats_need_ranges_or_scratch_for_standard_output(
     web: servers.Web, disks: disks_module.Disks, variant: str
 ) -> None:
@@ -124,9 +123,14 @@ def test_other_formats_need_ranges_or_scratch_for_standard_output(
     assert "name a file or a device as the target, or scratch space (--scratch)" in messages
 
 
-@pytest.mark.parametrize("source", ["http", "standard input"])
 @pytest.mark.parametrize(
-    ("variant", "compression"), [("qcow2", None), ("vmdk-stream", "gz"), ("vhdx-log", None), ("vhd", None)]
+    ("source", "variant", "compression"),
+    [
+        ("http", "qcow2", None),
+        ("standard input", "vmdk-stream", "gz"),
+        ("http", "vhdx-log", None),
+        ("standard input", "vhd", None),
+    ],
 )
 def test_other_formats_are_written_to_standard_output_from_scratch(
     web: servers.Web,
@@ -145,8 +149,7 @@ def test_other_formats_are_written_to_standard_output_from_scratch(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("listed", ["first", "last"])
-@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize(("listed", "is_right"), [("first", True), ("last", True), ("last", False)])
 def test_disk_of_an_ova_passes_to_standard_output(
     disks: disks_module.Disks, tmp_path: Path, listed: str, *, is_right: bool
 ) -> None:
@@ -226,7 +229,7 @@ def test_signal_ends_an_import_to_a_stalled_pipe(disks: disks_module.Disks, tmp_
 def test_server_that_breaks_off_fails_the_pipe(server: misbehave.Server, disks: disks_module.Disks) -> None:
     data = disks.raw().read_bytes()
     url = server.serve("/disk", misbehave.Page(data, ranges=False, cut=3 * MIB))
-    status, written, messages = run("import", url, "-", "--stall-timeout=2")
+    status, written, messages = run("import", url, "-", "--stall-timeout=1")
     assert status == 3, messages
     assert data.startswith(written)
     assert len(written) < len(data)

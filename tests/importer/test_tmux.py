@@ -17,8 +17,10 @@ from cdi_worker.importer.commands import bar
 from tests.support import misbehave, terminals
 
 MiB = 1 << 20
-DATA = random.Random(7).randbytes(24 * MiB)
+DATA = random.Random(7).randbytes(12 * MiB)
+#: Each of six connections has 0.8 MiB/s.
 SLOW = misbehave.Page(DATA, drip=(256 << 10, 0.3))
+FAST = misbehave.Page(DATA)
 
 
 @pytest.fixture(params=[80, 40])
@@ -51,10 +53,10 @@ def see(terminal: terminals.Terminal, pattern: str) -> str:
 
 
 def test_bar_is_one_line_and_leaves_nothing(terminal: terminals.Terminal, server: misbehave.Server) -> None:
-    terminal.type(f"cdi-worker import -q {server.serve('/a', SLOW)} a.img; clear")
+    terminal.type(f"cdi-worker import -q {server.serve('/a', FAST)} a.img; clear")
     terminal.until(lambda: terminal.screen() == [terminals.PROMPT])
     terminal.type(f"cdi-worker import {server.serve('/disk', SLOW)} disk.img")
-    for _ in range(6):
+    for _ in range(4):
         line = see(terminal, r"transfer .*\d\.\d% .*B/s, 0:\d\d left")
         screen = terminal.screen()
         assert len(bars(screen)) <= 1, screen
@@ -65,7 +67,7 @@ def test_bar_is_one_line_and_leaves_nothing(terminal: terminals.Terminal, server
     assert terminal.has_cursor
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_cursor_survives_a_death(
     wide: terminals.Terminal, server: misbehave.Server, number: signal.Signals
 ) -> None:
@@ -107,27 +109,24 @@ def test_unknown_size_has_no_percentage(wide: terminals.Terminal, server: misbeh
 def test_time_left_after_a_resume_is_that_of_this_run(
     wide: terminals.Terminal, server: misbehave.Server
 ) -> None:
-    page = dataclasses.replace(SLOW, body=DATA + DATA)
+    page = dataclasses.replace(SLOW, body=DATA * 4)
     command = f"cdi-worker import {server.serve('/disk', page)} disk.img"
     wide.type(command)
     see(wide, r"transfer .* [2-9]\d\.\d%")
     wide.press("C-c")
     wide.until(lambda: wide.screen()[-1] == terminals.PROMPT)
-    # Six connections of 1.7 MiB/s.
     wide.type(f"clear; {command}")
     found = re.search(r"(\d+):(\d\d) left", see(wide, "left"))
     assert found
     assert int(found[1]) * 60 + int(found[2]) < 10
-    wide.until(lambda: any("imported" in line for line in wide.screen()))
+    wide.press("C-c")
 
 
-def test_retry_says_why_and_until_when(terminal: terminals.Terminal, server: misbehave.Server) -> None:
+def test_retry_says_why_and_until_when(wide: terminals.Terminal, server: misbehave.Server) -> None:
     page = dataclasses.replace(SLOW, status=503)
-    terminal.type(f"cdi-worker import {server.serve('/disk', page)} disk.img")
-    see(terminal, r"connect 503 Service Una")
-    assert len(bars(terminal.screen())) == 1
-    if terminal.columns == 80:
-        see(terminal, r"503 Service Unavailable, next try in \d+ s \(\d+ of \d+ s without data\)")
+    wide.type(f"cdi-worker import {server.serve('/disk', page)} disk.img")
+    see(wide, r"connect 503 Service Unavailable, next try in \d+ s \(\d+ of \d+ s without data\)")
+    assert len(bars(wide.screen())) == 1
 
 
 def test_warning_at_a_terminal_is_for_people(wide: terminals.Terminal) -> None:
@@ -137,17 +136,17 @@ def test_warning_at_a_terminal_is_for_people(wide: terminals.Terminal) -> None:
     assert not [line for line in screen if re.search(r"\d\d:\d\d:\d\d", line)]
 
 
-@pytest.mark.parametrize("to", [">&-", "2>&-", ">/dev/full", "2>/dev/full", ">&- 2>&-"])
-def test_import_is_complete_although_nothing_can_be_printed(wide: terminals.Terminal, to: str) -> None:
+def test_import_is_complete_although_nothing_can_be_printed(wide: terminals.Terminal) -> None:
     (wide.folder / "image").write_bytes(DATA[:MiB])
-    screen = wide.run(f"cdi-worker import image disk.img {to}; echo status $?")
-    assert screen[-1] == "status 0"
-    assert (wide.folder / "disk.img").read_bytes() == DATA[:MiB]
-    assert not [line for line in screen if "Traceback" in line or "Exception" in line]
-    if to.startswith(">") and "2>" not in to:
-        assert [
-            line for line in screen if re.match("cdi-worker: standard output: .*; disk.img is complete", line)
-        ]
+    for to in (">&-", "2>&-", ">/dev/full", "2>/dev/full", ">&- 2>&-"):
+        screen = wide.run(f"cdi-worker import image disk.img {to}; echo status $?")
+        assert screen[-1] == "status 0"
+        assert (wide.folder / "disk.img").read_bytes() == DATA[:MiB]
+        (wide.folder / "disk.img").unlink()
+        assert not [line for line in screen if "Traceback" in line or "Exception" in line]
+        if to in {">&-", ">/dev/full"}:
+            expected = "cdi-worker: standard output: .*; disk.img is complete"
+            assert [line for line in screen if re.match(expected, line)]
 
 
 def test_obstacle_is_shown_once(wide: terminals.Terminal) -> None:
@@ -161,13 +160,17 @@ def test_obstacle_is_shown_once(wide: terminals.Terminal) -> None:
     assert f"cdi-worker: {obstacle}" in screen
 
 
-@pytest.mark.parametrize("command", ["inspect image", "--help", "inspect --json image", "--version"])
-@pytest.mark.parametrize("to", [">&-", ">/dev/full"])
-def test_lost_output_is_an_error(wide: terminals.Terminal, command: str, to: str) -> None:
+def test_lost_output_is_an_error(wide: terminals.Terminal) -> None:
     (wide.folder / "image").write_bytes(bytes(MiB))
-    screen = wide.run(f"cdi-worker {command} {to}; echo status $?")
-    reason = "bad file descriptor" if "&" in to else "no space left on device"
-    assert screen[1:] == [f"cdi-worker: standard output: {reason}", "status 1"]
+    for command, to, reason in (
+        ("inspect image", ">&-", "bad file descriptor"),
+        ("inspect image", ">/dev/full", "no space left on device"),
+        ("--help", ">/dev/full", "no space left on device"),
+        ("inspect --json image", ">/dev/full", "no space left on device"),
+        ("--version", ">&-", "bad file descriptor"),
+    ):
+        screen = wide.run(f"cdi-worker {command} {to}; echo status $?")
+        assert screen[1:] == [f"cdi-worker: standard output: {reason}", "status 1"]
 
 
 def test_disk_is_not_written_to_a_closed_standard_output(wide: terminals.Terminal) -> None:

@@ -136,11 +136,11 @@ def test_commands_agree_on_a_size(tmp_path: Path, text: str, size: int, shown: s
     image, disk = tmp_path / "image", tmp_path / "disk.img"
     image.write_bytes(b"x" * 4096)
     for command in (("blank", disk, text), ("import", image, disk, "--size", text)):
-        done = worker.run(*command, "--force")
+        done = worker.call(*command, "--force")
         assert (done.status, disk.stat().st_size) == (0, size), done.errors
         assert f"disk  {shown}" in done.output
-    assert f"virtual size  {shown}" in worker.run("inspect", disk).output
-    done = worker.run("import", disk, tmp_path / "small.img", "--size", "1Mi")
+    assert f"virtual size  {shown}" in worker.call("inspect", disk).output
+    done = worker.call("import", disk, tmp_path / "small.img", "--size", "1Mi")
     assert f"the disk needs {shown}" in done.error_message
     assert len(worker.run("import", image, "-", "--size", text).output) == size
 

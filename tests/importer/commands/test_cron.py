@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import containers, misbehave, registries, tls, worker
+from tests.support import containers, misbehave, registries, tls, uploads, worker
 
 DESIRED = "cdi.kubevirt.io/storage.import.sourceDesiredDigest"
 PATH = "/apis/cdi.kubevirt.io/v1beta1/namespaces/images/dataimportcrons/fedora"
@@ -73,17 +73,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tls.Authority:
-    return tls.Authority(tmp_path_factory.mktemp("ca"))
+def pair(certificates: uploads.Certificates) -> tls.KeyPair:
+    return certificates.authority.issue()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, authority: tls.Authority) -> Iterator[Cluster]:
-    with Cluster(tmp_path, authority.issue()) as server:
+def cluster(tmp_path: Path, certificates: uploads.Certificates, pair: tls.KeyPair) -> Iterator[Cluster]:
+    with Cluster(tmp_path, pair) as server:
         server.account.mkdir()
         (server.account / "token").write_text(TOKEN)
-        (server.account / "ca.crt").write_text(authority.certificate.read_text())
-        thread = threading.Thread(target=server.serve_forever)
+        (server.account / "ca.crt").write_text(certificates.authority.certificate.read_text())
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         with contextlib.ExitStack() as stack:
             stack.callback(thread.join)
@@ -92,13 +92,9 @@ def cluster(tmp_path: Path, authority: tls.Authority) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def pushed_disk(
-    tmp_path_factory: pytest.TempPathFactory, authority: tls.Authority
-) -> Iterator[tuple[registries.Registry, str]]:
-    directory = tmp_path_factory.mktemp("registry")
-    with registries.registry(directory, authority=authority, password=True) as registry:
-        image = containers.Image((containers.layer(*containers.disk(bytes(512))),))
-        yield registry, registry.push("fedora", image)
+def pushed_disk(guarded: registries.Registry) -> tuple[registries.Registry, str]:
+    image = containers.Image((containers.layer(*containers.disk(bytes(512))),))
+    return guarded, guarded.push("cron-fedora", image)
 
 
 def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.Completed:
@@ -107,9 +103,9 @@ def poll(cluster: Cluster, registry: registries.Registry, **env: str) -> worker.
     certificates.mkdir(exist_ok=True)
     (certificates / "ca.crt").write_text(registry.authority.certificate.read_text())
     keys = {"IMPORTER_ACCESS_KEY_ID": registries.USER, "IMPORTER_SECRET_KEY": registries.PASSWORD}
-    arguments = ["-ns", "images", "-cron", "fedora", "-url", registry.reference("fedora")]
+    arguments = ["-ns", "images", "-cron", "fedora", "-url", registry.reference("cron-fedora")]
     arguments += ["-certdir", str(certificates), "--account", str(cluster.account)]
-    return worker.run("cdi-source-update-poller", *arguments, env={**cluster.env, **keys, **env})
+    return worker.call("cdi-source-update-poller", *arguments, env={**cluster.env, **keys, **env})
 
 
 def test_new_digest_is_requested_once(cluster: Cluster, pushed_disk: tuple[registries.Registry, str]) -> None:
@@ -142,7 +138,7 @@ def test_missing_permission_is_reported(
 def test_advice_names_the_field_of_the_cron(
     cluster: Cluster, pushed_disk: tuple[registries.Registry, str]
 ) -> None:
-    url = pushed_disk[0].reference("fedora")
+    url = pushed_disk[0].reference("cron-fedora")
     done = watch(cluster, url)
     assert "(spec.template.spec.source.registry.certConfigMap), or" in done.errors
     assert "do not verify it (insecureRegistries in the configuration of CDI)" in done.errors
@@ -159,7 +155,7 @@ def test_advice_names_what_a_cronjob_sets(cluster: Cluster, tmp_path: Path) -> N
 def watch(cluster: Cluster, url: str, *arguments: str) -> worker.Completed:
     """Run the poller for a disk that is not in a registry."""
     common = ["-ns", "images", "-cron", "fedora", "--account", str(cluster.account), "-url", url]
-    return worker.run("cdi-source-update-poller", *common, *arguments, env=cluster.env)
+    return worker.call("cdi-source-update-poller", *common, *arguments, env=cluster.env)
 
 
 def test_file_on_a_web_server_is_watched_by_its_etag(cluster: Cluster, server: misbehave.Server) -> None:
@@ -186,28 +182,26 @@ def test_line_of_a_checksum_file_is_watched(cluster: Cluster, server: misbehave.
 GOOD = {"metadata": {"name": "fedora", "resourceVersion": "1"}}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"[]",
-        b"7",
-        b"null",
-        b"{}",
-        b"<html>",
-        b'{"metadata": []}',
-        b'{"metadata": {"name": "another"}}',
-        json.dumps({"metadata": {**GOOD["metadata"], "annotations": "none"}}).encode(),
-        json.dumps({**GOOD, "status": [1]}).encode(),
-        b"[" * 100_000,
-        b" " * (5 << 20),
-    ],
+ANSWERS = (
+    b"[]",
+    b"7",
+    b"null",
+    b"{}",
+    b"<html>",
+    b'{"metadata": []}',
+    b'{"metadata": {"name": "another"}}',
+    json.dumps({"metadata": {**GOOD["metadata"], "annotations": "none"}}).encode(),
+    json.dumps({**GOOD, "status": [1]}).encode(),
+    b"[" * 100_000,
+    b" " * (5 << 20),
 )
-def test_answer_that_is_not_a_cron_is_reported(
-    cluster: Cluster, server: misbehave.Server, answer: bytes
-) -> None:
-    cluster.odd = answer
-    done = watch(cluster, server.serve("/disk", misbehave.Page(bytes(512))))
-    assert (done.status, "the answer is not the DataImportCron" in done.error_message) == (3, True)
+
+
+def test_answer_that_is_not_a_cron_is_reported(cluster: Cluster, server: misbehave.Server) -> None:
+    url = server.serve("/disk", misbehave.Page(bytes(512)))
+    for cluster.odd in ANSWERS:
+        done = watch(cluster, url)
+        assert (done.status, "the answer is not the DataImportCron" in done.error_message) == (3, True)
     assert cluster.updates == 0
 
 
@@ -237,7 +231,7 @@ def test_size_of_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_size_of_other_file_is_an_error(tmp_path: Path) -> None:
-    done = worker.run("cdi-image-size-detection", "-image-path", tmp_path / "none")
+    done = worker.call("cdi-image-size-detection", "-image-path", tmp_path / "none")
     assert (done.status, "no such file" in done.error_message) == (6, True)
 
 
@@ -245,13 +239,13 @@ def test_size_that_cannot_be_reported_is_a_failure(tmp_path: Path) -> None:
     """The controller would read an empty message as the size, for ever."""
     disk = tmp_path / "disk.img"
     disk.write_bytes(bytes(4096))
-    done = worker.run("cdi-image-size-detection", "-image-path", disk, "--termination-log=/dev/full")
+    done = worker.call("cdi-image-size-detection", "-image-path", disk, "--termination-log=/dev/full")
     assert (done.status, "cannot write the termination message" in done.errors) == (1, True)
 
 
 def test_size_of_a_device_is_its_capacity(device: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    done = worker.run("cdi-image-size-detection", "-image-path", device, f"--termination-log={log}")
+    done = worker.call("cdi-image-size-detection", "-image-path", device, f"--termination-log={log}")
     assert (done.status, log.read_text()) == (0, str(16 << 20))
 
 
@@ -259,5 +253,5 @@ def test_size_of_what_is_not_a_disk_is_an_error(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, reason in ((tmp_path, "is a directory"), (pipe, "illegal seek")):
-        done = worker.run("cdi-image-size-detection", "-image-path", path, timeout=20)
+        done = worker.call("cdi-image-size-detection", "-image-path", path)
         assert (done.status, reason in done.error_message) == (6, True), done.errors

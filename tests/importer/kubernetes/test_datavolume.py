@@ -65,11 +65,6 @@ def test_faults_of_all_manifests_are_reported_by_name() -> None:
     assert [volume.name for volume in datavolume.parse_all(found[1:2])] == ["b"]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_documented_examples_are_valid(example: Path) -> None:
-    assert parse(example.stem).name == example.stem
-
-
 def test_values_are_parsed() -> None:
     volume = parse("imageio")
     assert volume.source.value("diskId") == "3406e724-7d02-4225-a620-3e6ef646c68c"
