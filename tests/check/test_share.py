@@ -1,12 +1,10 @@
-"""Shell completions and manual pages: made from the commands, and installed by the wheel."""
+"""Shell completions and manual pages, made from the commands."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import click
@@ -123,19 +121,3 @@ def test_every_page_lists_the_exit_statuses() -> None:
         section = (SHARE / f"man/man1/{name}.1").read_text().partition(".SH EXIT STATUS\n")[2]
         found = [int(each) for each in re.findall(r"^\.TP\n(\d+)\n.", section, re.MULTILINE)]
         assert sorted(found) == [*range(10), 130, 141], f"{name}: run make share"
-
-
-def test_wheel_installs_them(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "share", "cdi_worker"):
-        path = repository.ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, tree / name)
-    argv = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*argv, tree], check=True, timeout=240, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    installed = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {f"share/{path.relative_to(SHARE)}" for path in SHARE.rglob("*") if path.is_file()} <= installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def install(target: Path, *what: str | Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    processes.run(*pip, "-w", folder, checkout)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_wheel_has_the_completions_and_the_manual_pages(wheel: Path) -> None:
+    installed = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(wheel).namelist()}
+    files = [path for path in (repository.ROOT / "share").rglob("*") if path.is_file()]
+    assert files
+    assert {str(path.relative_to(repository.ROOT)) for path in files} <= installed
+
+
+@pytest.fixture(scope="module")
 def installed(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installation from the checkout."""
     target = tmp_path_factory.mktemp("installed")
@@ -56,20 +73,7 @@ def test_hint_for_an_extra_works_from_a_checkout(checkout: Path, installed: Path
     processes.run(*shlex.split(command), *offline)
 
 
-def test_hint_for_an_extra_works_from_a_wheel(checkout: Path, tmp_path: Path) -> None:
-    processes.run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        checkout,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+def test_hint_for_an_extra_works_from_a_wheel(wheel: Path, tmp_path: Path) -> None:
     install(tmp_path / "installed", wheel)
     command = hint(tmp_path / "installed", "s3")
     assert shlex.split(command)[-1] == f"cdi-worker[s3] @ file://{wheel}"

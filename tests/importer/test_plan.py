@@ -314,8 +314,9 @@ def test_cloned_file_system_is_unpacked_or_its_disk_is_taken() -> None:
     assert planned(clone, RUNS, tar, BLOCK, None).route is Route.EXTRACT
 
 
-@pytest.mark.parametrize("offer", [RANGES, STREAM, source("extents", size=GIB)])
-@pytest.mark.parametrize("form", ["raw", "vmdk"])
+@pytest.mark.parametrize(
+    ("offer", "form"), [(RANGES, "raw"), (STREAM, "vmdk"), (source("extents", size=GIB), "raw")]
+)
 def test_delta_is_never_imported_as_a_disk(offer: Source, form: str) -> None:
     with pytest.raises(errors.Unsupported, match="does not support checkpoints"):
         planned(dataclasses.replace(REQUEST, **DELTA), offer, disk(form), FILE, GIB)

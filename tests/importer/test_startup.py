@@ -125,8 +125,9 @@ def test_start_keeps_to_its_budget(
     assert len(found) <= budget.all + (3 if sys.version_info >= (3, 13) else 0), sorted(found)
 
 
-@pytest.mark.parametrize("place", ["in front", "behind"])
-@pytest.mark.parametrize("source", ["docker://127.0.0.1:1/x", "--source=registry"])
+@pytest.mark.parametrize(
+    ("source", "place"), [("docker://127.0.0.1:1/x", "behind"), ("--source=registry", "in front")]
+)
 def test_command_line_is_parsed_once_with_the_options_of_its_kind(
     tmp_path: Path, empty: set[str], source: str, place: str
 ) -> None:

@@ -77,13 +77,17 @@ def test_permission_denied_names_user_owner_and_mode(folder: Path, existing: str
     assert done.error_message == f"{denied}; {advice}"
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_closed_pipe_does_not_end_an_import(tmp_path: Path, stream: str) -> None:
+@pytest.mark.parametrize(
+    # The progress is a line of the log, or printed beside it.
+    ("stream", "verbosity"),
+    [("stdout", "-v=1"), ("stderr", "-v=1"), ("stderr", "-v=0")],
+)
+def test_closed_pipe_does_not_end_an_import(tmp_path: Path, stream: str, verbosity: str) -> None:
     (tmp_path / "image").write_bytes(os.urandom(SIZE))
     reading, writing = os.pipe()
     os.close(reading)
     other = "stderr" if stream == "stdout" else "stdout"
-    argv = [*worker.COMMAND, "-v=1", "import", tmp_path / "image", tmp_path / "disk.img"]
+    argv = [*worker.COMMAND, verbosity, "import", tmp_path / "image", tmp_path / "disk.img"]
     done = subprocess.run(
         argv,
         env=worker.ENVIRONMENT,

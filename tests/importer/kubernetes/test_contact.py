@@ -109,7 +109,7 @@ def test_gcs_source_is_contacted(
     workspace: manifests.Workspace, emulator: objectservers.Emulator, disks: disks_module.Disks
 ) -> None:
     emulator.put("contacted/disk", disks.image("qcow2").read_bytes())
-    workspace.volume({"gcs": {"url": f"gs://{objectservers.BUCKET}/contacted/disk"}})
+    workspace.volume({"gcs": {"url": f"gs://{objectservers.BUCKET}/{emulator.folder}contacted/disk"}})
     assert not workspace.gets_scratch(STORAGE_EMULATOR_HOST=emulator.host)
 
 

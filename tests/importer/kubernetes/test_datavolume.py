@@ -75,6 +75,26 @@ def test_values_are_parsed() -> None:
     assert parse("headers").source.value("secretExtraHeaders") == ["first-secret", "second-secret"]
 
 
+def http(**fields: Any) -> dict[str, Any]:
+    return {"source": {"http": {**HTTP["http"], **fields}}}
+
+
+def imageio(**fields: Any) -> dict[str, Any]:
+    return {"source": {"imageio": {**IMAGEIO, **fields}}}
+
+
+def staged(checkpoints: object) -> dict[str, Any]:
+    return {"source": {"imageio": IMAGEIO}, "checkpoints": checkpoints}
+
+
+def storage(**fields: Any) -> dict[str, Any]:
+    return {"storage": {**STORAGE, **fields}}
+
+
+def requested(size: object) -> dict[str, Any]:
+    return {"storage": {"resources": {"requests": {"storage": size}}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "fault"),
     [
@@ -98,19 +118,10 @@ def test_values_are_parsed() -> None:
             {"source": {"http": {"uri": "x", **HTTP["http"]}}},
             "spec.source.http.uri: unknown field; did you mean 'url'?",
         ),
-        (
-            {"source": {"http": {**HTTP["http"], "extraHeaders": ["A: 1", "B"]}}},
-            "spec.source.http.extraHeaders[1]: malformed extra header",
-        ),
-        (
-            {"source": {"http": {**HTTP["http"], "secretExtraHeaders": ["../x"]}}},
-            "spec.source.http.secretExtraHeaders[0]: '../x' is not a name",
-        ),
-        ({"source": {"http": {**HTTP["http"], "checksum": "crc:1"}}}, "spec.source.http.checksum: "),
-        (
-            {"source": {"http": {**HTTP["http"], "secretRef": "a/b"}}},
-            "spec.source.http.secretRef: 'a/b' is not a name",
-        ),
+        (http(extraHeaders=["A: 1", "B"]), "spec.source.http.extraHeaders[1]: malformed extra header"),
+        (http(secretExtraHeaders=["../x"]), "spec.source.http.secretExtraHeaders[0]: '../x' is not a name"),
+        (http(checksum="crc:1"), "spec.source.http.checksum: "),
+        (http(secretRef="a/b"), "spec.source.http.secretRef: 'a/b' is not a name"),
         ({"source": {"registry": {}}}, "spec.source.registry.url: expected either url or imageStream"),
         (
             {"source": {"registry": {"imageStream": "s"}}},
@@ -120,10 +131,7 @@ def test_values_are_parsed() -> None:
             {"source": {"registry": {"url": "docker://r/x", "pullMethod": "push"}}},
             "spec.source.registry.pullMethod: 'push' is not one of pod, node",
         ),
-        (
-            {"source": {"imageio": {**IMAGEIO, "certConfigMap": None}}},
-            "spec.source.imageio.certConfigMap: missing",
-        ),
+        (imageio(certConfigMap=None), "spec.source.imageio.certConfigMap: missing"),
         (
             {"source": {"kubevirt": {"url": "kubevirt://x/exports/a/map"}}},
             "spec.source.kubevirt.secretRef: missing: the Secret with the token",
@@ -132,52 +140,31 @@ def test_values_are_parsed() -> None:
             {"source": {"kubevirt": {"url": "http://x/exports/a/map", "secretRef": "s"}}},
             "spec.source.kubevirt.url: is not a URL that begins with kubevirt: or https:",
         ),
-        ({"source": {"imageio": {**IMAGEIO, "diskId": ""}}}, "spec.source.imageio.diskId: missing"),
+        (imageio(diskId=""), "spec.source.imageio.diskId: missing"),
         ({"source": {"vddk": {"url": "https://v.invalid"}}}, "spec.source.vddk.thumbprint: missing"),
         ({"source": {"pvc": {"name": "a"}}, "pvc": None}, "spec.source.pvc.namespace: missing"),
         ({"storage": {}}, "spec.storage.resources.requests.storage: missing"),
         ({"storage": None}, "spec.storage: expected either spec.pvc or spec.storage, found neither"),
         ({"pvc": STORAGE}, "spec.storage: expected either spec.pvc or spec.storage, found 2"),
         ({"storage": None, "pvc": STORAGE}, "spec.pvc.accessModes: expected one access mode"),
-        (
-            {"storage": {"resources": {"requests": {"storage": "10GiB"}}}},
-            "spec.storage.resources.requests.storage: '10GiB' is not a quantity",
-        ),
-        (
-            {"storage": {"resources": {"requests": {"storage": True}}}},
-            "spec.storage.resources.requests.storage: true is not a quantity",
-        ),
-        (
-            {"storage": {"resources": {"requests": {"storage": 0}}}},
-            "spec.storage.resources.requests.storage: must be greater than 0",
-        ),
-        (
-            {"storage": {**STORAGE, "accessModes": ["RWO"]}},
-            "spec.storage.accessModes[0]: 'RWO' is not one of",
-        ),
-        (
-            {"storage": {**STORAGE, "volumeMode": "block"}},
-            "spec.storage.volumeMode: 'block' is not one of Filesystem, Block",
-        ),
-        ({"storage": {**STORAGE, "dataSource": {}}}, "spec.storage.dataSource: not supported"),
+        (requested("10GiB"), "spec.storage.resources.requests.storage: '10GiB' is not a quantity"),
+        (requested(True), "spec.storage.resources.requests.storage: true is not a quantity"),
+        (requested(0), "spec.storage.resources.requests.storage: must be greater than 0"),
+        (storage(accessModes=["RWO"]), "spec.storage.accessModes[0]: 'RWO' is not one of"),
+        (storage(volumeMode="block"), "spec.storage.volumeMode: 'block' is not one of Filesystem, Block"),
+        (storage(dataSource={}), "spec.storage.dataSource: not supported"),
         (
             {"source": {"blank": {}}, "checkpoints": [{"previous": "", "current": "a"}]},
             "spec.checkpoints: source blank has no checkpoints, only gcs, http, imageio, kubevirt, s3 and ",
         ),
+        (staged([{"current": "a"}]), "spec.checkpoints[0].previous: missing"),
         (
-            {"source": {"imageio": IMAGEIO}, "checkpoints": [{"current": "a"}]},
-            "spec.checkpoints[0].previous: missing",
-        ),
-        (
-            {"source": {"imageio": IMAGEIO}, "checkpoints": [{"previous": "", "current": 5}]},
+            staged([{"previous": "", "current": 5}]),
             "spec.checkpoints[0].current: 5 is not a string; put it in quotes",
         ),
-        ({"source": {"imageio": IMAGEIO}, "checkpoints": {}}, "spec.checkpoints: is not a list"),
+        (staged({}), "spec.checkpoints: is not a list"),
         (
-            {
-                "source": {"imageio": IMAGEIO},
-                "checkpoints": [{"previous": "", "current": "a"}, {"previous": "b", "current": "c"}],
-            },
+            staged([{"previous": "", "current": "a"}, {"previous": "b", "current": "c"}]),
             "spec.checkpoints[1].previous: 'b' is not 'a', the current checkpoint of the stage before",
         ),
         ({"finalCheckpoint": "yes"}, "spec.finalCheckpoint: 'yes' is neither true nor false"),
@@ -191,11 +178,8 @@ def test_values_are_parsed() -> None:
             "spec.contentType: an archive needs a volume with a file system",
         ),
         ({"source": {"upload": {"url": "x"}}}, "spec.source.upload.url: unknown field"),
-        (
-            {"source": {"http": {**HTTP["http"], "zebra": 1}}},
-            "spec.source.http.zebra: unknown field; supported: cert",
-        ),
-        ({"storage": {**STORAGE, "resources": 5}}, "spec.storage.resources: is not a mapping"),
+        (http(zebra=1), "spec.source.http.zebra: unknown field; supported: cert"),
+        (storage(resources=5), "spec.storage.resources: is not a mapping"),
         ({"preallocation": "true"}, "spec.preallocation: 'true' is neither true nor false"),
         ({"sauce": {}}, "spec.sauce: unknown field; did you mean 'source'?"),
     ],
@@ -241,7 +225,7 @@ def test_any_value_anywhere_is_valid_or_an_error(data: st.DataObject) -> None:
     holder = functools.reduce(operator.getitem, above, content)
     odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
     holder[last] = data.draw(
-        st.recursive(odd, lambda any_: st.lists(any_) | st.dictionaries(st.text(), any_))
+        st.recursive(odd, lambda any_: st.lists(any_) | st.dictionaries(st.text(), any_), max_leaves=5)
     )
     datavolume.parse(documents.Document("x", content), [])
 
