@@ -19,7 +19,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -32,30 +31,16 @@ from tests.support import devices, limits, servers, worker
 Side = Callable[[], Cost]
 
 
-class Bound(NamedTuple):
-    """A number that must not be larger than ``most``."""
-
-    what: str
-    value: float
-    most: float
-
-    def __str__(self) -> str:
-        verdict = "holds" if self.value <= self.most else "DOES NOT HOLD"
-        return f"{self.what}: {self.value:.2f}, at most {self.most}: {verdict}"
-
-
 @dataclasses.dataclass(frozen=True)
 class Sides:
     """The sides of a row, measured in turns.
 
-    ``cdi``: CDI's own worker, where ``go.PROGRAMS`` names one. ``bounds`` gets the medians of our side and of
-    the rival, and returns what must hold.
+    ``cdi``: CDI's own worker, where ``go.PROGRAMS`` names one.
     """
 
     ours: Side
     rival: Side | None = None
     cdi: Side | None = None
-    bounds: Callable[[Sequence[Cost]], Sequence[Bound]] = lambda _: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +48,7 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, as a command.
 
     ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
-    program can be much faster. ``is_extra``: not on the page (``--more``). ``setting``: the only one that it
-    is measured in; None: any.
+    program can be much faster.
     """
 
     name: str
@@ -72,8 +56,6 @@ class Row:
     target: str = "file"
     rival: str = ""
     is_least: bool = False
-    is_extra: bool = False
-    setting: Setting | None = None
 
     @property
     def key(self) -> str:
@@ -93,14 +75,12 @@ def row(
     target: str = "file",
     rival: str = "",
     is_least: bool = False,
-    is_extra: bool = False,
-    setting: Setting | None = None,
 ) -> Callable[[Opening], Opening]:
     """Declare the decorated function as a row; it yields its sides once, while its servers run."""
 
     def declare(opening: Opening) -> Opening:
         opened = contextlib.contextmanager(opening)
-        ROWS.append(Row(name, opened, target, rival, is_least, is_extra, setting))
+        ROWS.append(Row(name, opened, target, rival, is_least))
         return opening
 
     return declare
@@ -185,23 +165,10 @@ class Bench:
         if not target.is_block_device():
             target.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def nginx(self, name: str, settings: servers.Settings) -> Iterator[servers.Web]:
-        """Serve the inputs by one more nginx."""
-        with nginx(self.directory, name, settings) as web:
-            yield web
-
 
 def importing(url: str, target: Path, *options: str | Path) -> list[str | Path]:
     """Return the command of an import."""
     return [*worker.COMMAND, "import", "--force", "--progress", "none", *options, url, target]
-
-
-@contextlib.contextmanager
-def nginx(directory: Path, name: str, settings: servers.Settings) -> Iterator[servers.Web]:
-    """Serve the files of ``directory``."""
-    with inputs.folder(directory, f"nginx-{name}") as own, servers.nginx(own, directory, settings) as web:
-        yield web
 
 
 @contextlib.contextmanager
@@ -210,7 +177,8 @@ def opened(
 ) -> Iterator[Bench]:
     """Prepare the servers, the targets and the limits of a setting."""
     with contextlib.ExitStack() as stack:
-        web = stack.enter_context(nginx(directory, "plain", servers.Settings()))
+        own = stack.enter_context(inputs.folder(directory, "nginx"))
+        web = stack.enter_context(servers.nginx(own, directory))
         block = stack.enter_context(devices.loop(directory, setting.size))
         group = stack.enter_context(setting.limited())
         bench = Bench(directory, web, directory / "target", block, setting, group, rounds, before, is_alone)

@@ -13,17 +13,11 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Limits for all sides of a row. Zero: no limit.
-
-    ``delay``: seconds of a round trip; ``wire``: bytes a second of the network, which is then emulated
-    (``wire.py``). ``size``, ``data``: of the disk that most rows import.
-    """
+    """Limits for all sides of a row. Zero: no limit. ``size``, ``data``: of the disk of most rows."""
 
     name: str
     cpus: float = 0
     memory: int = 0
-    delay: float = 0
-    wire: int = 0
     size: int = 2 * GIB
     data: int = 400 * MIB
 
@@ -40,7 +34,5 @@ class Setting:
 MACHINE = Setting("machine")
 #: The limits that CDI gives its workers.
 POD = Setting("pod", cpus=0.75, memory=600_000_000, size=512 * MIB, data=100 * MIB)
-#: A pod with 1 Gbit/s to its source.
-FAR = dataclasses.replace(POD, name="far", delay=0.05, wire=125_000_000, size=MACHINE.size, data=MACHINE.data)
 #: Those that may be chosen for all rows.
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (MACHINE, POD)}

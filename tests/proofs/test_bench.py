@@ -1,10 +1,9 @@
-"""What the benchmark makes of its figures: comparisons, failures, bounds and the page."""
+"""What the benchmark makes of its figures: comparisons, failures and the page."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench import bench as benches
-from tests.bench import compare, page, rows, wire
-from tests.bench.bench import Bench, Bound, Row, Sides
+from tests.bench import compare, page, rows
+from tests.bench.bench import Bench, Row, Sides
 from tests.bench.compare import BEFORE, CDI, OURS, Comparison
 from tests.bench.measure import Cost
-from tests.bench.rows import scale
 from tests.bench.settings import POD
 from tests.support import limits, processes, repository, servers, worker
 
@@ -54,13 +52,6 @@ def test_sides_alternate_after_a_warm_up(bench: Bench) -> None:
     assert ran == ["ours", "rival"] * 4
     assert "cdi-worker ran 3.00 ± 1.00 times as fast as curl | dd" in str(found)
     assert "3.000 s ±  1.000 s" in str(found)
-
-
-def test_one_round_has_no_warm_up(bench: Bench) -> None:
-    once = dataclasses.replace(bench, rounds=1)
-    walls = iter([1.0])
-    found = measured(once, Sides(lambda: Cost(next(walls), 0, 0)))
-    assert found.figures[OURS].mean == 1
 
 
 def test_page_has_a_line_for_each_row(bench: Bench) -> None:
@@ -118,19 +109,6 @@ def test_row_killed_for_memory_says_so(bench: Bench) -> None:
         assert measured(pod, Sides(eat, always(1))).failures[OURS].startswith("killed for memory")
 
 
-def test_bounds_are_of_the_medians(bench: Bench) -> None:
-    walls = iter([9.0, 1.0, 9.0, 2.0])
-
-    def bounds(costs: object) -> list[Bound]:
-        assert costs == [Cost(2, 0, 0), Cost(4, 4, 0)]
-        return [Bound("half", 0.5, 0.5), Bound("all", 1.1, 1.0)]
-
-    found = measured(bench, Sides(lambda: Cost(next(walls), 0, 0), always(4), bounds=bounds))
-    assert "half: 0.50, at most 0.5: holds" in str(found)
-    assert "all: 1.10, at most 1.0: DOES NOT HOLD" in str(found)
-    assert not found.is_right
-
-
 def test_another_version_is_measured_in_turn_with_this_one(bench: Bench, tmp_path: Path) -> None:
     earlier = tmp_path / "installed" / "cdi_worker"
     earlier.mkdir(parents=True)
@@ -159,47 +137,8 @@ def test_checkout_is_another_version(bench: Bench, tmp_path: Path) -> None:
     assert found.failures[BEFORE].endswith(str(checkout / "cdi_worker" / "__init__.py"))
 
 
-def test_version_alone_is_compared_without_rivals(bench: Bench) -> None:
-    alone = dataclasses.replace(bench, is_alone=True)
-    found = measured(alone, Sides(always(1), always(2), always(3), lambda _: [Bound("all", 2, 1)]))
-    assert found.figures.keys() == {OURS}
-    assert found.is_right
-
-
 def test_rows_have_names_of_their_own() -> None:
     assert rows
     keys = [row.key for row in benches.ROWS]
     assert len(keys) == len({*keys})
     assert all(row.rival for row in benches.ROWS)
-
-
-_ROUND_TRIP = """
-import pathlib, socket, sys, time
-from tests.bench import wire
-with wire.delayed(pathlib.Path(sys.argv[1]), 0.1, 10**9), socket.create_server(("127.0.0.1", 0)) as server:
-    started = time.monotonic()
-    with socket.create_connection(server.getsockname()):
-        print(time.monotonic() - started)
-"""
-
-
-def test_wire_delays_the_loopback_interface(tmp_path: Path) -> None:
-    processes.need_root()
-    processes.need("unshare", "ip")
-    if not Path("/dev/net/tun").exists():
-        pytest.skip("needs /dev/net/tun")
-    assert wire
-    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(repository.ROOT)}
-    argv = ["unshare", "--net", sys.executable, "-c", _ROUND_TRIP, tmp_path]
-    assert 0.1 < float(processes.run(*argv, env=env).stdout) < 0.3
-
-
-@pytest.mark.parametrize("spacing", [1 * MiB, 64 * MiB])
-def test_images_of_many_extents_are_valid(tmp_path: Path, spacing: int) -> None:
-    with scale._image(tmp_path, spacing, 5000) as image:
-        checked = json.loads(processes.run("qemu-img", "check", "--output=json", image).stdout)
-        mapped = json.loads(processes.run("qemu-img", "map", "--output=json", image).stdout)
-    assert (checked["check-errors"], checked.get("leaks", 0)) == (0, 0)
-    data = [extent for extent in mapped if extent["data"]]
-    assert [extent["start"] // spacing for extent in data] == [*range(5000)]
-    assert {extent["length"] for extent in data} == {scale.CLUSTER}

@@ -38,16 +38,13 @@ class Web:
 class Settings:
     """Settings of an nginx. ``limit_rate``: bytes per second and connection.
 
-    ``redirects``: path to target. ``password``: user and password for all paths. ``turn``: bytes that one
-    response sends before the others have their turn, nginx's 2 MiB by default: with hundreds of connections
-    a new one waited seconds for its first byte.
+    ``redirects``: path to target. ``password``: user and password for all paths.
     """
 
     ranges: bool = True
     head: bool = True
     password: tuple[str, str] | None = None
     limit_rate: int = 0
-    turn: int = 0
     pair: tls.KeyPair | None = None
     redirects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -79,8 +76,6 @@ def _configuration(web: Web, settings: Settings) -> str:
         rules.append("if ($request_method = HEAD) { return 405; }")
     if settings.limit_rate:
         rules.append(f"limit_rate {settings.limit_rate};")
-    if settings.turn:
-        rules.append(f"sendfile_max_chunk {settings.turn};")
     if settings.password:
         user, password = settings.password
         (web.directory / "htpasswd").write_text(f"{user}:{{PLAIN}}{password}\n")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tests.bench import bench as benches
-from tests.bench import go, inputs
-from tests.bench.bench import Bench, Bound, Sides
-from tests.bench.measure import Cost
-from tests.bench.settings import FAR
-from tests.support import servers, tls, worker
+from tests.bench import go
+from tests.bench.bench import Bench, Sides
+from tests.support import worker
 
 #: The steps between the download and the disk.
 PIPES = {"raw": "", "raw.gz": "pigz -dc | ", "raw.xz": "xz -T0 -dc | ", "raw.zst": "zstd -dc | "}
@@ -28,32 +26,6 @@ def served(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
     yield Sides(ours, _rival(bench, name, kind, f"curl -sf {url}"), go.importer(bench, kind, url))
 
 
-def secure(bench: Bench, name: str) -> Iterator[Sides]:
-    """Measure the same over https, where each side decrypts."""
-    path = bench.form(name)
-    with inputs.folder(bench.directory, "tls") as own:
-        authority = tls.Authority(own)
-        with bench.nginx("secure", servers.Settings(pair=authority.issue())) as web:
-            url, trusted = web.url(path), authority.certificate
-            ours = bench.imports(url, bench.file, "--ca-file", trusted)
-            rival = _rival(bench, name, "file", f"curl -sf --cacert {trusted} {url}")
-            yield Sides(ours, rival, bounds=_cpu)
-
-
-def far(bench: Bench, name: str) -> Iterator[Sides]:
-    """Measure the same 50 ms away."""
-    for sides in served(bench, name, "file"):
-        yield Sides(sides.ours, sides.rival, bounds=_time)
-
-
-def _time(costs: Sequence[Cost]) -> list[Bound]:
-    return [Bound("time by that of the rival", costs[0].wall / costs[1].wall, 1.0)]
-
-
-def _cpu(costs: Sequence[Cost]) -> list[Bound]:
-    return [Bound("CPU time by that of the rival", costs[0].cpu / costs[1].cpu, 1.0)]
-
-
 def _rival(bench: Bench, name: str, kind: str, curl: str) -> benches.Side:
     target = bench.target(kind)
     if name in PIPES:
@@ -67,13 +39,6 @@ def _rival(bench: Bench, name: str, kind: str, curl: str) -> benches.Side:
 
 for _name, _kind in (*((name, "file") for name in RIVALS), ("raw", "block"), ("qcow2", "block")):
     benches.row(_name, target=_kind, rival=RIVALS[_name])(functools.partial(served, name=_name, kind=_kind))
-for _name in ("raw", "qcow2"):
-    benches.row(f"{_name} over https", rival=RIVALS[_name], is_extra=True)(
-        functools.partial(secure, name=_name)
-    )
-benches.row("qcow2, 50 ms away", rival=RIVALS["qcow2"], is_extra=True, setting=FAR)(
-    functools.partial(far, name="qcow2")
-)
 
 
 @benches.row("blank 1 GiB", rival="qemu-img create")
