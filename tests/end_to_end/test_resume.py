@@ -17,7 +17,7 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from tests.support import devices, disks, kills, misbehave, processes
+from tests.support import devices, disks, kills, misbehave, oracle, processes
 
 MIB, SIZE = kills.MIB, kills.SIZE
 #: Noise with a hole of 2 MiB, which an import zeroes.
@@ -149,6 +149,24 @@ def test_early_kill_keeps_what_arrived(server: misbehave.Server, target: Path) -
     server.serve("/disk", page)
     assert cdi_worker.run(wanted).resumed > 0
     assert target.read_bytes() == DATA
+
+
+@on("file", "block4096")
+def test_kills_at_random_moments(server: misbehave.Server, target: Path, pytestconfig: pytest.Config) -> None:
+    """The target is the disk or not usable, and the next run makes it the disk."""
+    page, is_device = misbehave.Page(DATA), target.is_block_device()
+    for moment in kills.moments(pytestconfig):
+        if is_device:
+            devices.fill(target, 16 * MIB)
+        else:
+            target.unlink(missing_ok=True)
+        wanted = kills.request(server.serve("/disk", dataclasses.replace(page, **kills.SLOW)), target)
+        kills.after(moment, wanted)
+        if not target.exists() or target.read_bytes()[:SIZE] != DATA:
+            oracle.unusable(target)
+        server.serve("/disk", page)
+        cdi_worker.run(wanted)
+        assert target.read_bytes() == DATA + devices.DIRT * (4 * MIB if is_device else 0)
 
 
 def test_permanent_error_leaves_nothing(server: misbehave.Server, target: Path) -> None:
