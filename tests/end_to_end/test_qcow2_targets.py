@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ pytest.importorskip("nbd")
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.targets import file_format
+from cdi_worker.images.tools import process
+from cdi_worker.sources.nbd import connection
 from tests.support import (
     devices,
     disks,
@@ -321,17 +324,21 @@ def test_server_of_qemu_that_is_killed(server: misbehave.Server, target: Path, e
     check(target, expected)
 
 
-def test_server_of_qemu_that_hangs(server: misbehave.Server, target: Path) -> None:
-    page = misbehave.Page(DATA, **SLOWER)  # type: ignore[arg-type]
-    arguments = ("import", "--format=qcow2", "--stall-timeout=1", server.serve("/disk.raw", page), target)
-    with worker.started(*arguments) as running:
-        processes.wait_for(lambda: server.sent("/disk.raw") > MIB, "the import")
-        (pid,) = processes.run("pgrep", "-x", "qemu-nbd", "-P", str(running.pid)).stdout.split()
+def test_server_of_qemu_that_hangs(
+    server: misbehave.Server, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seconds until a stopped program is killed, and until its connection is given up.
+    monkeypatch.setattr(process, "_GRACE", 0.5)
+    monkeypatch.setattr(connection, "_NOTICE", 0.5)
+    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOWER))
+    asked = request(url, target, fetch=cdi_worker.FetchOptions(no_progress=1))
+    with futures.ThreadPoolExecutor(1) as beside:
+        running = beside.submit(cdi_worker.run, asked)
+        processes.wait_for(lambda: server.sent("/disk") > MIB, "the import")
+        (pid,) = processes.run("pgrep", "-x", "qemu-nbd", "-P", str(os.getpid())).stdout.split()
         os.kill(int(pid), signal.SIGSTOP)
-        # Also the time until a stopped program is killed.
-        _, messages = running.communicate(timeout=60)
-    assert running.returncode == 6, messages
-    assert "qemu-nbd" in messages
+        with pytest.raises(errors.TargetError, match="qemu-nbd"):
+            running.result(60)
 
 
 # -- the options

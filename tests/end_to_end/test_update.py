@@ -17,25 +17,25 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, disks, misbehave, oracle, pairs, processes, uploads, worker
+from tests.support import devices, disks, misbehave, oracle, pairs, processes, worker
 
 MIB = 1 << 20
-SIZE = 24 * MIB
-OLD = bytearray(random.Random(1).randbytes(8 * MIB) + bytes(8 * MIB) + random.Random(2).randbytes(8 * MIB))
+SIZE = 12 * MIB
+OLD = bytearray(random.Random(1).randbytes(4 * MIB) + bytes(4 * MIB) + random.Random(2).randbytes(4 * MIB))
 #: What the machine has written since: data over data and over holes, zeros over data, at both ends.
 NEW = bytearray(OLD)
 for offset, data in (
     (0, b"boot"),
     (3 * MIB + 100, b"x" * 5000),
-    (10 * MIB, b"y" * 70_000),
-    (5 * MIB, bytes(MIB)),
-    (17 * MIB, bytes(4096)),
+    (5 * MIB, b"y" * 70_000),
+    (2 * MIB, bytes(MIB)),
+    (9 * MIB, bytes(4096)),
     (SIZE - 512, b"z" * 512),
 ):
     NEW[offset : offset + len(data)] = data
 
 
-target = devices.targets("file", "block512", "block4096", size=32 * MIB)
+target = devices.targets("file", "block512", "block4096", size=16 * MIB)
 
 
 def image(content: bytes | bytearray, form: str, tmp_path: Path) -> bytes:
@@ -137,7 +137,7 @@ def test_zeros_free_the_storage_of_a_file_and_leave_its_holes(
 @pytest.mark.parametrize(
     ("size", "target"),
     [
-        (20 * MIB, "block4096"),
+        (10 * MIB, "block4096"),
         (SIZE + 3 * MIB, "block512"),
         (MIB // 2 + 512, "block4096"),
         (100_000, "file"),
@@ -147,7 +147,7 @@ def test_zeros_free_the_storage_of_a_file_and_leave_its_holes(
 def test_disk_of_another_size_is_as_after_an_import(
     server: misbehave.Server, target: Path, tmp_path: Path, size: int
 ) -> None:
-    imported(server, target, (OLD + OLD)[: 30 * MIB])
+    imported(server, target, (OLD + OLD)[: 15 * MIB])
     content = (NEW + OLD)[:size]
     cdi_worker.run(request(server.serve("/new", misbehave.Page(bytes(content))), target))
     content += bytes(-size % 512)
@@ -170,8 +170,8 @@ def test_failure_before_the_first_difference_leaves_the_disk(
 
 
 def broken(server: misbehave.Server) -> str:
-    """Serve the new disk up to 20 MiB."""
-    return server.serve("/new", misbehave.Page(bytes(NEW), cut_at=20 * MIB))
+    """Serve the new disk up to 10 MiB."""
+    return server.serve("/new", misbehave.Page(bytes(NEW), cut_at=10 * MIB))
 
 
 @pytest.mark.parametrize("target", ["file", "block4096"], indirect=True)
@@ -293,7 +293,7 @@ def test_stream_that_needs_scratch_is_relayed(
     """A qcow2 stream whose tables come last is converted in scratch, not on the disk."""
     from tests.support import qcow2_images
 
-    content = random.Random(4).randbytes(24 * MIB)
+    content = random.Random(4).randbytes(SIZE)
     imported(server, target)
     last = qcow2_images.tables_last(image(content, "qcow2", tmp_path))
     url = server.serve("/new", misbehave.Page(last, ranges=False))
@@ -317,7 +317,7 @@ def test_result_says_how_much_was_written(server: misbehave.Server, tmp_path: Pa
     assert found["update"]["compared"] == SIZE
     again = worker.call("import", url, target, env={"CDI_WORKER_UPDATE": "true"})
     assert again.status == 0, again.errors
-    assert "updated  0 B of 24.0 MiB differed, 0 B written" in again.output
+    assert "updated  0 B of 12.0 MiB differed, 0 B written" in again.output
     for options in (("--force", "--update"), ("--update", "--content-type", "archive")):
         refused = worker.call("import", *options, url, target)
         assert refused.status == 2, refused
@@ -336,7 +336,7 @@ def test_disk_of_a_pod_that_is_text_is_updated(server: misbehave.Server, pod: wo
 
 def test_pod_updates_its_volume(server: misbehave.Server, pod: worker.Pod, tmp_path: Path) -> None:
     pod.env["IMPORTER_ENDPOINT"] = server.serve("/disk", misbehave.Page(bytes(OLD)))
-    pod.env |= {"CDI_WORKER_UPDATE": "true", "IMPORTER_IMAGE_SIZE": "24Mi"}
+    pod.env |= {"CDI_WORKER_UPDATE": "true", "IMPORTER_IMAGE_SIZE": "12Mi"}
     assert pod.call().status == 0
     inode = pod.disk.stat().st_ino
     server.serve("/disk", misbehave.Page(bytes(NEW)))
@@ -354,13 +354,13 @@ def test_bytes_behind_the_image_are_zeroed_as_by_an_import(server: misbehave.Ser
     """The image is the same, the machine has written behind it, where the disk has grown."""
     target = tmp_path / "disk.img"
     url = server.serve("/same", misbehave.Page(bytes(OLD)))
-    size = {"image_size": 30 * MIB}
+    size = {"image_size": 15 * MIB}
     cdi_worker.run(request(url, target, existing="replace", **size))
     with target.open("r+b") as disk:
-        disk.seek(28 * MIB)
+        disk.seek(14 * MIB)
         disk.write(b"written by the machine")
     cdi_worker.run(request(url, target, **size))
-    same(target, OLD + bytes(6 * MIB), tmp_path)
+    same(target, OLD + bytes(3 * MIB), tmp_path)
 
 
 def test_note_of_an_update_outlives_what_is_not_on_storage(
@@ -401,7 +401,7 @@ def test_complete_disk_is_not_in_the_middle_of_an_update(
     if case == "killed":  # when all was written, before the disk had its name again
         target.rename(f"{target}.changing")
         checkpoint.Checkpoint(frozenset(), frozenset({"an update"})).write(f"{target}.changing")
-    size = 30 * MIB if case == "grown" else SIZE
+    size = 15 * MIB if case == "grown" else SIZE
     cdi_worker.run(request(server.url("/old"), target, image_size=size))
     same(target, OLD + bytes(size - SIZE), tmp_path)
     assert checkpoint.of_disk(str(target)) is None
@@ -426,7 +426,7 @@ def test_device_is_compared_past_the_page_cache(server: misbehave.Server, tmp_pa
     with devices.attached(backing) as device, device.open("rb") as held:
         held.read()
         with backing.open("r+b") as other:
-            other.seek(20 * MIB)
+            other.seek(10 * MIB)
             other.write(b"written by another machine")
         cdi_worker.run(request(server.serve("/old", misbehave.Page(bytes(OLD))), device))
         assert backing.read_bytes() == OLD
@@ -458,6 +458,11 @@ def test_delta_is_not_applied_to_a_device_after_a_failed_import(
         same(device, OLD, tmp_path)
 
 
+def is_claimed(device: Path) -> bool:
+    with device.open("rb", buffering=0) as disk:
+        return disk.read(len(oracle.RECORD)) == oracle.RECORD
+
+
 def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
     """Run a new import that fails after its first write, or is cancelled."""
     if end == "checksum":
@@ -468,9 +473,9 @@ def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
         with pytest.raises(errors.TransferFailed):
             cdi_worker.run(request(broken(server), device, existing="replace", no_progress=0.5))
     else:
-        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=20 * MIB))
+        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=10 * MIB))
         with worker.started("import", "--force", url, device) as ended:
-            uploads.wait_until(lambda: device.read_bytes().startswith(oracle.RECORD))
+            processes.wait_for(lambda: is_claimed(device), "the record of the run")
             ended.terminate()
             assert ended.wait()
 
@@ -478,9 +483,9 @@ def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
 def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
     """Begin an update that fails or is killed after the first changes."""
     if end == "killed":
-        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=20 * MIB))
+        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=10 * MIB))
         with worker.started("import", "--update", url, device) as killed:
-            uploads.wait_until(lambda: device.read_bytes().startswith(oracle.RECORD))
+            processes.wait_for(lambda: is_claimed(device), "the record of the run")
             killed.kill()
     else:
         with pytest.raises(errors.TransferFailed):

@@ -97,8 +97,7 @@ def test_disk_that_grows_between_stages(tmp_path: Path, target: Path, snapshot: 
             vcsim.deleted = {0}
             vcsim.save()
         for _ in range(2):
-            cdi_worker.run(vmware_stages.request(vcsim, target, 1, previous=previous))
-            vmware_stages.check(vcsim, target, 1)
+            vmware_stages.run(vcsim, target, 1, previous=previous)
 
 
 def test_full_copy_is_what_vddk_serves(tmp_path: Path) -> None:
@@ -156,8 +155,7 @@ def test_stage_is_not_applied_to_another_checkpoint(vcsim: vmware.Vcsim, tmp_pat
         vmware_stages.check(vcsim, target, 0)
         cdi_worker.run(vmware_stages.request(vcsim, target, 1, previous=vcsim.change_id(0)))
         for _ in range(2):
-            cdi_worker.run(vmware_stages.request(vcsim, target, 2, previous="stage 1"))
-            vmware_stages.check(vcsim, target, 2)
+            vmware_stages.run(vcsim, target, 2, previous="stage 1")
 
 
 def test_stage_is_not_applied_to_another_disk(
@@ -188,8 +186,7 @@ def test_unfinished_delta_is_only_applied_again(vcsim: vmware.Vcsim, tmp_path: P
         changes = {"previous": vcsim.snapshot(previous), "current": vcsim.snapshot(current)}
         with pytest.raises(errors.TargetError, match=r"with a part of the delta to .*snapshot-12"):
             cdi_worker.run(vmware_stages.request(vcsim, target, 2, **changes))
-    cdi_worker.run(vmware_stages.request(vcsim, target, 1))
-    vmware_stages.check(vcsim, target, 1)
+    vmware_stages.run(vcsim, target, 1)
 
 
 @pytest.mark.parametrize("target", ["block4096"], indirect=True)
@@ -198,8 +195,7 @@ def test_disk_without_known_allocation_is_copied(vcsim: vmware.Vcsim, target: Pa
     vcsim.knows_allocated = False
     vcsim.save()
     for stage in range(2):
-        cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-        vmware_stages.check(vcsim, target, stage)
+        vmware_stages.run(vcsim, target, stage)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -219,8 +215,7 @@ def test_part_whose_allocation_the_host_cannot_list_is_copied(
             cdi_worker.run(vmware_stages.request(vcsim, target, earlier))
         vcsim.settings["fail"] = f"qab@{(size - 8 * vmware_stages.MiB) // 512}"
         vcsim.save()
-        result = cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-    vmware_stages.check(vcsim, target, stage)
+        result = vmware_stages.run(vcsim, target, stage)
     assert result.read <= (17 if stage == 0 else 2) * vmware_stages.MiB
     assert "no extents at byte" in caplog.text
     assert "VixDiskLib_QueryAllocatedBlocks" in caplog.text
@@ -240,8 +235,7 @@ def test_vcenter_gets_many_short_reads(tmp_path: Path) -> None:
     vcsim.take_snapshot((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
     vcsim.settings["delay"] = 300_000
     with vcsim.running():
-        cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0))
-        vmware_stages.check(vcsim, tmp_path / "disk.img", 0)
+        vmware_stages.run(vcsim, tmp_path / "disk.img", 0)
     under_way = most = 0
     for call in vcsim.library_calls():
         under_way += call.startswith("Read") - call.startswith("Done")
@@ -282,8 +276,7 @@ def test_allocated_areas_that_vsphere_does_not_know_are_those_of_vddk(
     vcsim.knows_allocated = False
     vcsim.save()
     for stage in range(2):
-        result = cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-        vmware_stages.check(vcsim, target, stage)
+        result = vmware_stages.run(vcsim, target, stage)
         assert 0 < result.read < vmware_stages.SIZE
     assert len(set(_calls(vcsim, "QueryAllocatedBlocks"))) > 1
 
@@ -291,8 +284,7 @@ def test_allocated_areas_that_vsphere_does_not_know_are_those_of_vddk(
 def test_number_of_sessions_can_be_lowered(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     vcsim.settings["delay"] = 50_000
     vcsim.save()
-    cdi_worker.run(vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_connections=1))
-    vmware_stages.check(vcsim, tmp_path / "disk.img", 0)
+    vmware_stages.run(vcsim, tmp_path / "disk.img", 0, vddk_connections=1)
     assert len(_calls(vcsim, "Open")) == 1
 
 
@@ -301,8 +293,7 @@ def test_esxi_host_gets_longer_reads(tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     with vcsim.running("-esx"):
         for stage in range(2):
-            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-            vmware_stages.check(vcsim, target, stage)
+            vmware_stages.run(vcsim, target, stage)
     assert (
         max(int(call.rpartition("+")[2]) * 512 for call in vcsim.library_calls() if call[:5] == "Read ")
         == 4 * vmware_stages.MiB
@@ -324,8 +315,7 @@ def test_lone_sectors_are_read_in_batches(tmp_path: Path) -> None:
     with vcsim.running():
         cdi_worker.run(vmware_stages.request(vcsim, target, 0))
         before = len(vcsim.library_calls())
-        result = cdi_worker.run(vmware_stages.request(vcsim, target, 1))
-        vmware_stages.check(vcsim, target, 1)
+        result = vmware_stages.run(vcsim, target, 1)
     calls = [call for call in vcsim.library_calls()[before:] if call.startswith("Read ")]
     assert len(offsets) > 2000
     assert len(calls) < 30
@@ -352,8 +342,7 @@ def test_disk_larger_than_32_bits_is_copied(tmp_path: Path) -> None:
     target = tmp_path / "disk.img"
     with vcsim.running():
         for stage in range(3):
-            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-            vmware_stages.check(vcsim, target, stage)
+            vmware_stages.run(vcsim, target, stage)
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -376,8 +365,7 @@ def test_message_of_the_library_is_reported(vcsim: vmware.Vcsim, tmp_path: Path)
         vcsim.settings |= settings
         vcsim.save()
         if not settings:  # what has failed before succeeds
-            cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-            vmware_stages.check(vcsim, target, stage)
+            vmware_stages.run(vcsim, target, stage)
             continue
         with pytest.raises(errors.SourceError, match=reason) as caught:
             cdi_worker.run(vmware_stages.request(vcsim, target, stage))

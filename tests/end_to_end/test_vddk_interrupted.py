@@ -190,8 +190,7 @@ def test_killed_stages_can_be_run_again(vcsim: vmware.Vcsim, target: Path) -> No
             processes.wait_for(lambda before=before: reads(vcsim) > before, "a read")
             time.sleep(later)
         slow(vcsim, 0)
-        cdi_worker.run(vmware_stages.request(vcsim, target, stage))
-        vmware_stages.check(vcsim, target, stage)
+        vmware_stages.run(vcsim, target, stage)
 
 
 def test_killed_copy_is_resumed(tmp_path: Path) -> None:
@@ -205,8 +204,7 @@ def test_killed_copy_is_resumed(tmp_path: Path) -> None:
         when = lambda: part.exists() and part.stat().st_size > vcsim.size  # noqa: E731  (one expression)
         kills.kill(killable(vcsim, target, 0), when)
         slow(vcsim, 0)
-        result = cdi_worker.run(vmware_stages.request(vcsim, target, 0))
-        vmware_stages.check(vcsim, target, 0)
+        result = vmware_stages.run(vcsim, target, 0)
     assert result.resumed > 0
     assert result.read < data
 

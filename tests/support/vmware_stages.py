@@ -50,3 +50,10 @@ def request(vcsim: vmware.Vcsim, target: Path, stage: int, **changes: Any) -> cd
 def check(vcsim: vmware.Vcsim, target: Path, stage: int) -> None:
     """Check that the target holds the disk at the snapshot of a stage, followed by zeros."""
     oracle.same(target, vcsim.content(stage))
+
+
+def run(vcsim: vmware.Vcsim, target: Path, stage: int, **changes: Any) -> cdi_worker.Result:
+    """Run the request of a stage, and check the target."""
+    result = cdi_worker.run(request(vcsim, target, stage, **changes))
+    check(vcsim, target, stage)
+    return result

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import random
 import re
 import threading
-import time
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -219,15 +216,15 @@ def strict(authority: tls.Authority, raw: Path, tmp_path_factory: pytest.TempPat
         yield port
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_disk_is_copied_with_a_client_certificate(
-    strict: int, authority: tls.Authority, raw: Path, tmp_path: Path, host: str
+    strict: int, authority: tls.Authority, raw: Path, tmp_path: Path
 ) -> None:
     pair = authority.issue(common_name="worker", client=True)
     access = base.Access(ca_files=(str(authority.certificate),))
     given = {"certificate": str(pair.certificate), "key": str(pair.key)}
-    import_(f"nbds://{host}:{strict}/", tmp_path / "disk.img", access, **given)
-    oracle.same(tmp_path / "disk.img", raw)
+    for host in ("127.0.0.1", "localhost"):
+        import_(f"nbds://{host}:{strict}/", tmp_path / "disk.img", access, **given)
+        oracle.same(tmp_path / "disk.img", raw)
 
 
 def test_qemu_with_client_certificates(tmp_path: Path, raw: Path, authority: tls.Authority) -> None:
@@ -361,48 +358,6 @@ def test_bad_sector_is_an_error_with_its_place(tmp_path: Path) -> None:
     ):
         import_(f"nbd://127.0.0.1:{port}/", tmp_path / "disk.img", fetch=fetch.FetchOptions(no_progress=1.0))
     oracle.unusable(tmp_path / "disk.img")
-
-
-def test_restarted_server_is_read_further(tmp_path: Path, raw: Path) -> None:
-    socket, target = tmp_path / "socket", tmp_path / "disk.img"
-    argv: list[str | Path] = ["nbdkit", "-f", "-r", "-U", socket]
-    log = tmp_path / "nbdkit.log"
-
-    def restart() -> None:
-        part = target.with_name("disk.img.part")
-        processes.wait_for(lambda: part.exists() and part.stat().st_blocks > 0, "some data")
-        process.kill()
-        process.wait()
-        socket.unlink()
-        again.enter_context(
-            processes.running(
-                [*argv, "file", raw], log=log, ready=functools.partial(processes.has_listener, socket)
-            )
-        )
-
-    slow = [*argv, "--filter=delay", "file", raw, "delay-read=200ms"]
-    with (
-        contextlib.ExitStack() as again,
-        processes.running(slow, log=log, ready=functools.partial(processes.has_listener, socket)) as process,
-        futures.ThreadPoolExecutor(1) as beside,
-    ):
-        restarted = beside.submit(restart)
-        import_(f"nbd+unix:///?socket={socket}", target)
-        restarted.result()
-    oracle.same(target, raw)
-
-
-def test_cancel_ends_reads_at_once(tmp_path: Path, raw: Path) -> None:
-    options = ("-r", "--filter=delay", "file", raw, "delay-read=30")
-    cancel = cancelling.Cancel()
-    with nbd_exports.nbdkit(tmp_path, *options) as port:
-        threading.Timer(0.5, cancel.set).start()
-        location = locations.Nbd(f"nbd://127.0.0.1:{port}/")
-        wanted = request.Request(source="nbd", location=location, target=str(tmp_path / "disk.img"))
-        began = time.monotonic()
-        with pytest.raises(errors.Cancelled):
-            execute.run(wanted, cancel=cancel)
-        assert time.monotonic() - began < processes.PATIENCE
 
 
 # -- resuming --------------------------------------------------------------------------------------
