@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import devices, limits, nbd_targets, processes, servers, worker
+from tests.support import devices, limits, processes, servers, worker
 from tests.support import disks as disks_module
 
 MiB, GiB = 1 << 20, 1 << 30
 SIZE, DATA = 20 * GiB, 320 * MiB
-#: Of the worker and of QEMU's server, when a disk goes into a qcow2 file or to an NBD export.
-SERVED = 256 * MiB
 #: Half the memory of a pod, as the disk is small.
 MEMORY = 300 * MiB
 
 
 @pytest.fixture(scope="module")
 def image(disks: disks_module.Disks) -> Path:
-    """Make a qcow2 image of 20 GiB with more data than the worker may have memory."""
+    return large(disks)
+
+
+def large(disks: disks_module.Disks) -> Path:
+    """Return a qcow2 image of 20 GiB with more data than the worker may have memory."""
 
     def make(path: Path) -> None:
         processes.run("qemu-img", "create", "-q", "-f", "qcow2", path, f"{SIZE}")
@@ -47,33 +49,12 @@ def test_import_to_slow_storage_stays_below_the_memory_limit(
         assert group.killed() == 0
         assert group.peak() <= MEMORY
         assert target.stat().st_size == SIZE
-        _same(random.Random(9).randbytes(DATA // 8), target)
+        check(target)
 
 
-def _same(noise: bytes, guest: Path) -> None:
+def check(guest: Path) -> None:
+    """Check that a raw disk is that of the image."""
+    noise = random.Random(9).randbytes(DATA // 8)
     with guest.open("rb") as disk:
         disk.seek(MiB)
         assert all(disk.read(len(noise)) == noise for _ in range(8))
-
-
-def test_qcow2_file_is_written_within_the_memory_limit(image: Path, web: servers.Web, tmp_path: Path) -> None:
-    target = tmp_path / "disk.qcow2"
-    with limits.cgroup(memory=SERVED, cpus=2) as group:
-        done = worker.run("import", web.url(image), target, "-O", "qcow2", prefix=group.prefix)
-        assert done.status == 0, done.errors
-        assert group.killed() == 0
-    processes.run("qemu-img", "compare", "-q", "-f", "qcow2", "-F", "qcow2", target, image)
-
-
-def test_export_is_written_within_the_memory_limit(image: Path, web: servers.Web, tmp_path: Path) -> None:
-    guest = tmp_path / "guest"
-    processes.run("truncate", "-s", f"{SIZE}", guest)
-    argv = nbd_targets.qemu_nbd(guest, "raw", tmp_path / "socket")
-    with (
-        nbd_targets.serving(argv, tmp_path) as served,
-        limits.cgroup(memory=SERVED, cpus=2) as group,
-    ):
-        done = worker.run("import", web.url(image), served.url, prefix=group.prefix)
-        assert done.status == 0, done.errors
-        assert group.killed() == 0
-    _same(random.Random(9).randbytes(DATA // 8), guest)

@@ -22,23 +22,16 @@ def read_and_verify(data, expected, step):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", [str.lower, str.upper])
-@pytest.mark.parametrize("step", [999, 1 << 20])
-def test_matching_checksum_is_accepted(algorithm, case, step):
-    expected = checksum.parse(case(f"{algorithm}:{hashlib.new(algorithm, DATA).hexdigest()}"))
-    read_and_verify(DATA, expected, step)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("data", [b"", DATA[:-1], DATA + b"x"])
-def test_mismatch_shows_both_checksums(algorithm, data):
-    expected, calculated = hashlib.new(algorithm, DATA).hexdigest(), hashlib.new(algorithm, data).hexdigest()
-    with pytest.raises(errors.ChecksumMismatch) as caught:
-        read_and_verify(data, checksum.parse(f"{algorithm}:{expected}"), 1 << 20)
-    assert (
-        str(caught.value)
-        == f"checksum mismatch: expected {algorithm}:{expected}, calculated {algorithm}:{calculated}"
-    )
+def test_checksum_is_compared(algorithm):
+    digest = hashlib.new(algorithm, DATA).hexdigest()
+    for stated, step in ((f"{algorithm}:{digest}", 1 << 20), (f"{algorithm}:{digest}".upper(), 999)):
+        read_and_verify(DATA, checksum.parse(stated), step)
+    for data in (b"", DATA[:-1], DATA + b"x"):
+        calculated = hashlib.new(algorithm, data).hexdigest()
+        with pytest.raises(errors.ChecksumMismatch) as caught:
+            read_and_verify(data, checksum.parse(f"{algorithm}:{digest}"), 1 << 20)
+        expected = f"expected {algorithm}:{digest}, calculated {algorithm}:{calculated}"
+        assert str(caught.value) == f"checksum mismatch: {expected}"
 
 
 def test_blanks_around_the_parts_are_ignored():

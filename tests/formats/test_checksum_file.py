@@ -74,14 +74,19 @@ def test_doubt_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["disk", "two words", "a\nb", "back\\slash", "c\rd", "(x) = y", "ü", " begins"]
+    ("tool", "expected"),
+    [
+        (("sha256sum",), f"sha256:{SHA256}"),
+        (("sha512sum", "--tag"), f"sha512:{SHA512}"),
+        (("md5sum", "-b"), f"md5:{MD5}"),
+    ],
 )
-@pytest.mark.parametrize("tool", [("sha256sum",), ("sha512sum", "--tag"), ("md5sum", "-b")])
-def test_lines_of_coreutils_are_read(tmp_path: Path, name: str, tool: tuple[str, ...]) -> None:
-    (tmp_path / name).write_bytes(b"disk")
-    done = processes.run("env", "-C", tmp_path, *tool, name)
-    expected = {"sha256sum": f"sha256:{SHA256}", "sha512sum": f"sha512:{SHA512}", "md5sum": f"md5:{MD5}"}
-    assert list(checksum_file.parse(done.stdout.encode())) == [(name, expected[tool[0]])]
+def test_lines_of_coreutils_are_read(tmp_path: Path, tool: tuple[str, ...], expected: str) -> None:
+    names = ["disk", "two words", "a\nb", "back\\slash", "c\rd", "(x) = y", "ü", " begins"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"disk")
+    done = processes.run("env", "-C", tmp_path, *tool, *names)
+    assert list(checksum_file.parse(done.stdout.encode())) == [(name, expected) for name in names]
 
 
 @hypothesis.given(

@@ -124,8 +124,10 @@ def decode_folder(stream: bytes) -> tuple[clone.FolderDisk, list[int | bytes], b
     return folder.disk, runs, archive
 
 
-@pytest.mark.parametrize("runs", [[], [70_000], [NOISE, 5, TEXT]])
-@pytest.mark.parametrize("archive", [[], [TEXT[:5000], 512, NOISE[:700]]])
+@pytest.mark.parametrize(
+    ("runs", "archive"),
+    [([], []), ([], [TEXT[:5000], 512, NOISE[:700]]), ([70_000], []), ([NOISE, 5, TEXT], [TEXT[:500], 5])],
+)
 def test_folder_is_a_disk_and_an_archive(runs: list[int | bytes], archive: list[int | bytes]) -> None:
     size = sum(run if isinstance(run, int) else len(run) for run in runs)
     disk = clone.FolderDisk(size, 0o640, 1_700_000_000, preallocated=True)

@@ -28,28 +28,14 @@ def patched(head, offset, data):
     return bytes(changed)
 
 
-@pytest.mark.parametrize(
-    ("driver", "options", "expected"),
-    [
-        ("raw", [], "raw"),
-        ("qcow2", ["-o", "compat=0.10"], "qcow2"),
-        ("qcow2", [], "qcow2"),
-        ("vmdk", [], "vmdk"),
-        ("vmdk", ["-o", "subformat=streamOptimized"], "vmdk"),
-        ("vmdk", ["-o", "subformat=monolithicFlat"], "vmdk"),
-        ("vdi", [], "vdi"),
-        ("vdi", ["-o", "static=on"], "vdi"),
-        ("vpc", [], "vhd"),
-        ("vhdx", [], "vhdx"),
-        ("qed", [], "qed"),
-        ("parallels", [], "parallels"),
-    ],
-)
-def test_images_created_by_qemu_img_are_detected(tmp_path, driver, options, expected):
-    path = tmp_path / "disk"
-    subprocess.run(["qemu-img", "create", "-q", "-f", driver, *options, path, "10M"], check=True)
-    with path.open("rb") as file:
-        assert detect.detect(file.read(detect.HEAD)) == expected
+def test_images_created_by_qemu_img_are_detected(tmp_path):
+    """Those that ``test_content`` has not."""
+    flat = ("-o", "subformat=monolithicFlat")
+    for driver, options in (("vmdk", flat), ("qed", ()), ("parallels", ())):
+        path = tmp_path / "disk"
+        subprocess.run(["qemu-img", "create", "-q", "-f", driver, *options, path, "10M"], check=True)
+        with path.open("rb") as file:
+            assert detect.detect(file.read(detect.HEAD)) == driver
 
 
 def old_tar():
@@ -192,24 +178,23 @@ def test_what_only_resembles_another_file_is_raw(head):
     assert detect.detect(head) == "raw"
 
 
-@pytest.mark.parametrize("cut", range(3))
-def test_text_may_end_in_the_middle_of_a_character(cut):
+def test_text_may_end_in_the_middle_of_a_character():
     text = "größer €\n".encode() * 100
-    assert detect.detect(text[: len(text) - 1 - cut]) == "text"
+    assert {detect.detect(text[: len(text) - 1 - cut]) for cut in range(3)} == {"text"}
 
 
-@pytest.mark.parametrize("name", sorted(detect.STRANGERS))
-def test_format_that_is_not_a_disk_is_unsupported(name):
-    with pytest.raises(errors.Unsupported):
+def test_format_that_is_not_a_disk_is_unsupported():
+    for name in detect.STRANGERS:
+        with pytest.raises(errors.Unsupported):
+            detect.refuse_stranger(name)
+    for name in detect.DISKS | detect.COMPRESSIONS | {"tar"}:
         detect.refuse_stranger(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["VMA", "070701/disk.img", "shdw.img", "%PDF-1", "SQLite format 3", "GIF89a"]
-)
-@pytest.mark.parametrize("dialect", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT])
-def test_name_of_a_file_in_a_tar_archive_is_not_a_signature(name, dialect):
-    assert detect.detect(tarfile.TarInfo(name).tobuf(dialect)) == "tar"
+def test_name_of_a_file_in_a_tar_archive_is_not_a_signature():
+    for name in ("VMA", "070701/disk.img", "shdw.img", "%PDF-1", "SQLite format 3", "GIF89a"):
+        for dialect in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT):
+            assert detect.detect(tarfile.TarInfo(name).tobuf(dialect)) == "tar", name
 
 
 def test_beginning_of_a_text_is_quoted():
@@ -218,11 +203,6 @@ def test_beginning_of_a_text_is_quoted():
     with pytest.raises(errors.Unsupported) as caught:
         detect.refuse_stranger("json", b'{"error": "' + b"x" * 1000)
     assert len(str(caught.value)) < 250
-
-
-@pytest.mark.parametrize("name", sorted(detect.DISKS | detect.COMPRESSIONS | {"tar"}))
-def test_disk_format_is_accepted(name):
-    detect.refuse_stranger(name)
 
 
 @pytest.mark.parametrize("piece", [b"<!-- -->", b"<!--", b"#\n", b" ", b"{", b"[ ] ", b"\n# ", b"<"])

@@ -159,8 +159,9 @@ def test_vmdk_with_too_many_grains_is_refused(disks):
         inspected.check(data)
 
 
-@pytest.mark.parametrize("size", ["8M", "1G", "200G"])
-@pytest.mark.parametrize("subformat", ["dynamic", "fixed"])
+@pytest.mark.parametrize(
+    ("subformat", "size"), [("dynamic", "8M"), ("dynamic", "200G"), ("fixed", "1G"), ("fixed", "200G")]
+)
 def test_vhd_size_is_that_of_qemu_img(tmp_path, size, subformat):
     path = tmp_path / "disk"
     processes.run("qemu-img", "create", "-q", "-f", "vpc", "-o", f"subformat={subformat}", path, size)

@@ -10,8 +10,10 @@ import pytest
 from cdi_worker.formats import smalljson
 
 
-@pytest.mark.parametrize("unique", [False, True])
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+@pytest.mark.parametrize(
+    ("opening", "closing", "unique"),
+    [("[", "]", False), ('{"a":', "}", False), ('{"a":', "}", True), ('[{"a":', "}]", True)],
+)
 def test_depth_is_limited(opening: str, closing: str, unique: bool) -> None:
     levels = opening.count("[") + opening.count("{")
     most = smalljson.DEEPEST // levels

@@ -70,7 +70,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "vhdx": Kind("vhdx", "vhdx", 64 * TiB, 4 * MiB, "block_size=4M"),  # a table of 128 MiB
-    "vdi": Kind("vdi", "vdi", 64 * TiB, MiB, "static=off"),  # a map of 256 MiB
+    "vdi": Kind("vdi", "vdi", 32 * TiB, MiB, "static=off"),  # a map of 128 MiB
     "vhd": Kind("vhd", "vpc", 2040 << 30, 2 * MiB, "force_size=on"),  # the largest that QEMU accepts
     "qcow2": Kind("qcow2", "qcow2", 32 * TiB, 8 << 10, "cluster_size=8k"),  # a first-level table of 32 MiB
 }

@@ -1,4 +1,4 @@
-"""The reads that fetch the pieces of a disk."""
+"""The reads that fetch the pieces of a disk, and the tables of a file: few, with few extra bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdi_worker.formats import views
 from cdi_worker.formats.mapped import pieces
+
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("packed", "most"), [(False, 1 << 20), (True, 4 << 20)])
@@ -42,9 +45,9 @@ def test_tables_are_not_split() -> None:
     assert batch == (2 << 20, 2 << 20, [table])
 
 
-@pytest.mark.parametrize(
-    ("table", "ranges"),
-    [
+def test_ranges_of_tables_contain_no_holes() -> None:
+    """Most entries of a disk with little data are holes: they cost no step of the interpreter."""
+    for table, ranges in (
         ([], []),
         ([0, 0, 0], []),
         ([8], [(0, 1)]),
@@ -52,11 +55,8 @@ def test_tables_are_not_split() -> None:
         ([8, 0, 16, 20, 40, 36], [(0, 1), (2, 4), (4, 5), (5, 6)]),
         # A hole is not joined with the entry after it; repeated entries are not joined either.
         ([0, 4, 8, 8], [(1, 3), (3, 4)]),
-    ],
-)
-def test_ranges_of_tables_contain_no_holes(table: list[int], ranges: list[tuple[int, int]]) -> None:
-    """Most entries of a disk with little data are holes: they cost no step of the interpreter."""
-    assert list(pieces.steady(array.array("Q", table), 4)) == ranges
+    ):
+        assert list(pieces.steady(array.array("Q", table), 4)) == ranges
 
 
 def test_other_holes_cost_no_step_either() -> None:
@@ -84,3 +84,28 @@ def test_long_holes_change_no_range(parts: list[tuple[int, int, int]]) -> None:
                 expected.append((first, index))
             first = index
     assert list(pieces.steady(table, 4)) == expected
+
+
+@pytest.mark.parametrize(
+    ("distance", "requests", "most"),
+    [
+        (2048, 1, 64 * 2048),
+        (65536 + 2048, 4, 4 * MIB),  # a sparse disk: a table after each grain
+        (16 * MIB, 64, 64 * 2048),  # a fully allocated one
+    ],
+)
+def test_neighbouring_tables_are_read_together(distance: int, requests: int, most: int) -> None:
+    read: list[int] = []
+
+    def pread(offset: int, length: int) -> bytes:
+        read.append(length)
+        return b"".join(
+            (at // distance).to_bytes(2) if at % distance == 0 else b"--"
+            for at in range(offset, offset + length, 2)
+        )
+
+    view = views.View(b"", pread, 1 << 40)
+    found = [int.from_bytes(table[:2]) for table in view.tables((distance * i for i in range(64)), 2048)]
+    assert found == list(range(64))
+    assert len(read) == requests
+    assert sum(read) <= most

@@ -149,7 +149,7 @@ def test_stream_ends_after_the_footer() -> None:
             placing.read_disk(good + junk, form="vmdk")
 
 
-@pytest.mark.parametrize("count", [1, 511, SECTOR, 1 << 20, (1 << 20) + 1, 5 << 20])
+@pytest.mark.parametrize("count", [1, SECTOR, (1 << 20) + 1, 5 << 20])
 def test_zeros_after_the_end_are_no_part_of_the_image(count: int) -> None:
     """Storage pads files."""
     padded = vmdk_stream.streamed(DISK) + bytes(count)
@@ -163,8 +163,10 @@ def test_zeros_after_the_end_are_limited() -> None:
         placing.read_disk(padded, "vmdk")
 
 
-@pytest.mark.parametrize("gap", [0, 1, 2, 200, 400])
-@pytest.mark.parametrize("kinds", [(TABLE, DIRECTORY), (TABLE,), (DIRECTORY,)])
+@pytest.mark.parametrize(
+    ("kinds", "gap"),
+    [((TABLE, DIRECTORY), 0), ((TABLE,), 1), ((DIRECTORY,), 2), ((TABLE, DIRECTORY), 200), ((TABLE,), 400)],
+)
 def test_metadata_without_markers_needs_scratch(tmp_path: Path, kinds: tuple[int, ...], gap: int) -> None:
     """At random, as in QEMU, it is found by the footer. ``gap``: unallocated grains before the data."""
     disk = bytes(gap * GRAIN) + NOISE + bytes(GRAIN) + NOISE[: 2 * GRAIN] + bytes(REACH) + NOISE[:GRAIN]

@@ -171,7 +171,7 @@ MUTANTS = (
         "accepts another backing file than the one allowed",
         "    if name is not None and posixpath.basename(name) != view.allow_backing:\n",
         "    if False:\n",
-        "tests/formats/test_safety.py::test_expected_backing_file_is_accepted[base-1.1]",
+        "tests/formats/test_safety.py::test_expected_backing_file_is_accepted[1.1-base]",
     ),
     mutant(
         "formats/qcow2/header.py",

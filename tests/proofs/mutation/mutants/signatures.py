@@ -151,7 +151,7 @@ MUTANTS = (
         "does not compare the checksum",
         "            if calculated != each.digest:\n",
         "            if False:\n",
-        "tests/formats/test_checksum.py::test_mismatch_shows_both_checksums[-md5]",
+        "tests/formats/test_checksum.py::test_checksum_is_compared[md5]",
     ),
     mutant(
         "formats/checksum_file.py",
