@@ -116,8 +116,8 @@ def empty(chain: chains.Chain) -> None:
 
 def many(chain: chains.Chain) -> None:
     chain.base("16M", "write -P 1 0 16M")
-    for number in range(1, 20):
-        chain.overlay(f"write -P {number + 1} {number * 700}k 1000k")
+    for number in range(1, 10):
+        chain.overlay(f"write -P {number + 1} {number * 1500}k 2000k")
 
 
 def preallocated(chain: chains.Chain) -> None:

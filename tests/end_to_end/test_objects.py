@@ -59,14 +59,6 @@ def test_image_is_imported_from_a_store(
         oracle.same(path, disks.expected(variant), beyond=devices.beyond(path))
 
 
-def test_image_is_imported_from_a_store_without_ranges(
-    rclone: objectservers.Store, disks: disks_module.Disks, tmp_path: Path
-) -> None:
-    target = tmp_path / "disk.img"
-    store_and_import(rclone, disks.image("qcow2-zlib"), target)
-    oracle.same(target, disks.expected("qcow2-zlib"))
-
-
 @pytest.mark.parametrize(("kind", "compression"), [("seaweed", "xz"), ("emulator", "gz")])
 def test_compressed_disk_is_imported(
     kind: str, compression: str, disks: disks_module.Disks, tmp_path: Path, request: pytest.FixtureRequest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 from pathlib import Path
@@ -108,24 +107,6 @@ def test_checksum_is_of_the_archive(importer: ways.Importer, disks: disks_module
     importer.target.unlink()
     error = importer.refused(data, "stream", disk="rootdisk", checksum=wrong)
     assert isinstance(error, errors.ChecksumMismatch)
-
-
-def test_wrong_ranges_are_given_up(importer: ways.Importer, disks: disks_module.Disks) -> None:
-    data = exported(disks)
-    wanted = importer.request(data, "ranges", disk="rootdisk")
-    lying = misbehave.Page(data, lie=lambda first, _: first + (first > 0))
-    importer.server.serve("/export.oci.tar", lying)
-    cdi_worker.run(wanted)
-    oracle.same(importer.target, disks.raw())
-
-
-def test_interrupted_stream_is_read_on(importer: ways.Importer, disks: disks_module.Disks) -> None:
-    data = exported(disks)
-    wanted = importer.request(data, "stream", disk="rootdisk")
-    page = misbehave.Page(data, ranges=False)
-    importer.server.serve("/export.oci.tar", (dataclasses.replace(page, cut_at=5 * MiB), 1), page)
-    cdi_worker.run(wanted)
-    oracle.same(importer.target, disks.raw())
 
 
 def test_objects_are_read_by_ranges(

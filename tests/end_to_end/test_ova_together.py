@@ -187,7 +187,7 @@ def test_kill_while_the_second_disk_is_written_leaves_no_usable_disk(
     server: misbehave.Server, disks: disks_module.Disks, folder: Path
 ) -> None:
     data = package(disks)
-    url = server.serve("/vm.ova", misbehave.Page(data, ranges=False, drip=(32 << 10, 0.05)))
+    url = server.serve("/vm.ova", misbehave.Page(data, ranges=False, drip=(64 << 10, 0.05)))
     with worker.started("import", "--all", url, folder) as first:
         processes.wait_for((folder / "b.img.part").exists, "the second disk")
         first.kill()
@@ -205,7 +205,7 @@ def test_finished_disks_are_kept_of_a_changed_package_with_a_strong_identity_onl
 ) -> None:
     """A package that has had two states under one date may have had the second one all along."""
     good = misbehave.Page(package(disks, "not"), etag=etag)
-    url = server.serve("/vm.ova", dataclasses.replace(good, drip=(32 << 10, 0.05)))
+    url = server.serve("/vm.ova", dataclasses.replace(good, drip=(64 << 10, 0.05)))
     with worker.started("import", "--all", url, folder) as first:
         processes.wait_for((folder / "b.img.part").exists, "the second disk")
         other = {"etag": '"two"'} if etag else {"modified": "Mon, 02 Nov 2026 11:00:00 GMT"}

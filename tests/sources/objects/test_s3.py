@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
 import resource
 import subprocess
 import sys
-import threading
 import urllib.parse
 
 import pytest
@@ -18,7 +16,7 @@ from cdi_worker import errors
 from cdi_worker.formats.zstd import zstd
 from cdi_worker.sources import base
 from cdi_worker.sources.web import http
-from tests.support import misbehave, objectservers, processes, reading, s3_objects, uploads, worker
+from tests.support import misbehave, objectservers, reading, s3_objects, uploads, worker
 
 
 @pytest.fixture(scope="module")
@@ -224,24 +222,6 @@ def test_unknown_error_has_the_message_of_the_server(server: misbehave.Server) -
     )
     assert 'Odd: a "b" \ufffd[31mc' in s3_objects.refusal(server.serve("/b/k", page))
     assert "403" in s3_objects.refusal(server.serve("/b/l", misbehave.Page(b"", status=403)))
-
-
-def test_closing_ends_a_read_in_another_thread(server: misbehave.Server) -> None:
-    good = misbehave.Page(s3_objects.DATA)
-    url = server.serve("/b/k", (good, 1), dataclasses.replace(good, stall=1000))
-    source = s3_objects.source(url)
-    source.open(base.Opening())
-
-    def read() -> None:
-        with contextlib.suppress(errors.Error):
-            reading.read_range(source, 0, 1_000_000)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    processes.wait_for(lambda: server.sent("/b/k") > 1000 and len(server.gets("/b/k")) > 1, "the read")
-    source.close()
-    thread.join(processes.PATIENCE)
-    assert not thread.is_alive()
 
 
 def test_version_is_the_digest(server: misbehave.Server) -> None:

@@ -146,9 +146,9 @@ def test_read_all_is_bounded() -> None:
 # -- over the wire ------------------------------------------------------------------------------
 
 
-def blob_at(url: str, cancel: cancelling.Cancel | None = None) -> blobs.Verified:
+def blob_at(url: str) -> blobs.Verified:
     """Open the blob, read by an import's engine."""
-    stop = (cancel or cancelling.Cancel()).child()
+    stop = cancelling.Cancel().child()
     blob = http_disk.source(url, cancel=stop).image(base.Opening(image.Engine(OPTIONS)))
     return blobs.Verified(descriptor(DATA), "x", blob, stop)
 
@@ -180,15 +180,3 @@ def test_closing_ends_a_stalled_read(ranges: bool) -> None:
             reader.close()
             assert isinstance(read.exception(processes.PATIENCE), errors.Error)
             assert time.monotonic() - began < processes.PATIENCE
-
-
-def test_cancel_ends_reading() -> None:
-    cancel = cancelling.Cancel()
-    with misbehave.Server() as server:
-        page = misbehave.Page(DATA, ranges=False, drip=(100_000, 0.02))
-        reader = blob_at(server.serve("/blob", page), cancel)
-        assert content_of(reader, len(reader.head) + 10)
-        cancel.set()
-        with pytest.raises(errors.Cancelled):
-            reading.read_all(reader)
-        reader.close()
