@@ -17,36 +17,42 @@ from tests.support import containers, devices, oracle, processes, registries, ta
 from tests.support import disks as disks_module
 from tests.support.containers import Entry, Image
 
-#: Variants that must be complete before they can be converted need scratch.
-SPOOLED = frozenset({"vhdx-log"})
 
+@dataclasses.dataclass
+class Importer:
+    """Pushes images to a registry, and imports their disks."""
 
-def push_and_import(
-    guarded: registries.Registry, image: Image, target: Path, scratch: Path | None = None
-) -> cdi_worker.Result:
-    guarded.push("disk", image)
-    location = cdi_worker.Location(guarded.reference("disk"), guarded.access())
-    return cdi_worker.run(
-        cdi_worker.Request(
+    registry: registries.Registry
+    disks: disks_module.Disks
+    folder: Path
+
+    @property
+    def target(self) -> Path:
+        """Return the file that is imported to by default."""
+        return self.folder / "disk.img"
+
+    def run(self, image: Image, target: Path | None = None, *, is_spooled: bool = False) -> cdi_worker.Result:
+        """Push an image and import it; ``is_spooled``: its format must be complete before it is converted."""
+        self.registry.push("disk", image)
+        location = cdi_worker.Location(self.registry.reference("disk"), self.registry.access())
+        scratch = str(self.folder) if is_spooled else None
+        request = cdi_worker.Request(
             existing="replace",
             source="registry",
             location=location,
-            target=str(target),
-            scratch=str(scratch) if scratch else None,
+            target=str(target or self.target),
+            scratch=scratch,
         )
-    )
+        return cdi_worker.run(request)
 
 
-def scratch_for(variant: str, tmp_path: Path) -> Path | None:
-    if variant not in SPOOLED:
-        return None
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    return scratch
+@pytest.fixture
+def importer(guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path) -> Importer:
+    return Importer(guarded, disks, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("variant", "target", "compression"),
+    ("variant", "kind", "compression"),
     [
         ("raw", "file", ""),
         ("qcow2-zlib", "block512", "+gzip"),
@@ -56,75 +62,47 @@ def scratch_for(variant: str, tmp_path: Path) -> Path | None:
     ],
 )
 def test_image_is_imported_by_each_route(
-    guarded: registries.Registry,
-    variant: str,
-    target: str,
-    compression: str,
-    disks: disks_module.Disks,
-    tmp_path: Path,
+    importer: Importer, variant: str, kind: str, compression: str
 ) -> None:
-    image = containers.image_of(disks.image(variant), compression)
-    with devices.target(target, tmp_path, 9 << 20) as path:
-        push_and_import(guarded, image, path, scratch_for(variant, tmp_path))
-        oracle.same(path, disks.expected(variant), beyond=devices.beyond(path))
+    image = containers.image_of(importer.disks.image(variant), compression)
+    with devices.target(kind, importer.folder, 9 << 20) as target:
+        importer.run(image, target, is_spooled=variant == "vhdx-log")
+        oracle.same(target, importer.disks.expected(variant), beyond=devices.beyond(target))
 
 
 @pytest.mark.parametrize(
     ("variant", "compression", "dialect"), [("raw", "+gzip", "gnu"), ("vdi-static", "", "1.0")]
 )
-def test_sparse_disk_is_imported(
-    guarded: registries.Registry,
-    variant: str,
-    compression: str,
-    dialect: str,
-    disks: disks_module.Disks,
-    tmp_path: Path,
-) -> None:
+def test_sparse_disk_is_imported(importer: Importer, variant: str, compression: str, dialect: str) -> None:
     """As ``tar --sparse`` packs it."""
-    (tmp_path / "disk").mkdir()
-    copy = ("cp", "--sparse=always", disks.image(variant), tmp_path / "disk/disk.img")
-    processes.run(*copy)
-    packed = tar_parts.sparse(tmp_path, dialect, "disk")
-    layer = containers.Blob(
-        containers.COMPRESS[compression](packed), f"{containers.OCI}.layer.v1.tar{compression}"
-    )
-    target = tmp_path / "disk.img"
-    push_and_import(guarded, Image((layer,)), target)
-    oracle.same(target, disks.expected(variant))
-    assert len(packed) < disks.image(variant).stat().st_size
+    image = importer.disks.image(variant)
+    (importer.folder / "disk").mkdir()
+    processes.run("cp", "--sparse=always", image, importer.folder / "disk/disk.img")
+    packed = tar_parts.sparse(importer.folder, dialect, "disk")
+    data = containers.COMPRESS[compression](packed)
+    importer.run(Image((containers.Blob(data, f"{containers.OCI}.layer.v1.tar{compression}"),)))
+    oracle.same(importer.target, importer.disks.expected(variant))
+    assert len(packed) < image.stat().st_size
 
 
 @pytest.mark.parametrize(("variant", "compression"), [("raw", "xz"), ("qcow2", "gz")])
 def test_compressed_disk_inside_a_layer_is_imported(
-    guarded: registries.Registry, variant: str, compression: str, disks: disks_module.Disks, tmp_path: Path
+    importer: Importer, variant: str, compression: str
 ) -> None:
-    target = tmp_path / "disk.img"
-    result = push_and_import(guarded, containers.image_of(disks.wrapped(variant, compression), ""), target)
+    result = importer.run(containers.image_of(importer.disks.wrapped(variant, compression), ""))
     assert result.compressions == (compression,)
-    oracle.same(target, disks.expected(variant))
+    oracle.same(importer.target, importer.disks.expected(variant))
 
 
 @pytest.mark.parametrize(
     ("variant", "compression", "kind"),
-    [
-        ("raw", None, "raw"),
-        ("raw", "zst", "raw+zstd"),
-        ("qcow2", "gz", "qcow2+gzip"),
-    ],
+    [("raw", None, "raw"), ("raw", "zst", "raw+zstd"), ("qcow2", "gz", "qcow2+gzip")],
 )
-def test_artifact_is_imported(
-    guarded: registries.Registry,
-    variant: str,
-    compression: str | None,
-    kind: str,
-    disks: disks_module.Disks,
-    tmp_path: Path,
-) -> None:
-    data = disks.wrapped(variant, compression).read_bytes()
+def test_artifact_is_imported(importer: Importer, variant: str, compression: str | None, kind: str) -> None:
+    data = importer.disks.wrapped(variant, compression).read_bytes()
     blob = containers.Blob(data, f"application/vnd.kubevirt.disk.{kind}")
-    target = tmp_path / "disk.img"
-    push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), target)
-    oracle.same(target, disks.expected(variant))
+    importer.run(Image((blob,), containers.EMPTY_CONFIG))
+    oracle.same(importer.target, importer.disks.expected(variant))
 
 
 @pytest.fixture
@@ -140,12 +118,7 @@ def exported(guarded: registries.Registry, disks: disks_module.Disks) -> cdi_wor
     ("name", "content", "way"), [("rootdisk", "mixed", "annotation"), ("datadisk", "dense", "fragment")]
 )
 def test_disk_of_a_virtual_machine_is_chosen(
-    exported: cdi_worker.Request,
-    name: str,
-    content: str,
-    way: str,
-    disks: disks_module.Disks,
-    device: Path,
+    exported: cdi_worker.Request, name: str, content: str, way: str, disks: disks_module.Disks, device: Path
 ) -> None:
     location: Any = exported.location
     if way == "annotation":
@@ -174,18 +147,11 @@ def test_disks_of_a_virtual_machine_are_listed(exported: cdi_worker.Request, tmp
 def test_command_takes_several_annotations(
     exported: cdi_worker.Request, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    access = exported.location.access
+    access, target = exported.location.access, tmp_path / "disk.img"
     (tmp_path / "password").write_text(access.password)
-    options = [
-        f"--user={access.user}",
-        f"--password-file={tmp_path / 'password'}",
-        f"--ca-file={access.ca_files[0]}",
-    ]
-    target = tmp_path / "disk.img"
-    chosen = [
-        "--layer-annotation=io.kubevirt.disk.size=4Mi",
-        "--layer-annotation=io.kubevirt.disk.name=datadisk",
-    ]
+    options = [f"--user={access.user}", f"--password-file={tmp_path / 'password'}"]
+    options += [f"--ca-file={access.ca_files[0]}"]
+    chosen = [f"--layer-annotation=io.kubevirt.disk.{each}" for each in ("size=4Mi", "name=datadisk")]
     done = worker.call("import", exported.location.endpoint, target, *options, *chosen)
     assert done.status == 0, done.errors
     oracle.same(target, disks.raw("dense"))
@@ -202,20 +168,19 @@ def test_command_takes_several_annotations(
     ],
 )
 def test_wrong_size_of_a_disk_is_refused(
-    guarded: registries.Registry,
+    importer: Importer,
     stated: str,
     error: type[errors.Error],
     message: str,
     variant: str,
     compression: str | None,
-    disks: disks_module.Disks,
     device: Path,
 ) -> None:
-    data = disks.wrapped(variant, compression).read_bytes()
+    data = importer.disks.wrapped(variant, compression).read_bytes()
     annotations = {"io.kubevirt.disk.name": "root", "io.kubevirt.disk.size": stated}
     blob = containers.Blob(data, "application/vnd.kubevirt.disk.raw", annotations)
     with pytest.raises(error, match=message):
-        push_and_import(guarded, Image((blob,), containers.EMPTY_CONFIG), device)
+        importer.run(Image((blob,), containers.EMPTY_CONFIG), device)
     oracle.unusable(device)
 
 
@@ -223,47 +188,23 @@ def test_wrong_size_of_a_disk_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("harm", "variant"), [("changed", "raw"), ("shorter", "vhdx-log"), ("second", "qcow2")]
+    ("harm", "variant"),
+    [("changed", "raw"), ("shorter", "vhdx-log"), ("second", "qcow2"), ("in the disk", "raw")],
 )
-def test_wrong_layer_leaves_nothing(
-    guarded: registries.Registry,
-    harm: str,
-    variant: str,
-    disks: disks_module.Disks,
-    device: Path,
-    tmp_path: Path,
-) -> None:
-    """The damage is behind the disk: all of it has been written when the error is found."""
-    more = [Entry("disk/second", b"2")] if harm == "second" else [Entry("etc/x", os.urandom(20_000))]
-    disk = disks.image(variant).read_bytes()
-    blob = containers.layer(*containers.disk(disk), *more, compression="")
-    image = Image((blob,), containers.config(env=(f"X={harm}{variant}",)))
-    guarded.push("disk", image)
+def test_wrong_layer_leaves_nothing(importer: Importer, harm: str, variant: str, device: Path) -> None:
+    """Most of the damage is behind the disk: all of it has been written when the error is found."""
+    more = [Entry("disk/second", b"2")] if harm == "second" else []
+    disk = importer.disks.image(variant, "dense").read_bytes()
+    # Other tests do not use the damaged blob.
+    blob = containers.layer(*containers.disk(disk), *more, Entry("etc/x", os.urandom(20_000)), compression="")
+    importer.registry.push("disk", Image((blob,)))
     data = bytearray(blob.data)
-    if harm == "changed":
-        data[-1200] ^= 1
-    guarded.stored(blob.digest).write_bytes(data[:-512] if harm == "shorter" else data)
-    expected = errors.Refused if harm == "second" else errors.DigestMismatch
-    with pytest.raises(expected):
-        push_and_import(guarded, image, device, scratch_for(variant, tmp_path))
+    if harm in {"changed", "in the disk"}:
+        data[-1200 if harm == "changed" else len(data) // 2] ^= 1
+    importer.registry.stored(blob.digest).write_bytes(data[:-512] if harm == "shorter" else data)
+    with pytest.raises(errors.Refused if harm == "second" else errors.DigestMismatch):
+        importer.run(Image((blob,)), device, is_spooled=variant == "vhdx-log")
     oracle.unusable(device)
-
-
-def test_changed_byte_of_the_disk_is_refused(
-    guarded: registries.Registry, disks: disks_module.Disks, tmp_path: Path
-) -> None:
-    unique = Entry("etc/x", os.urandom(16))  # other tests do not use the damaged blob
-    blob = containers.layer(unique, *containers.disk(disks.raw("dense").read_bytes()), compression="")
-    image = Image((blob,))
-    guarded.push("disk", image)
-    data = bytearray(blob.data)
-    data[len(data) // 2] ^= 1
-    guarded.stored(blob.digest).write_bytes(data)
-    target = tmp_path / "disk.img"
-    with pytest.raises(errors.DigestMismatch):
-        push_and_import(guarded, image, target)
-    oracle.unusable(target)
-    assert not list(tmp_path.glob("*.part*"))
 
 
 # -- the command line ------------------------------------------------------------------------------
