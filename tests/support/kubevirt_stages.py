@@ -30,6 +30,11 @@ class Setup:
     directory: Path
     checkpoints: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def disk(self) -> Path:
+        """Return the path of a file to import to."""
+        return self.directory / "disk.img"
+
     @functools.cached_property
     def image(self) -> Path:
         """Make the machine's image."""

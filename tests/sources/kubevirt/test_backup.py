@@ -83,11 +83,11 @@ def test_stages_of_a_migration_reproduce_each_checkpoint(
         before = now
 
 
-def test_only_data_moves_and_each_connection_is_kept(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_only_data_moves_and_each_connection_is_kept(machine: kubevirt_stages.Setup) -> None:
     first = machine.checkpoint()
     with machine.backup():
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    oracle.same(tmp_path / "disk.img", machine.content(first))
+        cdi_worker.run(machine.request(machine.disk))
+    oracle.same(machine.disk, machine.content(first))
     assert machine.server.sent("/data") < 7 * MIB
     assert len({seen.connection for seen in machine.server.seen}) <= 5
 
@@ -104,12 +104,12 @@ def test_data_endpoint_names_the_same_disk(machine: kubevirt_stages.Setup, plain
 
 @pytest.mark.parametrize("digits", [1, 5000])
 def test_server_with_lengths_is_read_too(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path, digits: int
+    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, digits: int
 ) -> None:
     """Python refuses to read a number of more than 4300 digits."""
     machine.server.lengths = digits
-    cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert (tmp_path / "disk.img").read_bytes() == DATA
+    cdi_worker.run(machine.request(machine.disk))
+    assert machine.disk.read_bytes() == DATA
 
 
 @ON_A_FILE
@@ -124,25 +124,23 @@ def test_full_backup_instead_of_changes_is_copied(machine: kubevirt_stages.Setup
     oracle.same(target, machine.content(second))
 
 
-def test_incremental_backup_is_not_taken_for_a_full_one(
-    machine: kubevirt_stages.Setup, tmp_path: Path
-) -> None:
+def test_incremental_backup_is_not_taken_for_a_full_one(machine: kubevirt_stages.Setup) -> None:
     first = machine.checkpoint()
     machine.checkpoint(*kubevirt_stages.FIRST)
     with machine.backup(since=first), pytest.raises(errors.SourceError, match="incremental backup; name"):
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    oracle.unusable(tmp_path / "disk.img")
+        cdi_worker.run(machine.request(machine.disk))
+    oracle.unusable(machine.disk)
 
 
-def test_changes_without_the_disk_are_refused(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_changes_without_the_disk_are_refused(machine: kubevirt_stages.Setup) -> None:
     first = machine.checkpoint()
     second = machine.checkpoint(*kubevirt_stages.FIRST)
     with machine.backup(since=first), pytest.raises(errors.TargetError, match="run the first stage again"):
-        cdi_worker.run(machine.request(tmp_path / "disk.img", previous=first, current=second))
+        cdi_worker.run(machine.request(machine.disk, previous=first, current=second))
 
 
-def test_changes_of_another_checkpoint_are_refused(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
-    disk = tmp_path / "disk.img"
+def test_changes_of_another_checkpoint_are_refused(machine: kubevirt_stages.Setup) -> None:
+    disk = machine.disk
     first = machine.checkpoint()
     with machine.backup():
         cdi_worker.run(machine.request(disk, current=first))
@@ -154,11 +152,9 @@ def test_changes_of_another_checkpoint_are_refused(machine: kubevirt_stages.Setu
 
 
 @pytest.mark.parametrize("first", ["map", "disk.img.gz"])
-def test_changes_of_another_disk_are_refused(
-    machine: kubevirt_stages.Setup, tmp_path: Path, first: str
-) -> None:
+def test_changes_of_another_disk_are_refused(machine: kubevirt_stages.Setup, first: str) -> None:
     """All disks of a machine have the checkpoints of its tracker."""
-    disk = tmp_path / "disk.img"
+    disk = machine.disk
     machine.server.volumes["root"] = machine.directory / "first.raw"
     before = machine.checkpoint()
     folder = "exports" if first == "map" else "volumes"
@@ -175,8 +171,8 @@ def test_changes_of_another_disk_are_refused(
     oracle.same(disk, machine.content(now))
 
 
-def test_disk_that_has_grown_needs_a_larger_volume(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
-    disk = tmp_path / "disk.img"
+def test_disk_that_has_grown_needs_a_larger_volume(machine: kubevirt_stages.Setup) -> None:
+    disk = machine.disk
     disk.write_bytes(bytes(MIB))
     machine.server.backups["root"] = kubevirt.Plain(DATA, [(0, len(DATA), 0)], kubevirt.CHANGED)
     with pytest.raises(errors.TooLarge):
@@ -211,23 +207,19 @@ def test_many_pages_are_one_map(machine: kubevirt_stages.Setup, plain: kubevirt.
 # -- resuming and tokens ----------------------------------------------------------------------
 
 
-def test_ranges_that_end_early_are_continued(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
-) -> None:
+def test_ranges_that_end_early_are_continued(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     turns = iter(range(100))
     machine.server.shorten = lambda seen: 300_000 if next(turns) % 3 else None
-    cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert (tmp_path / "disk.img").read_bytes() == DATA
+    cdi_worker.run(machine.request(machine.disk))
+    assert machine.disk.read_bytes() == DATA
 
 
-def test_busy_tunnel_is_waited_for(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
-) -> None:
+def test_busy_tunnel_is_waited_for(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     """The server answers 503 until the machine's pod has connected to it."""
     turns = iter(range(100))
     machine.server.trick = lambda _: (503, b"Backup source not connected") if next(turns) < 3 else None
-    cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert (tmp_path / "disk.img").read_bytes() == DATA
+    cdi_worker.run(machine.request(machine.disk))
+    assert machine.disk.read_bytes() == DATA
 
 
 def test_token_that_was_replaced_in_its_file_is_read_again(
@@ -247,32 +239,28 @@ def test_token_that_was_replaced_in_its_file_is_read_again(
             machine.server.token = "another-token"
 
     machine.server.trick = expire
-    cdi_worker.run(machine.request(tmp_path / "disk.img", token="", token_file=str(token)))
-    assert (tmp_path / "disk.img").read_bytes() == DATA
+    cdi_worker.run(machine.request(machine.disk, token="", token_file=str(token)))
+    assert machine.disk.read_bytes() == DATA
 
 
-def test_token_that_expires_ends_the_import(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
-) -> None:
+def test_token_that_expires_ends_the_import(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     def expire(seen: kubevirt.Seen) -> None:
         if len(machine.server.gets("/data")) == 3:
             machine.server.token = "another-token"
 
     machine.server.trick = expire
     with pytest.raises(errors.Withdrawn, match="the export refuses the token") as caught:
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
+        cdi_worker.run(machine.request(machine.disk))
     assert kubevirt.TOKEN not in str(caught.value)
-    oracle.unusable(tmp_path / "disk.img")
+    oracle.unusable(machine.disk)
 
 
-def test_token_is_sent_as_header_only(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
-) -> None:
+def test_token_is_sent_as_header_only(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     where = machine.location("exports", "root", "map")
     url = f"{where.endpoint}?{kubevirt.HEADER}={kubevirt.TOKEN}"
     given = dataclasses.replace(where, endpoint=url, token="")
     assert kubevirt.TOKEN not in repr(given)
-    wanted = dataclasses.replace(machine.request(tmp_path / "disk.img"), location=given)
+    wanted = dataclasses.replace(machine.request(machine.disk), location=given)
     cdi_worker.run(wanted)
     assert not [seen for seen in machine.server.seen if kubevirt.HEADER in seen.query]
 
@@ -315,15 +303,13 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
 }
 
 
-def test_map_that_cannot_be_one_is_refused(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
-) -> None:
+def test_map_that_cannot_be_one_is_refused(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
     for name, (pages, message) in HOSTILE.items():
         answer_map(machine, *pages)
         with pytest.raises(errors.SourceError) as caught:
-            cdi_worker.run(machine.request(tmp_path / "disk.img"))
+            cdi_worker.run(machine.request(machine.disk))
         assert message in str(caught.value), (name, str(caught.value))
-        oracle.unusable(tmp_path / "disk.img")
+        oracle.unusable(machine.disk)
         assert not machine.server.gets("/data"), name
 
 
@@ -341,9 +327,9 @@ def test_endless_map_is_refused() -> None:
 
 @pytest.mark.parametrize("previous", ["", "before"])
 def test_backup_that_was_replaced_is_not_mixed_with_the_new_one(
-    machine: kubevirt_stages.Setup, tmp_path: Path, previous: str
+    machine: kubevirt_stages.Setup, previous: str
 ) -> None:
-    disk = tmp_path / "disk.img"
+    disk = machine.disk
     disk.write_bytes(bytes(len(DATA)))
     names = kubevirt.CHANGED if previous else kubevirt.ALLOCATED
     machine.server.backups["root"] = kubevirt.Plain(DATA, [(0, MIB, 1), (MIB, 3 * MIB, 0)], names)
@@ -370,14 +356,14 @@ def faulty(machine: kubevirt_stages.Setup, data: bytes) -> None:
 
 
 def test_server_that_ignores_the_length_is_read_in_order(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
+    machine: kubevirt_stages.Setup, plain: kubevirt.Plain
 ) -> None:
     def answer(seen: kubevirt.Seen) -> tuple[int, bytes] | None:
         return None if seen.path.endswith("/map") else (200, DATA[int(seen.query["offset"]) :])
 
     machine.server.trick = answer
-    cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    assert (tmp_path / "disk.img").read_bytes() == DATA
+    cdi_worker.run(machine.request(machine.disk))
+    assert machine.disk.read_bytes() == DATA
 
 
 def test_chunks_beyond_the_length_are_noticed(machine: kubevirt_stages.Setup, plain: kubevirt.Plain) -> None:
@@ -394,19 +380,17 @@ def test_chunks_beyond_the_length_are_noticed(machine: kubevirt_stages.Setup, pl
 
 
 def test_data_shorter_than_the_map_never_makes_a_disk(
-    machine: kubevirt_stages.Setup, plain: kubevirt.Plain, tmp_path: Path
+    machine: kubevirt_stages.Setup, plain: kubevirt.Plain
 ) -> None:
     faulty(machine, DATA[: 3 * MIB])
     with pytest.raises(errors.SourceError):
-        cdi_worker.run(machine.request(tmp_path / "disk.img"))
-    oracle.unusable(tmp_path / "disk.img")
+        cdi_worker.run(machine.request(machine.disk))
+    oracle.unusable(machine.disk)
 
 
-def test_ranges_from_other_places_never_become_changes(
-    machine: kubevirt_stages.Setup, tmp_path: Path
-) -> None:
+def test_ranges_from_other_places_never_become_changes(machine: kubevirt_stages.Setup) -> None:
     """The server ignores the offset. Without ranges changes cannot be read at all."""
-    disk = tmp_path / "disk.img"
+    disk = machine.disk
     disk.write_bytes(bytes(len(DATA)))
     machine.server.backups["root"] = kubevirt.Plain(DATA, [(0, MIB, 0), (MIB, 3 * MIB, 1)], kubevirt.CHANGED)
 

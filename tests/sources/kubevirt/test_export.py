@@ -53,19 +53,17 @@ def test_header_that_a_guest_wrote_is_data(
     disk[-512:] = (tmp_path / "fixed.vhd").read_bytes()[-512:]
     (tmp_path / "odd.raw").write_bytes(disk)
     machine.server.volumes["root"] = tmp_path / "odd.raw"
-    cdi_worker.run(machine.request(tmp_path / "disk.img", *path))
-    oracle.same(tmp_path / "disk.img", tmp_path / "odd.raw")
+    cdi_worker.run(machine.request(machine.disk, *path))
+    oracle.same(machine.disk, tmp_path / "odd.raw")
 
 
-def test_gzip_with_a_length_does_not_give_the_disk_its_size(
-    machine: kubevirt_stages.Setup, tmp_path: Path
-) -> None:
+def test_gzip_with_a_length_does_not_give_the_disk_its_size(machine: kubevirt_stages.Setup) -> None:
     """A proxy may add the length of the compressed bytes."""
     packed = gzip.compress((machine.directory / "first.raw").read_bytes())
     machine.server.trick = lambda _: (200, packed)
-    done = cdi_worker.run(machine.request(tmp_path / "disk.img", *GZIP))
+    done = cdi_worker.run(machine.request(machine.disk, *GZIP))
     assert done.size == kubevirt_stages.SIZE
-    oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
+    oracle.same(machine.disk, machine.directory / "first.raw")
 
 
 DAMAGE: tuple[tuple[Callable[[bytes], bytes], str], ...] = (
@@ -76,14 +74,14 @@ DAMAGE: tuple[tuple[Callable[[bytes], bytes], str], ...] = (
 )
 
 
-def test_damaged_gzip_never_makes_a_disk(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_damaged_gzip_never_makes_a_disk(machine: kubevirt_stages.Setup) -> None:
     packed = gzip.compress((machine.directory / "first.raw").read_bytes())
     for change, message in DAMAGE:
         damaged = change(packed)
         machine.server.trick = lambda _, damaged=damaged: (200, damaged)  # type: ignore[misc]
         with pytest.raises(errors.ImageError, match=message):
-            cdi_worker.run(machine.request(tmp_path / "disk.img", *GZIP))
-        oracle.unusable(tmp_path / "disk.img")
+            cdi_worker.run(machine.request(machine.disk, *GZIP))
+        oracle.unusable(machine.disk)
 
 
 def test_gzip_of_an_endless_disk_is_refused(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
@@ -107,25 +105,25 @@ def test_archive_is_unpacked(machine: kubevirt_stages.Setup, tmp_path: Path) -> 
 # -- tokens, certificates, URLs ---------------------------------------------------------------
 
 
-def test_header_of_cdi_is_the_token(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_header_of_cdi_is_the_token(machine: kubevirt_stages.Setup) -> None:
     """KubeVirt's own manifests have the header in a Secret (``secretExtraHeaders``)."""
     where = machine.location(*RAW, token="")
     access = dataclasses.replace(where.access, headers=((kubevirt.HEADER, kubevirt.TOKEN),))
     wanted = dataclasses.replace(
-        machine.request(tmp_path / "disk.img"), location=dataclasses.replace(where, access=access)
+        machine.request(machine.disk), location=dataclasses.replace(where, access=access)
     )
     cdi_worker.run(wanted)
-    oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
+    oracle.same(machine.disk, machine.directory / "first.raw")
 
 
-def test_refusal_says_what_to_check(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_refusal_says_what_to_check(machine: kubevirt_stages.Setup) -> None:
     for path, fields, message in (
         (RAW, {"token": "wrong-token"}, "the export refuses the token"),
         (("volumes", "none", "disk.img"), {}, "no such export or volume"),
         (("exports", "none", "map"), {}, "no such export or volume"),
     ):
         with pytest.raises(errors.Unreachable, match=message) as caught:
-            cdi_worker.run(machine.request(tmp_path / "disk.img", *path, **fields))
+            cdi_worker.run(machine.request(machine.disk, *path, **fields))
         assert "wrong-token" not in str(caught.value)
 
 
@@ -134,20 +132,20 @@ def test_certificate_of_another_authority_is_refused(machine: kubevirt_stages.Se
     other = tls.Authority(tmp_path / "other")
     access = dataclasses.replace(where.access, ca_files=(str(other.certificate),))
     wanted = dataclasses.replace(
-        machine.request(tmp_path / "disk.img"), location=dataclasses.replace(where, access=access)
+        machine.request(machine.disk), location=dataclasses.replace(where, access=access)
     )
     with pytest.raises(errors.SourceError, match="certificate"):
         cdi_worker.run(wanted)
     assert not machine.server.seen
 
 
-def test_token_is_not_sent_to_another_host(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_token_is_not_sent_to_another_host(machine: kubevirt_stages.Setup) -> None:
     with kubevirt.Server(machine.authority.issue()) as other:
         other.volumes["root"] = machine.directory / "first.raw"
 
         machine.server.redirect = other.url(*RAW)
         with pytest.raises(errors.SourceError):
-            cdi_worker.run(machine.request(tmp_path / "disk.img", *RAW))
+            cdi_worker.run(machine.request(machine.disk, *RAW))
         assert [seen.headers.get(kubevirt.HEADER) for seen in other.seen] == [None]
 
 
@@ -186,19 +184,19 @@ def test_command_line_imports_and_inspects(machine: kubevirt_stages.Setup, tmp_p
     given, env = arguments(machine, *RAW), {"IMPORTER_EXPORT_TOKEN": kubevirt.TOKEN}
     done = worker.call("inspect", "--json", *given, env=env)
     assert (done.status, json.loads(done.output)["format"]) == (0, "raw"), done.errors
-    done = worker.call("import", "--dry-run", *given, tmp_path / "disk.img", env=env)
-    assert (done.status, (tmp_path / "disk.img").exists()) == (0, False), done.errors
+    done = worker.call("import", "--dry-run", *given, machine.disk, env=env)
+    assert (done.status, machine.disk.exists()) == (0, False), done.errors
     (tmp_path / "token").write_text(kubevirt.TOKEN)
-    done = worker.call("import", f"--export-token-file={tmp_path / 'token'}", *given, tmp_path / "disk.img")
+    done = worker.call("import", f"--export-token-file={tmp_path / 'token'}", *given, machine.disk)
     assert done.status == 0, done.errors
     assert kubevirt.TOKEN not in done.errors + done.output
-    oracle.same(tmp_path / "disk.img", machine.directory / "first.raw")
+    oracle.same(machine.disk, machine.directory / "first.raw")
 
 
-def test_exit_status_says_what_failed(machine: kubevirt_stages.Setup, tmp_path: Path) -> None:
+def test_exit_status_says_what_failed(machine: kubevirt_stages.Setup) -> None:
     for token, status in (("", 2), ("wrong-token", 3)):
         env = {"IMPORTER_EXPORT_TOKEN": token}
-        done = worker.call("import", *arguments(machine, *RAW), tmp_path / "disk.img", env=env)
+        done = worker.call("import", *arguments(machine, *RAW), machine.disk, env=env)
         assert done.status == status
         assert "wrong-token" not in done.errors
 
@@ -229,7 +227,7 @@ def test_pod_imports_a_stage(machine: kubevirt_stages.Setup, pod: worker.Pod) ->
     ("path", "current"), [(RAW, "snapshot-1"), (RAW, ""), (("exports", "root", "map"), "snapshot-1")]
 )
 def test_killed_import_resumes_if_the_state_has_a_name(
-    machine: kubevirt_stages.Setup, tmp_path: Path, path: tuple[str, ...], current: str
+    machine: kubevirt_stages.Setup, path: tuple[str, ...], current: str
 ) -> None:
     """KubeVirt sends no ETag and no date: only the name of a checkpoint tells that the disk is the same."""
     raw = machine.directory / "noise.raw"
@@ -239,7 +237,7 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     machine.server.volumes["root"] = raw
     machine.server.backups["root"] = kubevirt.Plain(data, [(0, len(data), 0)])
     machine.server.slow = 16 * MIB
-    given = [*arguments(machine, *path), str(tmp_path / "disk.img"), "--progress=none", "--force"]
+    given = [*arguments(machine, *path), str(machine.disk), "--progress=none", "--force"]
     given += [f"--current-checkpoint={current}"] if current else []
     env = {"IMPORTER_EXPORT_TOKEN": kubevirt.TOKEN}
     end = "/disk.img" if path == RAW else "/data"
@@ -251,6 +249,6 @@ def test_killed_import_resumes_if_the_state_has_a_name(
     machine.server.seen.clear()
     done = worker.call("import", *given, env=env)
     assert done.status == 0, done.errors
-    oracle.same(tmp_path / "disk.img", raw)
+    oracle.same(machine.disk, raw)
     # Of a weak identity, a sample of 6 MiB is fetched again, with some of what lies between its places.
     assert (machine.server.sent(end) < 40 * MIB) == bool(current)
