@@ -171,29 +171,27 @@ def test_disk_is_that_of_the_real_chain(
     assert [name.rpartition("/")[2] for name, _ in result.layers] == [path.name for path in chain.files]
 
 
-def test_local_chain_without_names_is_the_same_disk(chain: chains.Chain, tmp_path: Path) -> None:
+def test_local_chain_without_names_is_the_same_disk(chain: chains.Chain) -> None:
     plain(chain)
     expected = chain.disk()
     for path in chain.files[1:]:
         chain.unnamed(path)
-    cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
-    oracle.same(tmp_path / "disk.img", expected)
+    cdi_worker.run(request(local(chain.files), chain.target))
+    oracle.same(chain.target, expected)
 
 
 def local(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_only_needed_clusters_are_fetched(
-    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
-) -> None:
+def test_only_needed_clusters_are_fetched(server: misbehave.Server, chain: chains.Chain) -> None:
     chain.base("64M", "write -P 1 0 32M")
     chain.overlay("write -P 2 1M 30M")
     chain.overlay("write -z 0 32M", "write -P 3 8M 1M")
     expected = chain.disk()
     addresses = serve(server, chain.files)
-    result = cdi_worker.run(request(addresses, tmp_path / "disk.img"))
-    oracle.same(tmp_path / "disk.img", expected)
+    result = cdi_worker.run(request(addresses, chain.target))
+    oracle.same(chain.target, expected)
     assert [count for _, count in result.layers] == [0, 0, MIB]
     assert sum(server.sent(f"/{path.name}") for path in chain.files) < 4 * MIB
     assert result.read < 4 * MIB
@@ -224,7 +222,7 @@ def test_wrong_list_is_refused_before_the_target_is_touched(
     assert target.read_bytes() == before
 
 
-def test_smaller_file_without_a_name_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
+def test_smaller_file_without_a_name_is_refused(chain: chains.Chain) -> None:
     """Push backups name no backing file: a disk does not shrink, so the files are in the wrong order."""
     chain.base("8M")
     chain.overlay(size="12M")
@@ -233,7 +231,7 @@ def test_smaller_file_without_a_name_is_refused(chain: chains.Chain, tmp_path: P
         chain.unnamed(path)
     first, second, third = local(chain.files)
     with pytest.raises(errors.Refused, match=r"has 12582912 bytes, less than .*; check the order"):
-        cdi_worker.run(request([first, third, second], tmp_path / "disk.img"))
+        cdi_worker.run(request([first, third, second], chain.target))
 
 
 def test_complete_disk_is_not_a_layer(chain: chains.Chain, tmp_path: Path) -> None:
@@ -243,7 +241,7 @@ def test_complete_disk_is_not_a_layer(chain: chains.Chain, tmp_path: Path) -> No
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", other, "8M")
     processes.run("qemu-img", "bitmap", "--add", other, "monday")
     with pytest.raises(errors.Refused, match="has the dirty bitmaps 'monday': it is a complete disk"):
-        cdi_worker.run(request([*local(chain.files), str(other)], tmp_path / "disk.img"))
+        cdi_worker.run(request([*local(chain.files), str(other)], chain.target))
 
 
 def test_backing_format_must_be_that_of_the_file(chain: chains.Chain, tmp_path: Path) -> None:
@@ -254,7 +252,7 @@ def test_backing_format_must_be_that_of_the_file(chain: chains.Chain, tmp_path: 
     processes.run("qemu-img", "create", "-q", "-f", "qcow2", inner, "1M")
     chain.files[0].write_bytes(inner.read_bytes().ljust(MIB, b"\0"))
     with pytest.raises(errors.Refused, match=r"its backing file is raw, but .*base.raw is qcow2"):
-        cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
+        cdi_worker.run(request(local(chain.files), chain.target))
 
 
 NAMES_NEVER_OPENED = (
@@ -271,12 +269,12 @@ NAMES_NEVER_OPENED = (
 )
 
 
-def test_name_of_a_backing_file_is_compared_and_never_opened(chain: chains.Chain, tmp_path: Path) -> None:
+def test_name_of_a_backing_file_is_compared_and_never_opened(chain: chains.Chain) -> None:
     plain(chain)
     for name in NAMES_NEVER_OPENED:
         chains.rename_backing(chain.files[1], name.encode("utf-8", "surrogateescape"))
         with pytest.raises(errors.Refused) as caught:
-            cdi_worker.run(request(local(chain.files), tmp_path / "disk.img"))
+            cdi_worker.run(request(local(chain.files), chain.target))
         said = str(caught.value)
         assert ("its backing file is" in said, said.isprintable()) == (True, True), (name, said)
 
@@ -300,12 +298,12 @@ def test_name_may_lead_to_where_the_file_was(chain: chains.Chain, tmp_path: Path
         oracle.same(tmp_path / f"{number}.img", expected)
 
 
-def test_path_of_a_layer_may_be_no_text(chain: chains.Chain, tmp_path: Path) -> None:
+def test_path_of_a_layer_may_be_no_text(chain: chains.Chain) -> None:
     plain(chain)
     expected = chain.disk()
     folder = chain.top.parent.rename(chain.top.parent.with_name("not-\udcff"))
-    cdi_worker.run(request(local([folder / file.name for file in chain.files]), tmp_path / "disk.img"))
-    oracle.same(tmp_path / "disk.img", folder / expected.name)
+    cdi_worker.run(request(local([folder / file.name for file in chain.files]), chain.target))
+    oracle.same(chain.target, folder / expected.name)
 
 
 @ON_A_DEVICE
@@ -318,21 +316,21 @@ def test_truncated_layer_is_refused(chain: chains.Chain, target: Path) -> None:
     oracle.unusable(target)
 
 
-def test_layers_need_byte_ranges(server: misbehave.Server, chain: chains.Chain, tmp_path: Path) -> None:
+def test_layers_need_byte_ranges(server: misbehave.Server, chain: chains.Chain) -> None:
     plain(chain)
     with pytest.raises(errors.Unsupported, match="no byte ranges, which the layers of a disk need"):
-        cdi_worker.run(request(serve(server, chain.files, ranges=False), tmp_path / "disk.img"))
+        cdi_worker.run(request(serve(server, chain.files, ranges=False), chain.target))
 
 
 def test_server_that_lies_about_ranges_of_a_layer_is_noticed(
-    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
+    server: misbehave.Server, chain: chains.Chain
 ) -> None:
     plain(chain)
     addresses = serve(server, chain.files[:2])
     page = misbehave.Page(chain.top.read_bytes(), lie=lambda first, number: first + 512 if first else 0)
     with pytest.raises(errors.NoRanges, match="byte ranges not available"):
-        cdi_worker.run(request([*addresses, server.serve("/layer-2.qcow2", page)], tmp_path / "disk.img"))
-    oracle.unusable(tmp_path / "disk.img")
+        cdi_worker.run(request([*addresses, server.serve("/layer-2.qcow2", page)], chain.target))
+    oracle.unusable(chain.target)
 
 
 def test_inspection_of_a_layer_without_its_tables_names_the_cause(
@@ -458,9 +456,9 @@ def test_disk_that_shrinks_and_grows_between_stages_has_no_old_bytes(
     oracle.same(target, expected, beyond=b"\0")
 
 
-def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
+def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain) -> None:
     plain(chain)
-    target = tmp_path / "disk.img"
+    target = chain.target
     base, _, second = local(chain.files)
     stage([base], target, "", "base.qcow2")
     before = target.read_bytes()
@@ -478,7 +476,7 @@ def test_stage_from_another_checkpoint_is_refused(chain: chains.Chain, tmp_path:
 def test_stage_after_a_killed_first_stage_is_refused(chain: chains.Chain, tmp_path: Path) -> None:
     """A disk was there before, which the first stage would have replaced."""
     plain(chain)
-    target, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
+    target, part = chain.target, tmp_path / "disk.img.part"
     base, first, _ = local(chain.files)
     old = b"\xff" * (64 << 20)
     target.write_bytes(old)
@@ -496,7 +494,7 @@ def test_stage_after_a_killed_first_stage_is_refused(chain: chains.Chain, tmp_pa
 def test_delta_does_not_change_a_disk_that_has_another_name(chain: chains.Chain, tmp_path: Path) -> None:
     """It would stay usable by that name, and hold a part of the delta."""
     plain(chain)
-    target, link = tmp_path / "disk.img", tmp_path / "copy.img"
+    target, link = chain.target, tmp_path / "copy.img"
     addresses, names = [str(path) for path in chain.files], [path.name for path in chain.files]
     stage(addresses[:1], target, "", names[0])
     link.hardlink_to(target)
@@ -508,20 +506,20 @@ def test_delta_does_not_change_a_disk_that_has_another_name(chain: chains.Chain,
     stage(addresses[1:2], target, names[0], names[1])
 
 
-def test_stage_leads_to_another_checkpoint(chain: chains.Chain, tmp_path: Path) -> None:
+def test_stage_leads_to_another_checkpoint(chain: chains.Chain) -> None:
     plain(chain)
     first, second = (path.name for path in chain.files[:2])
-    stage([str(chain.files[0])], tmp_path / "disk.img", "", first)
+    stage([str(chain.files[0])], chain.target, "", first)
     with pytest.raises(errors.RequestError, match="the previous checkpoint is the current one"):
-        stage([str(chain.files[1])], tmp_path / "disk.img", first, first)
-    stage([str(chain.files[1])], tmp_path / "disk.img", first, second)
+        stage([str(chain.files[1])], chain.target, first, first)
+    stage([str(chain.files[1])], chain.target, first, second)
 
 
-def test_disk_of_layers_is_remembered_as_the_last_one(chain: chains.Chain, tmp_path: Path) -> None:
+def test_disk_of_layers_is_remembered_as_the_last_one(chain: chains.Chain) -> None:
     """The delta to an earlier file would change only a part of the disk."""
     plain(chain)
     expected = chain.disk()
-    target = tmp_path / "disk.img"
+    target = chain.target
     base, *layers = local(chain.files)
     with pytest.raises(errors.RequestError, match=r"'base.qcow2': .* is 'layer-2.qcow2'; name that"):
         stage([base, *layers], target, "", "base.qcow2")
@@ -535,9 +533,9 @@ def test_disk_of_layers_is_remembered_as_the_last_one(chain: chains.Chain, tmp_p
     oracle.same(target, expected)
 
 
-def test_larger_delta_needs_a_larger_target(chain: chains.Chain, tmp_path: Path) -> None:
+def test_larger_delta_needs_a_larger_target(chain: chains.Chain) -> None:
     larger(chain)
-    target = tmp_path / "disk.img"
+    target = chain.target
     base, first, _ = local(chain.files)
     stage([base], target, "", "base.qcow2")
     with pytest.raises(errors.TooLarge):
@@ -545,12 +543,10 @@ def test_larger_delta_needs_a_larger_target(chain: chains.Chain, tmp_path: Path)
     assert target.exists()
 
 
-def test_interrupted_stage_is_run_again(
-    server: misbehave.Server, chain: chains.Chain, tmp_path: Path
-) -> None:
+def test_interrupted_stage_is_run_again(server: misbehave.Server, chain: chains.Chain) -> None:
     plain(chain)
     expected = chain.disk()
-    target = tmp_path / "disk.img"
+    target = chain.target
     base, *layers = serve(server, chain.files)
     stage([base], target, "", "base.qcow2")
     server.serve(
@@ -599,7 +595,7 @@ def test_increment_that_was_replaced_is_not_applied_over_the_old_one(
     old, new = (
         misbehave.Page(data, **page) for data, page in zip(replaced(chain), (before, after), strict=True)
     )
-    target = tmp_path / "disk.img"
+    target = chain.target
     held = tmp_path / ("disk.img.changing" if is_cut else "disk.img")
     first = server.serve("/base.qcow2", misbehave.Page(chain.files[0].read_bytes()))
     stage([first], target, "", "base.qcow2")
@@ -632,11 +628,11 @@ def test_increment_that_was_replaced_is_not_applied_over_the_old_one(
 # -- the command line ------------------------------------------------------------------------------------
 
 
-def test_layers_on_the_command_line(server: misbehave.Server, chain: chains.Chain, tmp_path: Path) -> None:
+def test_layers_on_the_command_line(server: misbehave.Server, chain: chains.Chain) -> None:
     plain(chain)
     expected = chain.disk()
     base, first, second = serve(server, chain.files)
-    target = tmp_path / "disk.img"
+    target = chain.target
     dry = worker.call("import", "--dry-run", base, target, "--layer", first, "--layer", second)
     assert dry.status == 0, dry.errors
     assert f"layer 1  {base}: 6.9 MiB of 16.0 MiB (names no backing file)" in dry.output

@@ -21,6 +21,11 @@ class Chain:
     def top(self) -> Path:
         return self.files[-1]
 
+    @property
+    def target(self) -> Path:
+        """Return the path of a file to import to."""
+        return self.directory.parent / "disk.img"
+
     def base(self, size: int | str, *writes: str, options: str = "", form: str = "qcow2") -> Path:
         """Add the first file."""
         path = self.directory / f"base.{form}"
