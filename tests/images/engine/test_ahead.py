@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -132,7 +133,7 @@ def test_leaving_with_a_full_queue_stops_the_thread() -> None:
 # -- pieces
 
 
-@pytest.mark.parametrize("size", [0, 1, ahead.CHUNK, 7 * ahead.CHUNK + 333])
+@pytest.mark.parametrize("size", [0, 1, ahead.CHUNK, 3 * ahead.CHUNK + 333])
 def test_all_pieces_but_the_last_are_full(size: int) -> None:
     data = random.Random(size).randbytes(size)
     scope = cancelling.Cancel()
@@ -145,7 +146,7 @@ def test_all_pieces_but_the_last_are_full(size: int) -> None:
 
 
 def test_piece_is_valid_until_the_next_is_taken() -> None:
-    data = random.Random(2).randbytes(12 * ahead.CHUNK)
+    data = os.urandom(6 * ahead.CHUNK)
     source = Source(data)
     scope = cancelling.Cancel()
     at = 0
