@@ -14,7 +14,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.images.export import readahead, server
+from cdi_worker.images.export import server
 from cdi_worker.images.tools import qemu_img, qemu_nbd
 from tests.support import devices, hostile, nbd_wire, oracle, processes
 from tests.support import disks as disks_module
@@ -129,18 +129,17 @@ def test_slow_read_does_not_delay_others() -> None:
 # -- errors ------------------------------------------------------------------------------------
 
 
-def exported(read: readahead.ReadInto) -> server.NbdServer:
+def failing() -> server.NbdServer:
+    def read(offset: int, into: memoryview) -> None:
+        raise errors.SourceChanged(url="http://x/disk", what="ETag", before="a", now="b")
+
     return server.NbdServer(read, MiB, cancelling.Cancel())
-
-
-def failing(offset: int, into: memoryview) -> None:
-    raise errors.SourceChanged(url="http://x/disk", what="ETag", before="a", now="b")
 
 
 def test_block_raises_the_source_error() -> None:
     with (
         pytest.raises(errors.SourceChanged) as caught,
-        exported(failing) as running,
+        failing() as running,
         qemu_nbd.serve(qemu_img.exported(running.socket, "qcow2")),
     ):
         pass
@@ -149,7 +148,7 @@ def test_block_raises_the_source_error() -> None:
 
 def test_failed_read_is_raised_even_if_the_client_ignores_it() -> None:
     failed = pytest.raises(errors.SourceChanged)
-    with failed, exported(failing) as running, nbd_wire.Client(running) as client:
+    with failed, failing() as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512, cookie=3)
         assert client.reply(0) == (errno.EIO, 3, b"")
@@ -157,7 +156,7 @@ def test_failed_read_is_raised_even_if_the_client_ignores_it() -> None:
 
 def test_error_of_the_block_takes_precedence() -> None:
     cancelled = pytest.raises(errors.Cancelled)
-    with cancelled, exported(failing) as running, nbd_wire.Client(running) as client:
+    with cancelled, failing() as running, nbd_wire.Client(running) as client:
         client.go()
         client.request(nbd_wire.READ, 0, 512)
         client.reply(0)

@@ -60,17 +60,14 @@ def test_cut_input_is_truncated(cut: int) -> None:
         unpack(Source(PACKED[:-cut]))
 
 
-@pytest.mark.parametrize("garbage", [b"x", b"a whole lot of garbage"])
-def test_garbage_after_the_end_is_corrupt(garbage: bytes) -> None:
-    with pytest.raises(errors.Corrupt):
-        unpack(Source(PACKED + garbage))
+MIDDLE = len(PACKED) // 2
+CHANGED = PACKED[:MIDDLE] + bytes([PACKED[MIDDLE] ^ 0x55]) + PACKED[MIDDLE + 1 :]
 
 
-def test_changed_byte_is_corrupt() -> None:
-    packed = bytearray(PACKED)
-    packed[len(packed) // 2] ^= 0x55
+@pytest.mark.parametrize("packed", [PACKED + b"x", PACKED + b"a whole lot of garbage", CHANGED])
+def test_garbage_and_changed_bytes_are_corrupt(packed: bytes) -> None:
     with pytest.raises(errors.Corrupt):
-        unpack(Source(bytes(packed)))
+        unpack(Source(packed))
 
 
 def test_error_of_the_source_is_raised() -> None:
