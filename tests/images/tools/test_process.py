@@ -82,7 +82,7 @@ def test_missing_program_names_its_package() -> None:
             "sh failed (exit status 3): one; two\ufffd[31m; three",
         ),
         ("exit 1", "sh failed (exit status 1): no message on standard error"),
-        ("kill -9 $$", "sh failed (killed by SIGKILL): no message on standard error"),
+        ("kill -9 $$", "sh failed (exit status -9): killed by SIGKILL; no message on standard error"),
     ],
 )
 def test_failure_has_last_lines_of_standard_error(script: str, message: str) -> None:
