@@ -2,98 +2,72 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cdi_worker.images import kernel
 from cdi_worker.images.engine import pace
 
 MIB = 1 << 20
+#: The seconds until an answer, or bytes and the seconds that they took.
+Event = float | tuple[int, float]
+NEAR: tuple[Event, ...] = (0.001, (MIB, 0.001))
 
 
-def test_cost_is_unknown_before_an_answer() -> None:
+def measured(*events: Event) -> pace.Pace:
     made = pace.Pace()
-    assert made.cost == 0
-    made.received(MIB, 0.1)
-    assert made.cost == 0
-    made.answered(0.2)
-    assert made.cost == 2 * MIB
+    for event in events:
+        if isinstance(event, tuple):
+            made.received(*event)
+        else:
+            made.answered(event)
+    return made
 
 
-def test_answer_without_bytes_has_no_cost() -> None:
-    made = pace.Pace()
-    made.answered(3.0)
-    assert made.cost == 0
-    made.received(100, 0.0)
-    assert made.cost == 0
-
-
-def test_quickest_answer_counts() -> None:
-    """A busy machine, a handshake and a proxy that reads the range first delay the others."""
-    made = pace.Pace()
-    made.received(10 * MIB, 1.0)
-    for seconds in (2.0, 0.5, 0.1, 4.0, 1.0):
-        made.answered(seconds)
-    assert made.cost == MIB
-
-
-def test_cost_has_a_limit() -> None:
-    made = pace.Pace()
-    made.answered(1000.0)
-    made.received(1 << 40, 1e-6)
-    assert made.cost == pace.MOST
+@pytest.mark.parametrize(
+    ("events", "cost"),
+    [
+        pytest.param([], 0, id="no-answer"),
+        pytest.param([(MIB, 0.1)], 0, id="bytes-without-an-answer"),
+        pytest.param([3.0], 0, id="answer-without-bytes"),
+        pytest.param([3.0, (100, 0.0)], 0, id="bytes-in-no-time"),
+        pytest.param([(MIB, 0.1), 0.2], 2 * MIB, id="answer"),
+        # A busy machine, a handshake and a proxy that reads the range first delay the others.
+        pytest.param([(10 * MIB, 1.0), 2.0, 0.5, 0.1, 4.0, 1.0], MIB, id="quickest-answer"),
+        pytest.param([1000.0, (1 << 40, 1e-6)], pace.MOST, id="limit"),
+    ],
+)
+def test_cost_is_what_would_arrive_before_an_answer(events: list[Event], cost: int) -> None:
+    assert measured(*events).cost == cost
 
 
 def test_cost_follows_the_network() -> None:
-    made = pace.Pace()
-    made.answered(1.0)
-    made.received(100 * MIB, 1.0)
+    made = measured(1.0, (100 * MIB, 1.0))
     assert made.cost == 100 * MIB
     for _ in range(400):
         made.received(MIB, 1.0)
     assert made.cost < 2 * MIB
 
 
-def near() -> pace.Pace:
-    made = pace.Pace()
-    made.answered(0.001)
-    made.received(MIB, 0.001)
-    return made
+@pytest.mark.parametrize(
+    ("events", "all_connections"),
+    [
+        pytest.param((), True, id="unknown"),
+        pytest.param(NEAR, False, id="near"),
+        pytest.param((0.02, (MIB, 0.001)), True, id="distant"),
+        # Its first bytes were at hand, as in a cache.
+        pytest.param((*NEAR, *[0.4, (16 * MIB, 0.01)] * 2), True, id="quick-at-first"),
+        # It may send the first bytes fast.
+        pytest.param((*NEAR, (MIB, 0.1)), True, id="limits-each-connection"),
+        pytest.param((*NEAR, *[0.012, (4 * MIB, 0.01)] * 20), False, id="delayed-by-our-own-threads"),
+    ],
+)
+def test_server_that_is_not_near_and_fast_gets_all_connections(
+    events: tuple[Event, ...], all_connections: bool
+) -> None:
+    assert (measured(*events).enough(1000) == 1000) is all_connections
 
 
 def test_few_connections_to_a_server_that_is_near_and_fast_are_enough() -> None:
-    made = near()
+    made = measured(*NEAR)
     assert made.enough(1000) == max(2, round(kernel.processors()))
     assert made.enough(1) == 1
-
-
-def test_server_of_unknown_speed_gets_all_connections() -> None:
-    assert pace.Pace().enough(1000) == 1000
-
-
-def test_distant_server_gets_all_connections() -> None:
-    made = pace.Pace()
-    made.answered(0.02)
-    made.received(MIB, 0.001)
-    assert made.enough(1000) == 1000
-
-
-def test_server_whose_first_answer_alone_is_quick_gets_all_connections() -> None:
-    """Its first bytes were at hand, as in a cache."""
-    made = near()
-    for _ in range(2):
-        made.answered(0.4)
-        made.received(16 * MIB, 0.01)
-    assert made.enough(1000) == 1000
-
-
-def test_answers_that_our_own_threads_delay_change_nothing() -> None:
-    made = near()
-    for _ in range(20):
-        made.answered(0.012)
-        made.received(4 * MIB, 0.01)
-    assert made.enough(1000) < 1000
-
-
-def test_server_that_limits_each_connection_gets_all() -> None:
-    """It may send the first bytes fast."""
-    made = near()
-    made.received(MIB, 0.1)
-    assert made.enough(1000) == 1000

@@ -17,7 +17,7 @@ MUTANTS = (
         "leaves a server whose first answer alone was quick with few connections",
         "            self._late += max(0.0, seconds - _NEAR)\n",
         "",
-        "tests/images/engine/test_pace.py::test_server_whose_first_answer_alone_is_quick_gets_all_connections",
+        "tests/images/engine/test_pace.py::test_server_that_is_not_near_and_fast_gets_all_connections[quick-at-first]",
     ),
     mutant(
         "images/engine/fetch.py",
@@ -38,7 +38,7 @@ MUTANTS = (
         "leaves a distant server with few connections",
         "if self._wait <= _NEAR and is_fast",
         "if is_fast",
-        "tests/images/engine/test_pace.py::test_distant_server_gets_all_connections",
+        "tests/images/engine/test_pace.py::test_server_that_is_not_near_and_fast_gets_all_connections[distant]",
     ),
     mutant(
         "images/engine/crew.py",
