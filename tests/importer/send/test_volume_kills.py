@@ -46,7 +46,7 @@ def test_restarted_source_completes_the_clone(
 ) -> None:
     log = tmp_path / "log"
     with contextlib.ExitStack() as stack:
-        target = stack.enter_context(devices.slow(tmp_path, SIZE, bytes_per_second=8 * MIB))
+        target = stack.enter_context(devices.slow(tmp_path, SIZE, bytes_per_second=12 * MIB))
         volume, source = noise(tmp_path, mode, 1)
         server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
         env = clones.environment(server, mode, volume)
