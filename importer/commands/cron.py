@@ -156,7 +156,7 @@ class Cron:
             with requests.Session() as session:
                 session.trust_env = False
                 session.mount("https://", connections.Adapter(lambda: tls, 1, cancelling.NEVER))
-                answer = session.request(
+                with session.request(
                     method,
                     self.url,
                     json=body,
@@ -164,11 +164,11 @@ class Cron:
                     timeout=TIMEOUT,
                     allow_redirects=False,
                     stream=True,
-                )
-                if answer.status_code == requests.codes.conflict:
-                    return None
-                answer.raise_for_status()
-                data = sessions.body(answer, LARGEST)
+                ) as answer:
+                    if answer.status_code == requests.codes.conflict:
+                        return None
+                    answer.raise_for_status()
+                    data = sessions.body(answer, LARGEST)
             if len(data) > LARGEST:
                 raise self._odd()
             return smalljson.parse(data)
