@@ -82,7 +82,11 @@ class Command(click.Command):
     @property
     def options(self) -> list[parameters.Option]:
         """The options, with those of all sources."""
-        return [each for each in self.get_params(click.Context(self)) if isinstance(each, parameters.Option)]
+        return [
+            each
+            for each in self.get_params(click.Context(self, **self.context_settings))
+            if isinstance(each, parameters.Option)
+        ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if {"-h", "--help"} & {*args[:1]} and len(args) == 2:
