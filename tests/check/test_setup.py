@@ -89,33 +89,26 @@ def set_up(tmp_path: Path, status: int) -> tuple[list[str], str]:
     return done.stdout.split("--\n"), done.stderr
 
 
-@pytest.mark.parametrize("status", [0, 100], ids=["complete", "failed"])
-def test_setup_disables_exactly_what_packages_enabled(tmp_path: Path, status: int) -> None:
-    (before, _, after), _ = set_up(tmp_path, status)
+def test_setup_is_quiet_and_disables_exactly_what_packages_enabled(tmp_path: Path) -> None:
+    (before, output, after), errors = set_up(tmp_path, 0)
     assert "/etc/systemd/system/multi-user.target.wants/of-before.service" in before
     # As Debian's own tools disable a script of sysvinit.
     assert after == f"{before}/etc/rc2.d/K01of-apt\n"
-
-
-def test_setup_prints_what_apt_says_only_if_it_fails(tmp_path: Path) -> None:
-    (tmp_path / "complete").mkdir()
-    (_, output, _), errors = set_up(tmp_path / "complete", 0)
     assert re.fullmatch(r"Installing Debian packages: .* xz-utils\nCreating .venv .*\n", output)
     assert "noise" not in errors
-    (tmp_path / "failed").mkdir()
-    (_, output, _), errors = set_up(tmp_path / "failed", 100)
-    assert "failed: 1\n" in output
-    assert "noise of apt\ninvoke-rc.d: noise\n" in errors
-
-
-def test_setup_leaves_completions_and_manual_pages_where_a_wheel_has_them(tmp_path: Path) -> None:
-    set_up(tmp_path, 0)
+    # Completions and manual pages are where a wheel has them: as links, as ``make share`` changes them.
     checkout, share = tmp_path / "checkout", repository.ROOT / "share"
     files = [path.relative_to(share) for path in share.rglob("*") if path.is_file()]
     assert len(files) > len(("bash", "zsh", "fish"))
     for path in files:
-        # A link: `make share` changes them where they are used.
         assert (checkout / ".venv/share" / path).samefile(checkout / "share" / path)
+
+
+def test_setup_that_fails_prints_what_apt_says_and_disables_the_same(tmp_path: Path) -> None:
+    (before, output, after), errors = set_up(tmp_path, 100)
+    assert after == f"{before}/etc/rc2.d/K01of-apt\n"
+    assert "failed: 1\n" in output
+    assert "noise of apt\ninvoke-rc.d: noise\n" in errors
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from tests.support import repository
 
 TESTS = repository.ROOT / "tests"
-#: Folders of proofs, which take as long as they are given.
-PROOFS = frozenset({"bench", "image", "proofs"})
+#: Folders that make test does not run.
+OTHERS = frozenset({"bench", "check", "image", "proofs"})
 #: Modules of ``tests.support`` that start servers or need root: so does what imports them or has such a text.
 STARTING = frozenset({"devices", "limits", "servers", "threaded"})
 TEXTS = ("sys.executable", "need_root", "processes.running", "create_server", "socketserver", "unshare")
@@ -30,7 +30,7 @@ IMPORT = re.compile(r"^ *from tests\.support(?:\.(\w+)[\w.]*)? import (\([^)]*\)
 @functools.cache
 def has_quick_tests(path: Path) -> bool:
     """Report whether a file may have quick tests."""
-    return path.relative_to(TESTS).parts[0] not in PROOFS and not _starts(path)
+    return path.relative_to(TESTS).parts[0] not in OTHERS and not _starts(path)
 
 
 def is_quick(item: pytest.Item) -> bool:

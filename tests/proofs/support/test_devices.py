@@ -24,18 +24,6 @@ def test_loop_device_is_dirty_and_has_sector_size(tmp_path: Path, sector: int) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
-def test_filesystem_has_its_type_and_is_unmounted(tmp_path: Path, kind: str) -> None:
-    with devices.filesystem(kind, tmp_path) as point:
-        (point / "file").write_bytes(b"x")
-        assert processes.run("stat", "--file-system", "--format=%T", point).stdout.split("/")[0].strip() in (
-            kind,
-            "ext2",
-        )
-    assert not os.path.ismount(point)
-    assert processes.run("losetup", "--associated", point.with_suffix(".device")).stdout == ""
-
-
 def test_failing_device_fails_until_mended(tmp_path: Path) -> None:
     with devices.failing(tmp_path, MiB) as device:
         file = os.open(device.path, os.O_RDWR)

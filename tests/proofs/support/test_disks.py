@@ -12,30 +12,17 @@ from tests.support import devices, oracle
 from tests.support import disks as disks_module
 
 
-@pytest.mark.parametrize("variant", [*disks_module.FORMATS, "iso", "iso-hybrid"])
-def test_variant_converts_back_to_its_raw_disk(disks: disks_module.Disks, variant: str) -> None:
-    own = variant.startswith("iso")
-    oracle.same(disks.expected(variant), disks.image(variant) if own else disks.raw())
-
-
-@pytest.mark.parametrize("content", list(disks_module.CONTENTS))
-def test_content_survives_qcow2(disks: disks_module.Disks, content: str) -> None:
-    oracle.same(disks.expected("qcow2", content), disks.raw(content))
-
-
 def test_disks_are_the_same_in_every_run(disks: disks_module.Disks, tmp_path: Path) -> None:
     again = disks_module.Disks(tmp_path)
     for content in disks_module.CONTENTS:
         assert again.raw(content).read_bytes() == disks.raw(content).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("compression", "tool"), [("gz", "gzip"), ("xz", "xz"), ("zst", "zstd"), ("bz2", "bzip2")]
-)
-def test_standard_tools_decompress_disks(disks: disks_module.Disks, compression: str, tool: str) -> None:
-    with disks.wrapped("raw", compression).open("rb") as packed:
-        plain = subprocess.run([tool, "-dc"], stdin=packed, capture_output=True, check=True).stdout
-    assert plain == disks.raw().read_bytes()
+def test_standard_tools_decompress_disks(disks: disks_module.Disks) -> None:
+    for compression, tool in {"gz": "gzip", "xz": "xz", "zst": "zstd", "bz2": "bzip2"}.items():
+        with disks.wrapped("raw", compression).open("rb") as packed:
+            plain = subprocess.run([tool, "-dc"], stdin=packed, capture_output=True, check=True).stdout
+        assert plain == disks.raw().read_bytes(), compression
 
 
 def test_oracle_detects_one_wrong_byte(disks: disks_module.Disks, tmp_path: Path) -> None:

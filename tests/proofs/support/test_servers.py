@@ -40,18 +40,6 @@ def test_nginx_serves_ranges_and_logs_requests(tmp_path: Path, root: Path) -> No
     assert not processes.is_listening(web.port)
 
 
-def test_nginx_without_ranges_serves_whole_file(tmp_path: Path, root: Path) -> None:
-    with servers.nginx(tmp_path, root, servers.Settings(ranges=False, head=False)) as web:
-        assert status("--range", "3-5", web.url("file")) == "200"
-        assert status("--head", web.url("file")) == "405"
-
-
-def test_nginx_requires_password(tmp_path: Path, root: Path) -> None:
-    with servers.nginx(tmp_path, root, servers.Settings(password=("me", "s3cret"))) as web:
-        assert status(web.url("file")) == "401"
-        assert status("--user", "me:s3cret", web.url("file")) == "200"
-
-
 def test_certificate_is_valid_only_with_its_authority(tmp_path: Path, root: Path) -> None:
     authority = tls.Authority(tmp_path / "ca")
     with servers.nginx(tmp_path, root, servers.Settings(pair=authority.issue())) as web:
@@ -74,11 +62,6 @@ def test_nginx_limits_rate(tmp_path: Path, root: Path) -> None:
         began = time.monotonic()
         assert status(web.url("large")) == "200"
         assert time.monotonic() - began > 0.5
-
-
-def test_nginx_redirects(tmp_path: Path, root: Path) -> None:
-    with servers.nginx(tmp_path, root, servers.Settings(redirects={"/old": "/file"})) as web:
-        assert curl("--location", web.url("old")).stdout == "0123456789" * 1000
 
 
 def test_proxy_forwards_and_tunnels(tmp_path: Path, root: Path) -> None:
