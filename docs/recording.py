@@ -16,7 +16,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from rich import console, terminal_theme, text
 
-SESSION = Path(__file__).with_name("transcript.md")
+SESSION = Path(__file__).with_name("quickstart.md")
 #: Columns of the picture.
 WIDTH = 110
 STYLE = """\

@@ -61,14 +61,13 @@ class Example:
 def examples() -> Iterator[Example]:
     """Yield the commands of every page, without prompts, comments and what they are piped to.
 
-    Those of docs/transcript.md run in their order, in a test of their own.
+    The consoles of docs/quickstart.md run in their order, in a test of their own.
     """
     root = repository.ROOT
     seen = set()
     for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
-        if page.name == "transcript.md":
-            continue
-        text = page.read_text().replace("\\\n", " ")
+        text = re.sub(r"^```console\n.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        text = text.replace("\\\n", " ")
         for line in re.findall(
             r"^(?:    |\$ )\$? ?((?:ssh .* \| )?(?:\w+=\S+ )*(?:\.venv/bin/)?cdi-worker .*)$",
             text,
@@ -229,7 +228,7 @@ def test_example_runs(
         emulator: objectservers.Emulator = request.getfixturevalue("emulator")
         emulator.put("images/disk.qcow2", disks.image("qcow2").read_bytes())
         env["STORAGE_EMULATOR_HOST"] = emulator.host
-        line = line.replace("gs://bucket/", f"gs://{objectservers.BUCKET}/")
+        line = line.replace("gs://bucket/", emulator.uri(""))
     if " verify " in line and "manifest" not in line:
         for name in ("disk.img", "vdb.img"):
             shutil.copy(disks.image("raw"), place / name)

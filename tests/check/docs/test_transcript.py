@@ -1,4 +1,4 @@
-"""The session in docs/transcript.md is what a newcomer sees: empty home, installed package, real servers.
+"""The session in docs/quickstart.md is what a newcomer sees: empty home, installed package, real servers.
 
 Pip installs a copy of the checkout into a new virtual environment, without the network: the environment of
 the tests lends the packages that it requires. tools/try-debian runs `make import` with their download.
@@ -25,7 +25,7 @@ from cdi_worker.importer import contract
 from tests.support import disks as disks_module
 from tests.support import processes, repository, servers, upload_relay, uploads
 
-PAGE = repository.ROOT / "docs/transcript.md"
+PAGE = repository.ROOT / "docs/quickstart.md"
 MiB = 1 << 20
 DISK, DATA = 64 * MiB, 16 * MiB
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
