@@ -46,16 +46,16 @@ def test_looking_for_kinds_loads_no_protocol() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_kind_is_consistent(kind: sources.kind.Kind) -> None:
-    assert callable(pkgutil.resolve_name(str(kind.source)))
-    assert issubclass(kind.location_type, base.Location)
-    assert sources.find(kind.name) == kind
-    for field, default in kind.table.values():
-        assert field.help
-        assert field.option == "" or field.option.startswith("--")
-        assert field.env or field.option
-        assert field.flag == isinstance(default, bool)
+def test_kinds_are_consistent() -> None:
+    for kind in KINDS:
+        assert callable(pkgutil.resolve_name(str(kind.source)))
+        assert issubclass(kind.location_type, base.Location)
+        assert sources.find(kind.name) == kind
+        for field, default in kind.table.values():
+            assert field.help
+            assert field.option == "" or field.option.startswith("--")
+            assert field.env or field.option
+            assert field.flag == isinstance(default, bool)
 
 
 def test_the_same_option_is_the_same_field() -> None:

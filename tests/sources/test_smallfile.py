@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -23,12 +24,19 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def endless(pipe: Path) -> Iterator[Path]:
-    """Yield a pipe whose writer does not end."""
+@contextlib.contextmanager
+def flooded(pipe: Path) -> Iterator[Path]:
+    """Write to a pipe without end, for one reader."""
     with subprocess.Popen(["sh", "-c", 'exec yes >"$1"', "sh", pipe]) as writer:
         yield pipe
         writer.kill()
+
+
+@pytest.fixture
+def endless(pipe: Path) -> Iterator[Path]:
+    """Yield a pipe whose writer does not end."""
+    with flooded(pipe):
+        yield pipe
 
 
 def writing(pipe: Path, text: str) -> subprocess.Popen[bytes]:
@@ -53,7 +61,7 @@ def test_pipe_whose_writer_is_silent_is_given_up(pipe: Path) -> None:
     with subprocess.Popen(["sh", "-c", 'exec sleep 60 >"$1"', "sh", pipe]) as writer:
         try:
             with pytest.raises(errors.RequestError, match="is a pipe that has not ended"):
-                smallfile.read(pipe, patience=1)
+                smallfile.read(pipe, patience=0.3)
         finally:
             writer.kill()
 
@@ -92,11 +100,13 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("what", NAMED)
-def test_endless_pipe_is_refused_wherever_a_file_is_named(endless: Path, tmp_path: Path, what: str) -> None:
-    names = {"PIPE": str(endless), "TARGET": str(tmp_path / "disk.img")}
-    done = worker.run(*(re.sub("PIPE|TARGET", lambda found: names[found[0]], each) for each in NAMED[what]))
-    assert (done.status, "larger than 1 MiB" in done.errors) == (2, True), done.errors
+def test_endless_pipe_is_refused_wherever_a_file_is_named(pipe: Path, tmp_path: Path) -> None:
+    names = {"PIPE": str(pipe), "TARGET": str(tmp_path / "disk.img")}
+    for arguments in NAMED.values():
+        given = [re.sub("PIPE|TARGET", lambda found: names[found[0]], each) for each in arguments]
+        with flooded(pipe):
+            done = worker.call(*given)
+        assert (done.status, "larger than 1 MiB" in done.errors) == (2, True), done.errors
 
 
 #: Variables that name a file which a library would open, and wait for the writer of a pipe.
@@ -119,23 +129,23 @@ def test_pipe_that_a_library_would_open_is_refused(pipe: Path, tmp_path: Path, v
 def test_pipe_that_a_library_would_open_is_refused_in_a_pod(pipe: Path, tmp_path: Path) -> None:
     pod = worker.Pod(tmp_path)
     env = {"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": "http://127.0.0.1:1/d", "PREALLOCATION": "false"}
-    done = worker.run(*pod.arguments, env={**env, "SSL_CERT_FILE": str(pipe)})
+    done = worker.call(*pod.arguments, env={**env, "SSL_CERT_FILE": str(pipe)})
     assert done.status == 1, done.errors
     assert f"SSL_CERT_FILE: {pipe}: is a pipe; name a file" in pod.message
 
 
 def test_login_that_a_variable_names_is_read_like_any_other(endless: Path, tmp_path: Path) -> None:
     arguments = ("docker://127.0.0.1:1/r", tmp_path / "disk.img")
-    done = worker.run("import", *arguments, env={"REGISTRY_AUTH_FILE": str(endless)})
+    done = worker.call("import", *arguments, env={"REGISTRY_AUTH_FILE": str(endless)})
     assert (done.status, "larger than 1 MiB" in done.errors) == (2, True), done.errors
 
 
-@pytest.mark.parametrize("command", ["verify", "import"])
-def test_pipe_is_not_a_qcow2_file(pipe: Path, tmp_path: Path, command: str) -> None:
+def test_pipe_is_not_a_qcow2_file(pipe: Path, tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(bytes(4096))
-    done = worker.run(command, "--format=qcow2", tmp_path / "raw", pipe)
-    assert done.status == 6, done.errors
-    assert done.error_message == f"{pipe}: is not a regular file; name another target"
+    for command in ("verify", "import"):
+        done = worker.call(command, "--format=qcow2", tmp_path / "raw", pipe)
+        assert done.status == 6, done.errors
+        assert done.error_message == f"{pipe}: is not a regular file; name another target"
 
 
 def test_password_may_come_from_a_pipe(pipe: Path, tmp_path: Path) -> None:

@@ -52,13 +52,6 @@ def _of_vsphere(_authority: tls.Authority, pair: tls.KeyPair) -> ssl.SSLContext:
     return session._pinned(hashlib.sha1(certificate).hexdigest())
 
 
-@pytest.fixture(params=[_of_sources, _of_uploads, _of_imageio, _of_vsphere])
-def context(request: pytest.FixtureRequest, authority: tls.Authority, pair: tls.KeyPair) -> ssl.SSLContext:
-    """Return the context of one of our clients."""
-    made: ssl.SSLContext = request.param(authority, pair)
-    return made
-
-
 @pytest.fixture
 def authority(tmp_path: Path) -> tls.Authority:
     return tls.Authority(tmp_path)
@@ -130,14 +123,23 @@ def send_after_shut(client: ssl.SSLSocket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serve", "use"), [(flood, read_until_shut), (close, send_to_the_end), (flood, send_after_shut)]
+    ("of", "serve", "use"),
+    [
+        (_of_sources, flood, read_until_shut),
+        (_of_uploads, close, send_to_the_end),
+        (_of_imageio, flood, send_after_shut),
+        (_of_vsphere, flood, read_until_shut),
+    ],
 )
 def test_failed_connection_does_not_end_the_next_one(
-    context: ssl.SSLContext,
+    authority: tls.Authority,
     pair: tls.KeyPair,
+    of: Context,
     serve: Callable[[ssl.SSLSocket], object],
     use: Callable[[ssl.SSLSocket], object],
 ) -> None:
+    context = of(authority, pair)
+
     def both() -> bytes:
         with connected(context, pair, serve) as broken, contextlib.suppress(OSError):
             use(broken)
