@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
-from tests.support import devices, disks, forked, misbehave, oracle, processes, ways
+from tests.support import devices, disks, kills, misbehave, oracle, processes
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 24 * MIB
-OPTIONS = cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20)
 SLOW = (256 * KIB, 0.03)
 #: Answers of at most 1 MiB before the ranges end, with those of the survey.
 RANGES = 20
 SHORT = {"short_range": MIB}
 
-WORKER = """
-import sys, cdi_worker
-cdi_worker.run(cdi_worker.Request(
-    existing="replace", source="http", location=cdi_worker.Location(sys.argv[1]), target=sys.argv[2],
-    scratch=sys.argv[3], journal_interval=0.05,
-    fetch=cdi_worker.FetchOptions(connections=2, chunk=1 << 20, no_progress=20),
-))
-"""
-
-
-target = devices.targets("file", "block", size=32 * MIB)
-
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    made = tmp_path / "scratch"
-    made.mkdir()
-    return made
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return a new file, or a device, as the parameter says."""
+    with devices.target(getattr(request, "param", "file"), tmp_path, 32 * MIB) as made:
+        yield made
 
 
 def noise(tmp_path: Path) -> Path:
@@ -68,15 +53,12 @@ def expected(tmp_path: Path, form: str, body: bytes) -> Path:
     return made
 
 
-import_disk = functools.partial(ways.import_disk, journal_interval=0.05, fetch=OPTIONS)
+def run(url: str, target: Path, scratch: Path, **options: object) -> cdi_worker.Result:
+    return cdi_worker.run(kills.request(url, target, scratch=scratch, **options))
 
 
 def kill_when(reached: Callable[[], bool], url: str, target: Path, scratch: Path) -> None:
-    argv = [sys.executable, "-c", WORKER, url, str(target), str(scratch)]
-    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as worker:
-        processes.wait_for(reached, "a part of the stream")
-        worker.send_signal(signal.SIGKILL)
-    assert worker.returncode == -signal.SIGKILL
+    assert kills.kill(kills.request(url, target, scratch=scratch), reached) == -signal.SIGKILL
 
 
 def streamed(server: misbehave.Server) -> int:
@@ -89,7 +71,7 @@ def ranged(server: misbehave.Server) -> int:
     return sum(request.sent for request in server.gets("/disk") if request.status == 206)
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2"])
+@pytest.mark.parametrize(("form", "target"), [("raw", "file"), ("qcow2", "block")], indirect=["target"])
 def test_stream_instead_of_ranges_keeps_what_they_have_written(
     server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str
 ) -> None:
@@ -101,17 +83,17 @@ def test_stream_instead_of_ranges_keeps_what_they_have_written(
     processes.wait_for(server.is_quiet, "the connections of the killed")
     by_ranges = ranged(server)
     server.serve("/disk", dataclasses.replace(good, ranges=False))
-    done = import_disk(url, target, scratch=scratch)
+    done = run(url, target, scratch=scratch)
     assert done.written <= SIZE - (done.resumed if form == "raw" else by_ranges / 2)
     assert done.resumed > by_ranges / 2 > 3 * MIB
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
 
 def test_nothing_is_kept_of_a_stream_whose_tables_may_come_last(
-    server: misbehave.Server, scratch: Path, tmp_path: Path
+    server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path
 ) -> None:
     """Also if what ranges have written cannot be continued: another name was made for it."""
-    target, good = tmp_path / "disk.img", misbehave.Page(image(tmp_path, "qcow2"))
+    good = misbehave.Page(image(tmp_path, "qcow2"))
     slow = dataclasses.replace(good, drip=SLOW)
     url = server.serve("/disk", slow)
     kill_when(lambda: ranged(server) > 6 * MIB, url, target, scratch)
@@ -119,13 +101,18 @@ def test_nothing_is_kept_of_a_stream_whose_tables_may_come_last(
     processes.wait_for(server.is_quiet, "the connections of the killed")
     server.serve("/disk", dataclasses.replace(good, ranges=False, cut_at=16 * MIB))
     with pytest.raises(cdi_worker.errors.TransferFailed):
-        import_disk(url, target, scratch=scratch, fetch=dataclasses.replace(OPTIONS, no_progress=2))
+        run(
+            url,
+            target,
+            scratch=scratch,
+            fetch=cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=2),
+        )
     server.serve("/disk", good)
-    assert import_disk(url, target, scratch=scratch).read > 20 * MIB
+    assert run(url, target, scratch=scratch).read > 20 * MIB
     oracle.same(target, expected(tmp_path, "qcow2", good.body))
 
 
-@pytest.mark.parametrize("form", ["raw", "qcow2", "vhdx", "vhdx-log"])
+@pytest.mark.parametrize("form", ["vhdx", "vhdx-log"])
 def test_stream_completes_what_ranges_began(
     server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path, form: str
 ) -> None:
@@ -133,7 +120,7 @@ def test_stream_completes_what_ranges_began(
     url = server.serve(
         "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
     )
-    done = import_disk(url, target, scratch=scratch)
+    done = run(url, target, scratch=scratch)
     assert not done.plan.random
     if form != "vhdx-log":  # converted with random reads
         # Half of it: tables, and what two connections had received but not written when the ranges ended.
@@ -152,10 +139,11 @@ def test_stream_replaces_wrong_bytes_of_ranges_that_nothing_showed(
         wrong[at : at + 9] = b"wrong    "
     lying = dataclasses.replace(good, body=bytes(wrong), **SHORT)
     url = server.serve("/disk", (lying, RANGES), dataclasses.replace(good, ranges=False))
-    assert not import_disk(url, target, scratch=scratch).plan.random
+    assert not run(url, target, scratch=scratch).plan.random
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
 
+@pytest.mark.parametrize("target", ["block"], indirect=True)
 def test_nothing_is_kept_of_ranges_that_differ(
     server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path
 ) -> None:
@@ -174,7 +162,7 @@ def test_nothing_is_kept_of_ranges_that_differ(
     kill_when(lambda: streamed(server) > 4 * MIB, url, target, scratch)
     processes.wait_for(server.is_quiet, "the connections of the killed")
     server.serve("/disk", good)
-    done = import_disk(url, target, scratch=scratch)
+    done = run(url, target, scratch=scratch)
     assert not done.resumed
     oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))
 
@@ -186,7 +174,7 @@ def test_nothing_is_kept_under_a_weak_identity(
     url = server.serve(
         "/disk", (dataclasses.replace(good, **SHORT), RANGES), dataclasses.replace(good, ranges=False)
     )
-    done = import_disk(url, target, scratch=scratch)
+    done = run(url, target, scratch=scratch)
     assert not done.plan.random
     assert not done.resumed
     oracle.same(target, expected(tmp_path, "raw", good.body), beyond=devices.beyond(target))

@@ -57,7 +57,7 @@ def _change_partition(fd: int, operation: int, number: int, start: int, length: 
 
 
 def refused(source: Path, target: Path, *options: str | Path) -> None:
-    done = worker.run("import", source, target, *options)
+    done = worker.call("import", source, target, *options)
     assert (done.status, SAME in done.errors) == (2, True), done.errors
     assert target.is_block_device() or not list(target.parent.glob(f"{target.name}.*"))
 
@@ -85,7 +85,7 @@ def test_part_of_a_file_is_that_file_only_there(disk: Path) -> None:
         refused(disk, second)
         refused(second, disk)
         assert disk.read_bytes() == before
-        assert worker.run("import", first, second).status == 0
+        assert worker.call("import", first, second).status == 0
     assert disk.read_bytes() == before[: 4 * MIB] * 2
 
 
@@ -96,7 +96,7 @@ def test_partition_is_a_part_of_its_disk(disk: Path, way: str) -> None:
         refused(*((one, device) if way == "to the disk" else (device, one)))
         refused(disk, two)
         assert disk.read_bytes() == before
-        assert worker.run("import", one, two).status == 0
+        assert worker.call("import", one, two).status == 0
     assert disk.read_bytes()[8192 * 512 :][: 4096 * 512] == before[2048 * 512 :][: 4096 * 512]
 
 
@@ -136,14 +136,14 @@ def test_disk_of_a_server_is_found_by_the_record(tmp_path: Path, served: str) ->
         devices.restore(device, data)
         if served == "source":
             with nbd_exports.qemu_nbd(tmp_path, device) as port:
-                done = worker.run("import", f"nbd://127.0.0.1:{port}/", device)
+                done = worker.call("import", f"nbd://127.0.0.1:{port}/", device)
         else:
             socket = tmp_path / "socket"
             command: list[str | Path] = ["qemu-nbd", "--format=raw", f"--socket={socket}", device]
             with processes.running(
                 command, log=tmp_path / "log", ready=functools.partial(processes.has_listener, socket)
             ):
-                done = worker.run("import", device, f"nbd+unix:///?socket={socket}")
+                done = worker.call("import", device, f"nbd+unix:///?socket={socket}")
         assert (done.status, SAME in done.errors) == (2, True), done.errors
         assert device.read_bytes() == data
 
@@ -167,5 +167,5 @@ def test_name_of_a_file_below_may_be_any_bytes(disk: Path, tmp_path: Path) -> No
     other = tmp_path / "other.img"
     other.write_bytes(bytes(8 * MIB))
     with loop(odd) as device:
-        assert worker.run("import", other, device).status == 0
+        assert worker.call("import", other, device).status == 0
         refused(odd, device)

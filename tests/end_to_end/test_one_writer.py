@@ -8,30 +8,28 @@ import os
 import random
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import cdi_worker
 from cdi_worker.importer import contract
-from tests.support import clones, devices, forked, misbehave, processes, uploads, worker
+from tests.support import clones, devices, kills, misbehave, processes, uploads, worker
 
 MIB = 1 << 20
-SIZE = 16 * MIB
+SIZE = 8 * MIB
 ONE, OTHER = (random.Random(seed).randbytes(SIZE) for seed in (1, 2))
-#: Takes some seconds over six connections.
-SLOW = misbehave.Page(ONE, drip=(64 << 10, 0.06))
+#: Takes more than a second over six connections.
+SLOW = misbehave.Page(ONE, drip=(64 << 10, 0.03))
 #: Wait for the first bytes, not for the end.
-BEGUN = 2 * MIB
-#: Imports a URL to a file, and saves the journal all the time.
-SAVING_OFTEN = """
-import sys, cdi_worker
-source = cdi_worker.Location(sys.argv[1])
-cdi_worker.run(cdi_worker.Request(source="http", location=source, target=sys.argv[2], journal_interval=0.05))
-"""
+BEGUN = MIB
 
 
-target = devices.targets("file", "block", size=SIZE)
+@pytest.fixture(params=["file", "block"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with devices.target(request.param, tmp_path, SIZE) as made:
+        yield made
 
 
 def started_slowly(
@@ -52,12 +50,12 @@ def check_refused(done: worker.Completed, process: subprocess.Popen[str]) -> Non
         assert part in message
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["same command", "another source"])
+@pytest.mark.parametrize(("target", "same"), [("file", True), ("block", False)], indirect=["target"])
 def test_second_import_fails_soon(server: misbehave.Server, target: Path, same: bool) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:
         wait_until_begun(server)
-        done = worker.run("import", server.url("/slow") if same else url, target)
+        done = worker.call("import", server.url("/slow") if same else url, target)
         assert first.poll() is None
         check_refused(done, first)
         assert first.wait(60) == 0
@@ -69,12 +67,12 @@ def test_suspended_worker_never_changes_the_disk_of_its_replacement(
 ) -> None:
     """The replacement of a pod that was deleted by force resumes; then a virtual machine uses the disk."""
     url = server.serve("/slow", SLOW)
-    argv = [sys.executable, "-c", SAVING_OFTEN, url, target]
-    with forked.Popen[str](argv, env=forked.ENVIRONMENT) as first:
-        processes.wait_for(lambda: server.sent("/slow") > 9 * MIB, "more than half of the disk")
+    wanted = kills.request(url, target, existing="refuse", fetch=cdi_worker.FetchOptions())
+    with kills.started(wanted) as first:
+        processes.wait_for(lambda: server.sent("/slow") > SIZE * 9 // 16, "more than half of the disk")
         first.send_signal(signal.SIGSTOP)
         server.serve("/slow", dataclasses.replace(SLOW, drip=None))
-        replaced = worker.run("import", url, target)
+        replaced = worker.call("import", url, target)
         if replaced.status == 0:
             target.write_bytes(OTHER)
         first.send_signal(signal.SIGCONT)
@@ -83,23 +81,25 @@ def test_suspended_worker_never_changes_the_disk_of_its_replacement(
     assert target.read_bytes() == (OTHER if replaced.status == 0 else ONE)
 
 
+@pytest.mark.parametrize("target", ["file"], indirect=True)
 def test_replacement_waits(server: misbehave.Server, target: Path) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:
         wait_until_begun(server)
-        done = worker.run("import", url, target, "--wait=60", "--force")
+        done = worker.call("import", url, target, "--wait=60", "--force")
         assert first.wait(0) == 0
     assert done.status == 0, done.errors
     assert target.read_bytes() == OTHER
 
 
+@pytest.mark.parametrize("target", ["block"], indirect=True)
 def test_killed_run_leaves_nothing_to_clean_up(server: misbehave.Server, target: Path) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:
         wait_until_begun(server)
         first.kill()
         first.wait(20)
-    done = worker.run("import", url, target)
+    done = worker.call("import", url, target)
     assert done.status == 0, done.errors
     assert target.read_bytes() == OTHER
     assert not {name for name in os.listdir(target.parent) if name.startswith(f"{target.name}.")}
@@ -112,7 +112,7 @@ def patient(server: uploads.Server, seconds: float) -> uploads.Server:
     return server
 
 
-@pytest.mark.parametrize("kind", ["", "filesystem-clone", "blockdevice-clone"])
+@pytest.mark.parametrize("kind", ["", "filesystem-clone"])
 def test_second_upload_server_is_refused(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, kind: str
 ) -> None:
@@ -143,5 +143,4 @@ def second_body(tmp_path: Path, kind: str) -> tuple[bytes, dict[str, str]]:
         return OTHER, {}
     (tmp_path / "volume").mkdir()
     folder = clones.fill_volume(tmp_path / "volume")
-    mode = "filesystem" if kind == "filesystem-clone" else "block"
-    return clones.body(folder, mode, ours=False), {"x-cdi-content-type": kind}
+    return clones.body(folder, "filesystem", ours=False), {"x-cdi-content-type": kind}
