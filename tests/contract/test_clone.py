@@ -48,7 +48,11 @@ def test_clone_replaces_leftovers_of_a_killed_one(
         oracle.same(point / "disk.img", volume)
 
 
-@pytest.mark.parametrize(("name", "sparse"), [("disk.img", False), ("vm-disk.img.1", True)])
+@pytest.mark.parametrize(
+    ("block", "name", "sparse"),
+    [(512, "disk.img", False), (4096, "vm-disk.img.1", True)],
+    indirect=["block"],
+)
 def test_disk_is_taken_from_upstream_s_tar(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -80,6 +84,7 @@ def test_disk_is_taken_from_upstream_s_tar(
     oracle.same(block, volume, beyond=devices.DIRT)
 
 
+@pytest.mark.parametrize("block", [512], indirect=True)
 def test_empty_disk_is_not_cloned_to_a_device(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, block: Path
 ) -> None:
