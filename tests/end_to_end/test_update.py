@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cdi_worker.images.engine import fetch
 from cdi_worker.images.sinks import compared
 from cdi_worker.images.targets import checkpoint, storage
 from cdi_worker.sources.web import locations as web_locations
-from tests.support import devices, disks, misbehave, oracle, pairs, processes, worker
+from tests.support import devices, disks, kills, misbehave, oracle, pairs, processes, worker
 
 MIB = 1 << 20
 SIZE = 12 * MIB
@@ -474,19 +475,15 @@ def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
             cdi_worker.run(request(broken(server), device, existing="replace", no_progress=0.5))
     else:
         url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=10 * MIB))
-        with worker.started("import", "--force", url, device) as ended:
-            processes.wait_for(lambda: is_claimed(device), "the record of the run")
-            ended.terminate()
-            assert ended.wait()
+        cancelled = request(url, device, existing="replace")
+        kills.kill(cancelled, lambda: is_claimed(device), signal.SIGTERM)
 
 
 def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
     """Begin an update that fails or is killed after the first changes."""
     if end == "killed":
-        url = server.serve("/new", misbehave.Page(bytes(NEW), stall_at=10 * MIB))
-        with worker.started("import", "--update", url, device) as killed:
-            processes.wait_for(lambda: is_claimed(device), "the record of the run")
-            killed.kill()
+        url = server.serve("/new", misbehave.Page(bytes(NEW), drip=(64 << 10, 0.02)))
+        kills.kill(request(url, device), lambda: is_claimed(device))
     else:
         with pytest.raises(errors.TransferFailed):
             cdi_worker.run(request(broken(server), device, no_progress=0.5))
