@@ -33,7 +33,7 @@ def killable(request: cdi_worker.Request) -> cdi_worker.Request:
 
 
 def give_up(ovirt: ovirt_stages.Setup) -> None:
-    """End the transfer of a killed worker, as the engine does once it was not used for a minute."""
+    """End the transfer of a worker that was killed after its last read, as the engine does after a minute."""
     if ovirt.engine.last.phase not in engine_states.ENDED:
         ovirt.engine.enter(ovirt.engine.last, "cancelled_system")
 
@@ -73,10 +73,9 @@ def test_killed_full_copy_is_not_resumed_with_other_data(ovirt: ovirt_stages.Set
     first = chain.active.id
     chain.snapshot(*ovirt_stages.FIRST)
     chain.snapshot()
-    ovirt.engine.delay = "100ms"
+    ovirt.engine.inactivity, ovirt.engine.delay = 2.0, "100ms"
     request = ovirt.request(chain, target, first)
     assert kills.kill(killable(request), lambda: journal_saved_twice(target)) == -signal.SIGKILL
-    give_up(ovirt)
     ovirt.engine.delay = ""
     ovirt.engine.ending = lambda: chain.remove(first)
     with pytest.raises(errors.SourceChanged, match="snapshot was"):

@@ -414,13 +414,12 @@ def test_what_qemu_must_read_needs_no_scratch(web: servers.Web, disks: disks.Dis
         check(served, expected)
 
 
-@pytest.mark.parametrize("kind", ["qcow2", "raw"])
-def test_export_is_compared_without_write_access(tmp_path: Path, kind: str) -> None:
+def test_export_is_compared_without_write_access(tmp_path: Path) -> None:
     image, socket = tmp_path / "image", tmp_path / "socket"
     raw = tmp_path / "raw"
     raw.write_bytes(DATA[: 2 * MIB] + bytes(2 * MIB) + DATA[:MIB])
-    processes.run("qemu-img", "convert", "-f", "raw", "-O", kind, raw, image)
-    command = [*nbd_targets.qemu_nbd(image, kind, socket), "--read-only"]
+    processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, image)
+    command = [*nbd_targets.qemu_nbd(image, "qcow2", socket), "--read-only"]
     with nbd_targets.serving(command, tmp_path) as served:
         url = served.url
         source = dataclasses.replace(request(str(raw), url), source="local")

@@ -245,19 +245,6 @@ def test_missing_disk_is_imported(server: misbehave.Server, tmp_path: Path) -> N
     assert result.changes is None
 
 
-def test_full_file_system_can_be_updated(server: misbehave.Server, tmp_path: Path) -> None:
-    """There is no room for a second disk."""
-    with devices.filesystem("ext4", tmp_path) as folder:
-        target = folder / "disk.img"
-        content = random.Random(5).randbytes(40 * MIB)
-        imported(server, target, content)
-        changed = content[: 39 * MIB] + bytes(MIB)
-        cdi_worker.run(request(server.serve("/new", misbehave.Page(changed)), target))
-        expected = tmp_path / "expected"
-        expected.write_bytes(changed)
-        oracle.same(target, expected)
-
-
 def test_disk_with_another_name_is_not_changed_in_place(server: misbehave.Server, tmp_path: Path) -> None:
     """A hard link stays usable while the disk is changed, and two runs could change it by two names."""
     target, link = tmp_path / "disk.img", tmp_path / "copy.img"

@@ -231,8 +231,8 @@ def test_disk_without_snapshot_is_copied(vcsim: vmware.Vcsim, tmp_path: Path) ->
 
 def test_vcenter_gets_many_short_reads(tmp_path: Path) -> None:
     """Reads of 2 MiB, which a vCenter handles; as many as use the memory of longer ones."""
-    vcsim = vmware.Vcsim(tmp_path / "vcsim", 96 * vmware_stages.MiB)
-    vcsim.take_snapshot((0, vmware_stages.noise(1, 80 * vmware_stages.MiB)))
+    vcsim = vmware.Vcsim(tmp_path / "vcsim", 40 * vmware_stages.MiB)
+    vcsim.take_snapshot((0, vmware_stages.noise(1, 36 * vmware_stages.MiB)))
     vcsim.settings["delay"] = 300_000
     with vcsim.running():
         vmware_stages.run(vcsim, tmp_path / "disk.img", 0)

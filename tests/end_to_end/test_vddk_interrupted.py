@@ -149,25 +149,25 @@ def test_temporary_error_is_retried(vcsim: vmware.Vcsim, tmp_path: Path) -> None
     vmware_stages.check(vcsim, target, 0)
 
 
-def impatient(vcsim: vmware.Vcsim, target: Path, min_speed: int = 0) -> cdi_worker.Request:
-    """Return a request for the first stage that waits two seconds for progress, as ``--stall-timeout 2``."""
+def impatient(vcsim: vmware.Vcsim, target: Path, patience: int, min_speed: int) -> cdi_worker.Request:
+    """Return a request for the first stage that waits as with ``--stall-timeout``, in seconds."""
     request = vmware_stages.request(vcsim, target, 0)
-    access = dataclasses.replace(request.location.access, patience=2, min_speed=min_speed)
+    access = dataclasses.replace(request.location.access, patience=patience, min_speed=min_speed)
     location = dataclasses.replace(request.location, access=access)
-    # One read after the other: several at once may have all that there is within two seconds.
-    fetch = dataclasses.replace(request.fetch, no_progress=2, min_speed=min_speed, connections=1)
+    # One read after the other: several at once may have all that there is in time.
+    fetch = dataclasses.replace(request.fetch, no_progress=patience, min_speed=min_speed, connections=1)
     return dataclasses.replace(request, location=location, fetch=fetch)
 
 
 def test_silent_or_slow_library_is_given_up(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     """The slow one answers each read, long before it would count as silent."""
-    for microseconds, min_speed, reason in (
-        (5_000_000, 0, "no answer within 2 s"),
-        (1_500_000, 1 << 30, r"in [2-9] s, less than 1.0 GiB per second"),
+    for microseconds, patience, min_speed, reason in (
+        (3_000_000, 1, 0, "no answer within 1 s"),
+        (1_500_000, 2, 1 << 30, r"in [2-9] s, less than 1.0 GiB per second"),
     ):
         slow(vcsim, microseconds)
         with pytest.raises(errors.TransferFailed, match=reason):
-            cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", min_speed))
+            cdi_worker.run(impatient(vcsim, tmp_path / "disk.img", patience, min_speed))
 
 
 # -- killed at any moment --------------------------------------------------------------------------

@@ -45,9 +45,9 @@ class Engine:
         self.locked: set[str] = set()
         self.transfers: list[Transfer] = []
         self.calls: list[str] = []
+        self._tokens: set[str] = set()
         self.reset()
         self._pair = pair
-        self._tokens: set[str] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -56,7 +56,8 @@ class Engine:
         self.port = 0
 
     def reset(self) -> None:
-        """Forget the transfers and faults of an earlier test."""
+        """Forget the transfers and faults of an earlier test, and the sessions of workers that it killed."""
+        self._tokens.clear()
         self.transfers.clear()
         self.calls.clear()
         self.slow = 0.05
