@@ -75,14 +75,13 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> bytearray:
     return image(GRAINS)
 
 
-@pytest.mark.slow
-def test_more_grains_than_the_limit_of_pending_ones_are_read() -> None:
+def test_more_grains_than_the_limit_of_pending_ones_are_read(crowd: bytearray) -> None:
     end = 0
-    for offset, length, body in arrivals(image(MANY)):
+    for offset, length, body in arrivals(crowd):
         assert offset == end
         assert body == bytes([1 + offset // (GRAIN * SECTOR) % 255]) * length
         end += length
-    assert end == MANY * GRAIN * SECTOR
+    assert end == GRAINS * GRAIN * SECTOR
 
 
 @pytest.mark.parametrize(
