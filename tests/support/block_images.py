@@ -127,22 +127,7 @@ def damaged(data: bytes, dice: random.Random, form: str) -> bytes:
     if len(data) < 256 << 10:
         return data
     places = [place for place in FORMS[form].words(data) if place[0] + 8 <= len(data)]
-    changed = bytearray(data)
-    for _ in range(dice.randint(1, 3) if places else 0):
-        at, layout = dice.choice(places)
-        (word,) = struct.unpack_from(layout, changed, at)
-        bits = 8 * struct.calcsize(layout)
-        kind = dice.choice(["bit", "other", "near", "any"])
-        if kind == "bit":
-            word ^= 1 << dice.randrange(bits)
-        elif kind == "other":
-            (word,) = struct.unpack_from(layout, changed, dice.choice(places)[0])
-        elif kind == "near":
-            word += dice.randint(-4, 4) << dice.choice([0, 0, 9, 20])
-        else:
-            word = dice.getrandbits(bits)
-        struct.pack_into(layout, changed, at, word & (1 << bits) - 1)
-    return FORMS[form].sound(bytes(changed))
+    return FORMS[form].sound(qcow2_images.changed_words(data, places, dice))
 
 
 def check(found: set[bytes], data: bytes, form: str) -> None:

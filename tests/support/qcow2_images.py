@@ -7,6 +7,7 @@ import dataclasses
 import random
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import settings, strategies
@@ -164,26 +165,27 @@ def words(data: bytes) -> list[int]:
 
 def damaged(data: bytes, dice: random.Random, form: str = "qcow2") -> bytes:
     """Return an image with a few words of its header and tables changed."""
-    changed, places = bytearray(data), words(data)
-    for _ in range(dice.randint(1, 3)):
-        _damage(changed, places, dice)
+    return changed_words(data, [(at, ">Q") for at in words(data)], dice)
+
+
+def changed_words(data: bytes, places: Sequence[tuple[int, str]], dice: random.Random) -> bytes:
+    """Change a bit of a word, or make it another word, a near one, or any; each place has its layout."""
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 3) if places else 0):
+        at, layout = dice.choice(places)
+        (word,) = struct.unpack_from(layout, changed, at)
+        bits = 8 * struct.calcsize(layout)
+        kind = dice.choice(["bit", "other", "near", "any"])
+        if kind == "bit":
+            word ^= 1 << dice.randrange(bits)
+        elif kind == "other":
+            (word,) = struct.unpack_from(layout, changed, dice.choice(places)[0])
+        elif kind == "near":
+            word += dice.randint(-8, 8) << dice.randrange(22)
+        else:
+            word = dice.getrandbits(bits)
+        struct.pack_into(layout, changed, at, word & (1 << bits) - 1)
     return bytes(changed)
-
-
-def _damage(data: bytearray, places: list[int], dice: random.Random) -> None:
-    """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
-    at = dice.choice(places)
-    (word,) = struct.unpack_from(">Q", data, at)
-    kind = dice.choice(["bit", "other", "near", "any"])
-    if kind == "bit":
-        word ^= 1 << dice.randrange(64)
-    elif kind == "other":
-        (word,) = struct.unpack_from(">Q", data, dice.choice(places))
-    elif kind == "near":
-        word += dice.randint(-8, 8) << dice.randrange(22)
-    else:
-        word = dice.getrandbits(64)
-    struct.pack_into(">Q", data, at, word & (1 << 64) - 1)
 
 
 def tables_last(data: bytes) -> bytes:

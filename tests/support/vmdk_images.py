@@ -101,26 +101,7 @@ def words(data: bytes) -> list[int]:
 
 def damaged(data: bytes, dice: random.Random, form: str = "vmdk") -> bytes:
     """Return an image with a few words of its header and tables changed."""
-    changed, places = bytearray(data), words(data)
-    for _ in range(dice.randint(1, 3)):
-        _damage(changed, places, dice)
-    return bytes(changed)
+    return qcow2_images.changed_words(data, [(at, "<I") for at in words(data)], dice)
 
 
 check = qcow2_images.check
-
-
-def _damage(data: bytearray, places: list[int], dice: random.Random) -> None:
-    """Change one word: flip a bit, shift it, replace it by another word or by a random one."""
-    at = dice.choice(places)
-    (word,) = struct.unpack_from("<I", data, at)
-    kind = dice.choice(["bit", "other", "near", "any"])
-    if kind == "bit":
-        word ^= 1 << dice.randrange(32)
-    elif kind == "other":
-        (word,) = struct.unpack_from("<I", data, dice.choice(places))
-    elif kind == "near":
-        word += dice.randint(-200, 200)
-    else:
-        word = dice.getrandbits(32)
-    struct.pack_into("<I", data, at, word & 0xFFFFFFFF)

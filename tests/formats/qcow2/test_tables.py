@@ -12,11 +12,12 @@ from cdi_worker.formats.qcow2 import check, header, layout
 from cdi_worker.formats.qcow2 import tables as qcow2_tables
 from tests.support import disks as disks_module
 from tests.support import placing, qcow2_parts
+from tests.support.qcow2_parts import CLUSTER, COPIED, PACKED
 
 
 @pytest.mark.parametrize(
     "l1",
-    [qcow2_parts.CLUSTER * 4 + 512, 1, 1 << 62, qcow2_parts.CLUSTER * 4 | 1 << 56],
+    [CLUSTER * 4 + 512, 1, 1 << 62, CLUSTER * 4 | 1 << 56],
     ids=["unaligned", "reserved", "reserved-high", "reserved-56"],
 )
 def test_malformed_l1_entry_is_corrupt(l1: int) -> None:
@@ -27,10 +28,10 @@ def test_malformed_l1_entry_is_corrupt(l1: int) -> None:
 @pytest.mark.parametrize(
     ("l1", "reason"),
     [
-        (qcow2_parts.CLUSTER * 100, "truncated"),
-        (qcow2_parts.CLUSTER, "twice"),
-        (qcow2_parts.CLUSTER * 3, "twice"),
-        ((1 << 56) - qcow2_parts.CLUSTER, "truncated"),
+        (CLUSTER * 100, "truncated"),
+        (CLUSTER, "twice"),
+        (CLUSTER * 3, "twice"),
+        ((1 << 56) - CLUSTER, "truncated"),
     ],
     ids=["behind-the-end", "refcounts", "l1", "far"],
 )
@@ -42,37 +43,20 @@ def test_l2_table_in_the_wrong_place_is_corrupt(l1: int, reason: str) -> None:
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ([qcow2_parts.CLUSTER * 5 | 2], "malformed"),
-        ([qcow2_parts.CLUSTER * 5 | 1 << 57], "malformed"),
-        ([qcow2_parts.CLUSTER * 5 + 512], "malformed"),
-        ([qcow2_parts.CLUSTER * 100], "truncated"),
-        ([qcow2_parts.CLUSTER * 4], "twice"),
-        ([qcow2_parts.CLUSTER * 3], "twice"),
-        ([0, qcow2_parts.CLUSTER], "twice"),
-        ([qcow2_parts.CLUSTER * 5, qcow2_parts.CLUSTER * 5], "twice"),
-        (
-            [
-                qcow2_parts.CLUSTER * 5,
-                qcow2_parts.CLUSTER * 6,
-                0,
-                qcow2_parts.CLUSTER * 6 | qcow2_parts.COPIED,
-            ],
-            "twice",
-        ),
-        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5, qcow2_parts.CLUSTER * 5], "twice"),
-        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 100], "truncated"),
-        (
-            [qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5, qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5],
-            "overlaps",
-        ),
-        (
-            [
-                qcow2_parts.PACKED | 2 << 54 | qcow2_parts.CLUSTER * 5,
-                qcow2_parts.PACKED | qcow2_parts.CLUSTER * 5 + 1000,
-            ],
-            "overlaps",
-        ),
-        ([qcow2_parts.PACKED | qcow2_parts.CLUSTER * 4], "twice"),
+        ([CLUSTER * 5 | 2], "malformed"),
+        ([CLUSTER * 5 | 1 << 57], "malformed"),
+        ([CLUSTER * 5 + 512], "malformed"),
+        ([CLUSTER * 100], "truncated"),
+        ([CLUSTER * 4], "twice"),
+        ([CLUSTER * 3], "twice"),
+        ([0, CLUSTER], "twice"),
+        ([CLUSTER * 5, CLUSTER * 5], "twice"),
+        ([CLUSTER * 5, CLUSTER * 6, 0, CLUSTER * 6 | COPIED], "twice"),
+        ([PACKED | CLUSTER * 5, CLUSTER * 5], "twice"),
+        ([PACKED | CLUSTER * 100], "truncated"),
+        ([PACKED | CLUSTER * 5, PACKED | CLUSTER * 5], "overlaps"),
+        ([PACKED | 2 << 54 | CLUSTER * 5, PACKED | CLUSTER * 5 + 1000], "overlaps"),
+        ([PACKED | CLUSTER * 4], "twice"),
     ],
 )
 def test_malformed_l2_entry_is_corrupt(entries: list[int], reason: str) -> None:
@@ -80,98 +64,59 @@ def test_malformed_l2_entry_is_corrupt(entries: list[int], reason: str) -> None:
         lengths(qcow2_parts.image(l2=entries))
 
 
-@pytest.mark.parametrize(
-    "length",
-    [
-        65536,
-        2 * qcow2_parts.CLUSTER,
-        3 * qcow2_parts.CLUSTER,
-        4 * qcow2_parts.CLUSTER,
-        4 * qcow2_parts.CLUSTER + 100,
-    ],
-)
+@pytest.mark.parametrize("length", [65536, 2 * CLUSTER, 3 * CLUSTER, 4 * CLUSTER, 4 * CLUSTER + 100])
 def test_cut_tables_are_truncated(length: int) -> None:
     with pytest.raises(errors.Truncated):
         lengths(qcow2_parts.image(l2=[])[:length])
 
 
 def test_two_tables_in_one_cluster_are_corrupt() -> None:
-    head = qcow2_parts.header(size=2 << 29, l1=(2, 3 * qcow2_parts.CLUSTER))
-    data = (
-        head
-        + bytes(2 * qcow2_parts.CLUSTER)
-        + struct.pack(">QQ", 4 * qcow2_parts.CLUSTER, 4 * qcow2_parts.CLUSTER).ljust(
-            2 * qcow2_parts.CLUSTER, b"\0"
-        )
-    )
+    head = qcow2_parts.header(size=2 << 29, l1=(2, 3 * CLUSTER))
+    data = head + bytes(2 * CLUSTER) + struct.pack(">QQ", 4 * CLUSTER, 4 * CLUSTER).ljust(2 * CLUSTER, b"\0")
     with pytest.raises(errors.Corrupt, match="twice"):
         lengths(data)
 
 
 def test_zero_clusters_require_version_3() -> None:
-    assert (
-        lengths(qcow2_parts.image(l2=[1, qcow2_parts.CLUSTER * 5 | 1, qcow2_parts.COPIED]))
-        == 5 * qcow2_parts.CLUSTER
-    )
+    assert lengths(qcow2_parts.image(l2=[1, CLUSTER * 5 | 1, COPIED])) == 5 * CLUSTER
     with pytest.raises(errors.Corrupt, match="malformed"):
         lengths(qcow2_parts.image(version=2, l2=[1]))
 
 
 def test_required_length_ends_with_the_last_cluster() -> None:
-    assert (
-        lengths(qcow2_parts.image(l2=[0, qcow2_parts.CLUSTER * 7, qcow2_parts.CLUSTER * 6]))
-        == 8 * qcow2_parts.CLUSTER
-    )
-    assert (
-        lengths(qcow2_parts.image(l2=[qcow2_parts.PACKED | 3 << 54 | qcow2_parts.CLUSTER * 6 + 100]))
-        == 6 * qcow2_parts.CLUSTER + 3 * 512 + 1
-    )
+    assert lengths(qcow2_parts.image(l2=[0, CLUSTER * 7, CLUSTER * 6])) == 8 * CLUSTER
+    assert lengths(qcow2_parts.image(l2=[PACKED | 3 << 54 | CLUSTER * 6 + 100])) == 6 * CLUSTER + 3 * 512 + 1
     # The file need not contain data behind the end of the disk.
     assert (
-        lengths(
-            qcow2_parts.image(
-                size=qcow2_parts.CLUSTER + 512, l2=[0, qcow2_parts.CLUSTER * 7, qcow2_parts.CLUSTER * 6]
-            )
-        )
-        == 7 * qcow2_parts.CLUSTER + 512
+        lengths(qcow2_parts.image(size=CLUSTER + 512, l2=[0, CLUSTER * 7, CLUSTER * 6])) == 7 * CLUSTER + 512
     )
 
 
 def test_subclusters_are_decoded() -> None:
     reader = header.parse(qcow2_parts.header(features=16))
-    part = qcow2_parts.CLUSTER // 32
-    table = struct.pack(
-        ">QQQQQQ",
-        5 * qcow2_parts.CLUSTER,
-        0xFFFFFFFF,
-        6 * qcow2_parts.CLUSTER,
-        0b11 | 0b1100 << 32,
-        7 * qcow2_parts.CLUSTER,
-        6,
-    )
-    pieces = qcow2_tables.decode(reader, table.ljust(qcow2_parts.CLUSTER, b"\0"), 0)
-    whole, size = qcow2_parts.CLUSTER + 2 * part, 2 * part
+    part = CLUSTER // 32
+    table = struct.pack(">QQQQQQ", 5 * CLUSTER, 0xFFFFFFFF, 6 * CLUSTER, 0b11 | 0b1100 << 32, 7 * CLUSTER, 6)
+    pieces = qcow2_tables.decode(reader, table.ljust(CLUSTER, b"\0"), 0)
+    whole, size = CLUSTER + 2 * part, 2 * part
     assert pieces == [
-        (5 * qcow2_parts.CLUSTER, whole, 0, whole, False, ()),
-        (7 * qcow2_parts.CLUSTER + part, size, 2 * qcow2_parts.CLUSTER + part, size, False, ()),
+        (5 * CLUSTER, whole, 0, whole, False, ()),
+        (7 * CLUSTER + part, size, 2 * CLUSTER + part, size, False, ()),
     ]
-    for malformed in ((0, 1), (qcow2_parts.CLUSTER * 5, 1 | 1 << 32), (qcow2_parts.CLUSTER * 5 | 1, 1)):
+    for malformed in ((0, 1), (CLUSTER * 5, 1 | 1 << 32), (CLUSTER * 5 | 1, 1)):
         with pytest.raises(errors.Corrupt):
-            qcow2_tables.decode(reader, struct.pack(">QQ", *malformed).ljust(qcow2_parts.CLUSTER, b"\0"), 0)
+            qcow2_tables.decode(reader, struct.pack(">QQ", *malformed).ljust(CLUSTER, b"\0"), 0)
 
 
 def test_subclusters_behind_the_end_of_the_disk_are_ignored() -> None:
     """The last cluster has two subclusters within the disk, one across its end, and the rest behind it."""
-    part = qcow2_parts.CLUSTER // 32
-    reader = header.parse(qcow2_parts.header(features=16, size=qcow2_parts.CLUSTER + 2 * part + 512))
-    table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0x00FF00FF).ljust(qcow2_parts.CLUSTER, b"\0")
+    part = CLUSTER // 32
+    reader = header.parse(qcow2_parts.header(features=16, size=CLUSTER + 2 * part + 512))
+    table = struct.pack(">QQQQ", 0, 0, 5 * CLUSTER, 0x00FF00FF).ljust(CLUSTER, b"\0")
     length = 2 * part + 512
+    assert qcow2_tables.decode(reader, table, 0) == [(5 * CLUSTER, length, CLUSTER, length, False, ())]
+    table = struct.pack(">QQQQ", 0, 0, 5 * CLUSTER, 0xFF00FF02).ljust(CLUSTER, b"\0")
     assert qcow2_tables.decode(reader, table, 0) == [
-        (5 * qcow2_parts.CLUSTER, length, qcow2_parts.CLUSTER, length, False, ())
-    ]
-    table = struct.pack(">QQQQ", 0, 0, 5 * qcow2_parts.CLUSTER, 0xFF00FF02).ljust(qcow2_parts.CLUSTER, b"\0")
-    assert qcow2_tables.decode(reader, table, 0) == [
-        (5 * qcow2_parts.CLUSTER + part, part, qcow2_parts.CLUSTER + part, part, False, ())
+        (5 * CLUSTER + part, part, CLUSTER + part, part, False, ())
     ]
 
 
@@ -233,7 +178,7 @@ def test_compressed_cluster_of_the_wrong_size_is_corrupt(disks: disks_module.Dis
     packed = [piece for batch in window.data() for piece in batch.pieces if piece.compressed]
     longest = max(packed, key=lambda piece: piece.length)
     body = data[longest.host :][: longest.length]
-    assert len(window.inflate(body, longest)) == qcow2_parts.CLUSTER
+    assert len(window.inflate(body, longest)) == CLUSTER
     head = header.parse(data[: 64 << 10])
     shorter, longer = (head._replace(cluster_bits=head.cluster_bits + more) for more in (-1, 1))
     for inflate, wrong in (
