@@ -64,6 +64,12 @@ def test_whiteout_hides_the_disk(guarded: registries.Registry) -> None:
     assert pulled.pull(guarded, image) == pulled.DISK
 
 
+def test_whiteout_hides_the_disk_of_a_layer_below(guarded: registries.Registry) -> None:
+    below = containers.layer(Entry("disk/a", pulled.DISK), Entry("disk/b", pulled.OTHER))
+    image = Image((below, containers.layer(Entry("disk/.wh.b")), SYSTEM))
+    assert pulled.pull(guarded, image) == pulled.DISK
+
+
 def test_whiteout_of_the_folder_hides_all_disks(guarded: registries.Registry) -> None:
     below = containers.layer(*containers.disk(b"gone" + UNIQUE))
     guarded.push("gone", Image((below, containers.layer(Entry("disk/.wh..wh..opq")))))

@@ -91,7 +91,7 @@ def test_temporary_errors_in_a_layer_are_retried(server: misbehave.Server, range
     )
     with server:
         serve(server)
-        server.serve(blob_path(LAYER), (good, 1), *((fault, 2) for fault in faults), good)
+        server.serve(blob_path(LAYER), (good, 1), *((fault, 1) for fault in faults), good)
         assert pull(server) == DISK
         # The first answer of all is as welcome as a later one.
         server.serve(blob_path(LAYER), *((fault, 1) for fault in faults), good)
@@ -106,7 +106,7 @@ def test_layer_that_always_fails_is_an_error(server: misbehave.Server) -> None:
             errors.TransferFailed,
             match=r"broke \d+ times before this byte, and the server cannot resume there",
         ):
-            pull(server, patience=1.0)
+            pull(server, patience=0.5)
 
 
 def test_mirrors_may_have_other_etags_and_dates(server: misbehave.Server) -> None:
