@@ -173,11 +173,16 @@ def test_corrupted_object_is_refused(
 
 def test_killed_worker_resumes(served_object: ServedObject, tmp_path: Path) -> None:
     good = dataclasses.replace(served_object.page, body=kills.DATA)
-    serve(served_object, kills.DATA, (good, 2), last=dataclasses.replace(good, **kills.SLOW))
+    serve(
+        served_object,
+        kills.DATA,
+        (good, 2),
+        last=dataclasses.replace(good, **kills.SLOW, stall_at=kills.SIZE * 3 // 4),
+    )
     target, expected = tmp_path / "disk.img", tmp_path / "expected"
     expected.write_bytes(kills.DATA)
     wanted = dataclasses.replace(request(served_object.kind, served_object.url, target), **kills.OPTIONS)
-    kills.kill(wanted, lambda: served_object.server.sent(served_object.path) > kills.SIZE * 3 // 4)
+    kills.kill(wanted, kills.stuck(served_object.server, served_object.path))
     oracle.unusable(target)
     serve(served_object, kills.DATA, last=good)
     result = cdi_worker.run(wanted)

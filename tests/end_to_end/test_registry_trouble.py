@@ -24,6 +24,10 @@ MIB = 1 << 20
 MANIFEST = "/v2/r/manifests/latest"
 
 
+def image_of(disk: bytes) -> Image:
+    return Image((containers.layer(*containers.disk(disk), compression=""),))
+
+
 def serve(
     server: misbehave.Server, image: Image, *turns: tuple[misbehave.Page, int], last: misbehave.Page
 ) -> None:
@@ -41,44 +45,47 @@ def from_server(server: misbehave.Server, target: Path) -> cdi_worker.Request:
 
 @pytest.mark.parametrize(("variant", "ranges"), [("raw", False), ("qcow2-zlib", True)])
 def test_resets_and_throttling_are_retried(
-    variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path
+    server: misbehave.Server, variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path
 ) -> None:
-    image = Image((containers.layer(*containers.disk(disks.image(variant).read_bytes()), compression=""),))
+    image = image_of(disks.image(variant).read_bytes())
     good = misbehave.Page(image.layers[0].data, ranges=ranges)
     busy = misbehave.Page(status=429, headers={"Retry-After": "0"})
     torn = dataclasses.replace(good, cut=700_000)
     target = tmp_path / "disk.img"
-    with misbehave.Server() as server:
-        serve(server, image, (busy, 1), (good, 1), (busy, 2), (torn, 2), (busy, 1), (torn, 1), last=good)
-        cdi_worker.run(from_server(server, target))
+    serve(server, image, (busy, 1), (good, 1), (busy, 2), (torn, 2), (busy, 1), (torn, 1), last=good)
+    cdi_worker.run(from_server(server, target))
     oracle.same(target, disks.expected(variant))
 
 
 @pytest.mark.parametrize(("variant", "ranges"), [("raw", False), ("qcow2", True)])
-def test_layer_is_fetched_once(variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path) -> None:
-    image = Image((containers.layer(*containers.disk(disks.image(variant).read_bytes()), compression=""),))
+def test_layer_is_fetched_once(
+    server: misbehave.Server, variant: str, ranges: bool, disks: disks_module.Disks, tmp_path: Path
+) -> None:
+    image = image_of(disks.image(variant).read_bytes())
     layer = image.layers[0]
-    with misbehave.Server() as server:
-        serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
-        cdi_worker.run(from_server(server, tmp_path / "disk.img"))
-        # By ranges, the first answer is broken off: the sockets hold some of it.
-        unread = (1 << 20) if ranges else 5000
-        assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + unread
+    serve(server, image, last=misbehave.Page(layer.data, ranges=ranges))
+    cdi_worker.run(from_server(server, tmp_path / "disk.img"))
+    # By ranges, the first answer is broken off: the sockets hold some of it.
+    unread = (1 << 20) if ranges else 5000
+    assert server.sent(f"/v2/r/blobs/{layer.digest}") < len(layer.data) + unread
 
 
-def test_layer_with_shifted_ranges_is_read_in_order(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_layer_with_shifted_ranges_is_read_in_order(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     disk = disks.image("qcow2", "dense").read_bytes()
-    image = Image((containers.layer(*containers.disk(disk), compression=""),))
+    image = image_of(disk)
     target = tmp_path / "disk.img"
-    with misbehave.Server() as server:
-        lie = misbehave.Page(image.layers[0].data, lie=lambda first, _: first and first + 512)
-        serve(server, image, last=lie)
-        cdi_worker.run(from_server(server, target))
+    lie = misbehave.Page(image.layers[0].data, lie=lambda first, _: first and first + 512)
+    serve(server, image, last=lie)
+    cdi_worker.run(from_server(server, target))
     oracle.same(target, disks.expected("qcow2", "dense"))
 
 
 @pytest.mark.parametrize("above", [False, True])
-def test_ranges_that_stop_working(above: bool, disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_ranges_that_stop_working(
+    server: misbehave.Server, above: bool, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     """The blob, of the disk or of a layer above it, is read once more, in order."""
     noise = containers.layer(
         containers.Entry("etc/noise", random.Random(1).randbytes(3 << 20)), compression=""
@@ -93,52 +100,52 @@ def test_ranges_that_stop_working(above: bool, disks: disks_module.Disks, tmp_pa
         def retry(self, failure: errors.Error) -> None:
             failures.append(failure)
 
-    with misbehave.Server() as server:
-        serve(server, image, last=misbehave.Page(layer.data))
-        good = misbehave.Page(broken.data)
-        server.serve(f"/v2/r/blobs/{broken.digest}", (good, 2), dataclasses.replace(good, ranges=False))
-        cdi_worker.run(from_server(server, target), Told())
+    serve(server, image, last=misbehave.Page(layer.data))
+    good = misbehave.Page(broken.data)
+    server.serve(f"/v2/r/blobs/{broken.digest}", (good, 2), dataclasses.replace(good, ranges=False))
+    cdi_worker.run(from_server(server, target), Told())
     oracle.same(target, disks.expected("raw", "dense"))
     assert above or any(isinstance(failure, errors.NoRanges) for failure in failures)
 
 
-def test_progress_is_reported_during_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_progress_is_reported_during_the_import(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     image = containers.image_of(disks.raw("dense"))
     (layer,) = (blob for blob in image.layers if len(blob.data) > MIB)
     shown = meters.Percents()
-    with misbehave.Server() as server:
-        serve(server, image, last=misbehave.Page())
-        for blob in image.layers:
-            page = misbehave.Page(blob.data, drip=(256 << 10, 0.01) if blob is layer else None)
-            server.serve(f"/v2/r/blobs/{blob.digest}", page)
-        cdi_worker.run(from_server(server, tmp_path / "disk.img"), shown)
+    serve(server, image, last=misbehave.Page())
+    for blob in image.layers:
+        page = misbehave.Page(blob.data, drip=(256 << 10, 0.01) if blob is layer else None)
+        server.serve(f"/v2/r/blobs/{blob.digest}", page)
+    cdi_worker.run(from_server(server, tmp_path / "disk.img"), shown)
     assert shown.finished
     assert len(shown.between) > 2
 
 
-def test_cancel_ends_the_first_request(disks: disks_module.Disks, tmp_path: Path) -> None:
+def test_cancel_ends_the_first_request(
+    server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path
+) -> None:
     image = Image((containers.layer(*containers.disk(disks.raw().read_bytes())),))
     cancel = threading.Event()
-    with misbehave.Server() as server:
-        serve(server, image, last=misbehave.Page(image.layers[0].data))
-        server.serve(MANIFEST, misbehave.Page(image.manifest.data, stall=10))
-        threading.Timer(0.5, cancel.set).start()
-        begun = time.monotonic()
-        with pytest.raises(errors.Cancelled):
-            cdi_worker.run(from_server(server, tmp_path / "disk.img"), cancel=cancel)
-        assert time.monotonic() - begun < processes.PATIENCE
+    serve(server, image, last=misbehave.Page(image.layers[0].data))
+    server.serve(MANIFEST, misbehave.Page(image.manifest.data, stall=10))
+    threading.Timer(0.5, cancel.set).start()
+    begun = time.monotonic()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.run(from_server(server, tmp_path / "disk.img"), cancel=cancel)
+    assert time.monotonic() - begun < processes.PATIENCE
 
 
-def test_cancel_ends_the_import(disks: disks_module.Disks, tmp_path: Path) -> None:
-    image = Image((containers.layer(*containers.disk(disks.raw("dense").read_bytes()), compression=""),))
+def test_cancel_ends_the_import(server: misbehave.Server, disks: disks_module.Disks, tmp_path: Path) -> None:
+    image = image_of(disks.raw("dense").read_bytes())
     good = misbehave.Page(image.layers[0].data)
     target = tmp_path / "disk.img"
     cancel = threading.Event()
-    with misbehave.Server() as server:
-        serve(server, image, (good, 1), last=dataclasses.replace(good, stall=100_000))
-        threading.Timer(0.5, cancel.set).start()
-        with pytest.raises(errors.Cancelled):
-            cdi_worker.run(from_server(server, target), cancel=cancel)
+    serve(server, image, (good, 1), last=dataclasses.replace(good, stall=100_000))
+    threading.Timer(0.5, cancel.set).start()
+    with pytest.raises(errors.Cancelled):
+        cdi_worker.run(from_server(server, target), cancel=cancel)
     oracle.unusable(target)
 
 
@@ -179,26 +186,28 @@ def test_pod_imports_from_a_registry(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_worker_can_be_run_again(how: signal.Signals, tmp_path: Path) -> None:
+def test_killed_worker_can_be_run_again(
+    server: misbehave.Server, how: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "expected").write_bytes(kills.DATA)
     target = tmp_path / "disk.img"
-    image = Image((containers.layer(*containers.disk(kills.DATA), compression=""),))
+    image = image_of(kills.DATA)
     good = misbehave.Page(image.layers[0].data)
     path = f"/v2/r/blobs/{image.layers[0].digest}"
-    with misbehave.Server() as server:
-        serve(server, image, (good, 1), last=dataclasses.replace(good, **kills.SLOW))
-        wanted = dataclasses.replace(from_server(server, target), **kills.OPTIONS)
-        kills.kill(wanted, lambda: server.sent(path) > kills.SIZE * 3 // 4, how)
-        oracle.unusable(target)
-        serve(server, image, last=good)
-        assert cdi_worker.run(wanted).resumed == 0
+    serve(
+        server, image, (good, 1), last=dataclasses.replace(good, **kills.SLOW, stall_at=kills.SIZE * 3 // 4)
+    )
+    wanted = dataclasses.replace(from_server(server, target), **kills.OPTIONS)
+    kills.kill(wanted, kills.stuck(server, path), how)
+    oracle.unusable(target)
+    serve(server, image, last=good)
+    assert cdi_worker.run(wanted).resumed == 0
     oracle.same(target, tmp_path / "expected")
 
 
-def test_inspect_fetches_only_the_head(tmp_path: Path) -> None:
+def test_inspect_fetches_only_the_head(server: misbehave.Server, tmp_path: Path) -> None:
     disk = random.Random(9).randbytes(8 << 20)
     image = Image((containers.layer(*containers.disk(disk)),))
-    with misbehave.Server() as server:
-        serve(server, image, last=misbehave.Page(image.layers[0].data))
-        cdi_worker.inspect(from_server(server, tmp_path / "disk.img"))
-        assert sum(request.sent for request in server.requests) < 1 << 20
+    serve(server, image, last=misbehave.Page(image.layers[0].data))
+    cdi_worker.inspect(from_server(server, tmp_path / "disk.img"))
+    assert sum(request.sent for request in server.requests) < 1 << 20

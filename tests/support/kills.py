@@ -174,6 +174,23 @@ def after(seconds: float, request: cdi_worker.Request) -> None:
         run.wait(seconds)
 
 
+def stuck(server: misbehave.Server, path: str) -> Callable[[], bool]:
+    """Return a moment: half of the disk was sent, and nothing for longer than the journal takes.
+
+    For a page with ``SLOW`` and ``stall_at``, whose import cannot end before it is killed. ``SLOW``, as the
+    journal is saved when data is written, not by a clock: it has nothing of a fast answer that stalls.
+    """
+    last = [0.0, 0.0]
+
+    def is_stuck() -> bool:
+        sent, now = server.sent(path), time.monotonic()
+        if sent != last[0]:
+            last[:] = sent, now
+        return sent > SIZE // 2 and now - last[1] > 0.3
+
+    return is_stuck
+
+
 def path_of(request: cdi_worker.Request) -> str:
     """Return the path and the query of the request's URL, which a ``misbehave.Server`` serves."""
     url = parse.urlsplit(request.location.endpoint)
