@@ -53,6 +53,7 @@ def test_cost_follows_the_network() -> None:
     [
         pytest.param((), True, id="unknown"),
         pytest.param(NEAR, False, id="near"),
+        pytest.param((*NEAR, *[0.004, (MIB, 0.009)] * 500), False, id="near-again-and-again"),
         pytest.param((0.02, (MIB, 0.001)), True, id="distant"),
         # Its first bytes were at hand, as in a cache.
         pytest.param((*NEAR, *[0.4, (16 * MIB, 0.01)] * 2), True, id="quick-at-first"),

@@ -258,6 +258,17 @@ def test_table_is_read(head: int) -> None:
     assert fetcher(Server(), head).read(100_000, 4096) == DATA[100_000:104_096]
 
 
+def test_each_table_is_a_request_of_its_own() -> None:
+    """One answer of another range that has zeros would be several tables without data."""
+    server = Server()
+    reader = fetcher(server)._reader
+    reader.expect(50_000, 4096, tables=True)
+    for offset in (50_000, 50_512):
+        reader.read_range(offset, memoryview(bytearray(512)))
+    # The probe, and each table with a part of it.
+    assert len(server.requests) == 5
+
+
 def test_table_of_zeros_is_read_again() -> None:
     """Another request may find bytes where the first one was answered with zeros."""
     data = DATA[:50_000] + bytes(8192) + DATA[58_192:]
