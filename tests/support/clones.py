@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import random
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from cdi_worker.formats.compressed import snappy
 from cdi_worker.images import volume as volumes
@@ -64,6 +67,35 @@ def fill_volume(directory: Path) -> Path:
     (directory / "more" / "above").symlink_to("../../../etc/passwd")
     os.link(directory / "more" / "absolute", directory / "more" / "hard", follow_symlinks=False)
     return directory
+
+
+@dataclasses.dataclass(frozen=True)
+class Receiver:
+    """The volume of a receiver, and the upload servers that write to it."""
+
+    certificates: uploads.Certificates
+    paths: contract.Paths
+
+    @property
+    def data(self) -> Path:
+        """Return the file-system volume."""
+        return Path(self.paths.data)
+
+    @property
+    def disk(self) -> Path:
+        """Return the disk in the file-system volume."""
+        return self.data / "disk.img"
+
+    def server(self, env: dict[str, str], data: Path | None = None) -> uploads.Server:
+        """Return a server; ``data``: another file-system volume."""
+        paths = self.paths if data is None else self.paths._replace(data=str(data))
+        return uploads.Server(self.certificates, env, paths)
+
+
+@pytest.fixture
+def receiver(certificates: uploads.Certificates, paths: contract.Paths) -> Receiver:
+    """Return a receiver with an empty file-system volume."""
+    return Receiver(certificates, paths)
 
 
 class Place(NamedTuple):

@@ -27,21 +27,16 @@ SYNC = uploads.SYNC
 SIZE = clones.SIZE
 HEADERS = {"x-cdi-content-type": "filesystem-clone", **clones.OURS}
 server = uploads.server
+receiver = clones.receiver
 
 
 def buffers(size: int) -> Iterator[memoryview]:
     return itertools.repeat(memoryview(bytearray(size)))
 
 
-def run_both(
-    certificates: uploads.Certificates,
-    env: dict[str, str],
-    paths: contract.Paths,
-    source: Path,
-    **more: str,
-) -> str:
+def run_both(receiver: clones.Receiver, env: dict[str, str], source: Path, **more: str) -> str:
     """Clone a file system to the volume of an upload server; return the message of the source."""
-    with uploads.Server(certificates, env, paths) as server:
+    with receiver.server(env) as server:
         message = clones.run(clones.environment(server, "filesystem", source, **more))
         assert server.result().status == 0
     return message
@@ -130,15 +125,12 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_file_system_is_cloned(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    change: Callable[[Path], object],
+    receiver: clones.Receiver, folder: Path, change: Callable[[Path], object]
 ) -> None:
     change(folder)
-    assert run_both(certificates, {}, paths, folder) == "Clone Complete"
-    clones.same_tree(folder, paths.data)
-    data = Path(paths.data)
+    assert run_both(receiver, {}, folder) == "Clone Complete"
+    clones.same_tree(folder, receiver.data)
+    data = receiver.data
     for found in sorted(folder.rglob("*")):
         if found.is_file() and not found.is_symlink() and "lost+found" not in found.parts:
             copy = data / found.relative_to(folder)
@@ -151,29 +143,23 @@ def test_any_file_system_is_cloned(
     assert not [name for name in os.listdir(data) if name not in os.listdir(folder)]
 
 
-def test_disk_that_is_a_link_is_not_cloned(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path
-) -> None:
+def test_disk_that_is_a_link_is_not_cloned(receiver: clones.Receiver, folder: Path) -> None:
     """Whoever opens the disk of the clone would follow the link in its own mounts."""
     (folder / "disk.img").rename(folder / "more" / "disk.raw")
     # The length of the link itself is that of a sector, like the size of a disk.
     (folder / "disk.img").symlink_to("more//" + "./" * 249 + "disk.raw")
     with pytest.raises(errors.Error, match=r"'disk\.img' is a symlink"):
-        run_both(certificates, {}, paths, folder)
-    oracle.unusable(Path(paths.data, "disk.img"))
+        run_both(receiver, {}, folder)
+    oracle.unusable(receiver.disk)
 
 
 @pytest.mark.parametrize(("env", "more"), [({"PREALLOCATION": "true"}, {}), ({}, {"PREALLOCATION": "true"})])
 def test_disk_is_preallocated_if_either_end_asks(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    env: dict[str, str],
-    more: dict[str, str],
+    receiver: clones.Receiver, folder: Path, env: dict[str, str], more: dict[str, str]
 ) -> None:
-    run_both(certificates, env, paths, folder, **more)
-    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
-    assert Path(paths.data, "disk.img").stat().st_blocks * 512 >= SIZE
+    run_both(receiver, env, folder, **more)
+    oracle.same(receiver.disk, folder / "disk.img")
+    assert receiver.disk.stat().st_blocks * 512 >= SIZE
 
 
 @pytest.mark.parametrize(
@@ -187,23 +173,18 @@ def test_disk_is_preallocated_if_either_end_asks(
     indirect=["block"],
 )
 def test_device_gets_the_disk_of_a_file_system(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    block: Path,
-    name: str,
-    others: dict[str, int],
+    receiver: clones.Receiver, folder: Path, block: Path, name: str, others: dict[str, int]
 ) -> None:
     """Other files are discarded, before or after it in an archive, also those larger than the device."""
     (folder / "disk.img").rename(folder / name)
     for other, size in others.items():
         (folder / other).write_bytes(random.Random(1).randbytes(size))
-    assert run_both(certificates, {"DESTINATION": str(block)}, paths, folder) == "Clone Complete"
+    assert run_both(receiver, {"DESTINATION": str(block)}, folder) == "Clone Complete"
     oracle.same(block, folder / name, beyond=devices.DIRT)
 
 
 def test_scattered_data_occupies_no_more_than_at_the_source(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+    receiver: clones.Receiver, tmp_path: Path
 ) -> None:
     source = tmp_path / "volume"
     source.mkdir()
@@ -212,28 +193,26 @@ def test_scattered_data_occupies_no_more_than_at_the_source(
             stream.seek(offset)
             stream.write(os.urandom(4096))
         stream.truncate(64 * MIB)
-    run_both(certificates, {}, paths, source)
-    copy = Path(paths.data, "disk.img")
+    run_both(receiver, {}, source)
+    copy = receiver.disk
     oracle.same(copy, source / "disk.img")
     assert copy.stat().st_blocks <= (source / "disk.img").stat().st_blocks
 
 
-def test_disk_and_other_files_must_fit_together(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
-) -> None:
+def test_disk_and_other_files_must_fit_together(receiver: clones.Receiver, tmp_path: Path) -> None:
     source = tmp_path / "volume"
     source.mkdir()
     for name in ("disk.img", "other"):
         (source / name).write_bytes(random.Random(name).randbytes(6 * MIB))
-    made = uploads.Server(certificates, {"UPLOAD_IMAGE_SIZE": "10Mi"}, paths)
+    made = receiver.server({"UPLOAD_IMAGE_SIZE": "10Mi"})
     with made as server:
         answer = server.ask("POST", SYNC, clones.body(source, "filesystem", ours=True), HEADERS)
         assert (answer.status, "effective image size is larger" in answer.text) == (400, True), answer.text
-        assert not [name for name in os.listdir(paths.data) if not name.endswith(".lock")]
+        assert not [name for name in os.listdir(receiver.data) if not name.endswith(".lock")]
         (source / "other").write_bytes(b"little")
         answer = server.ask("POST", SYNC, clones.body(source, "filesystem", ours=True), HEADERS)
         assert answer.status == 200, answer.text
-    clones.same_tree(source, paths.data)
+    clones.same_tree(source, receiver.data)
 
 
 def two_volumes(directory: Path) -> dict[str, Path]:
@@ -246,14 +225,12 @@ def two_volumes(directory: Path) -> dict[str, Path]:
     return made
 
 
-def test_of_two_clones_to_one_target_one_succeeds(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
-) -> None:
-    made = uploads.Server(certificates, {}, paths)
+def test_of_two_clones_to_one_target_one_succeeds(receiver: clones.Receiver, tmp_path: Path) -> None:
+    made = receiver.server({})
     volumes = two_volumes(tmp_path)
     messages = {name: tmp_path / f"{name}.message" for name in volumes}
     with contextlib.ExitStack() as stack:
-        receiving = stack.enter_context(clones.target(made, paths, tmp_path / "log"))
+        receiving = stack.enter_context(clones.target(made, receiver.paths, tmp_path / "log"))
         sending = {
             name: stack.enter_context(
                 clones.start_source(clones.environment(made, "filesystem", path), messages[name])
@@ -270,7 +247,7 @@ def test_of_two_clones_to_one_target_one_succeeds(
     complete = [name for name, message in messages.items() if message.read_text() == "Clone Complete"]
     assert complete == [name for name in done if sending[name].returncode == 0]
     assert len(complete) == 1, "a source reports success for what another has sent"
-    clones.same_tree(volumes[complete[0]], paths.data)
+    clones.same_tree(volumes[complete[0]], receiver.data)
 
 
 class Stopping(progress.NullProgress):
@@ -354,20 +331,15 @@ def damaged(body: bytes, part: str) -> bytes:
     ],
 )
 def test_damaged_stream_leaves_nothing(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    tmp_path: Path,
-    part: str,
-    kind: str,
+    receiver: clones.Receiver, folder: Path, tmp_path: Path, part: str, kind: str
 ) -> None:
     body = plain_body(folder)
-    with clones.place(kind, tmp_path, paths) as place:
-        with uploads.Server(certificates, place.env, paths) as server:
+    with clones.place(kind, tmp_path, receiver.paths) as place:
+        with receiver.server(place.env) as server:
             answer = server.ask("POST", SYNC, damaged(body, part), HEADERS)
             assert (answer.status, "clone stream" in answer.text) == (400, True), answer.text
             oracle.unusable(place.disk)
-            assert not [name for name in os.listdir(paths.data) if not name.endswith(".lock")]
+            assert not [name for name in os.listdir(receiver.data) if not name.endswith(".lock")]
             assert server.ask("POST", SYNC, body, HEADERS).status == 200
         oracle.same(place.disk, folder / "disk.img", beyond=place.beyond)
 
@@ -382,11 +354,11 @@ def plain_body(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("kind", clones.PLACES)
 def test_disk_is_unusable_until_the_digest_has_arrived(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, tmp_path: Path, kind: str
+    receiver: clones.Receiver, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     body = plain_body(folder)
-    with clones.place(kind, tmp_path, paths) as place:
-        with uploads.Server(certificates, place.env, paths) as server, server.connect() as connection:
+    with clones.place(kind, tmp_path, receiver.paths) as place:
+        with receiver.server(place.env) as server, server.connect() as connection:
             connection.putrequest("POST", SYNC)
             for name, value in {**HEADERS, "Content-Length": str(len(body))}.items():
                 connection.putheader(name, value)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cdi_worker.importer import contract
-from tests.support import clones, devices, oracle, pairs, uploads
+from tests.support import clones, devices, oracle, pairs
 
 MIB = 1 << 20
 #: Several times the file system, with a few MiB of data.
 SIZE = 300 * MIB
+receiver = clones.receiver
 KINDS = {"block": "blockdevice-clone", "filesystem": "filesystem-clone"}
 
 
@@ -27,19 +27,13 @@ def volume(tmp_path: Path) -> Path:
     ("mode", "ours", "image_size"), pairs.covering(list(KINDS), [True, False], ["", "60Mi"])
 )
 def test_thin_disk_is_cloned_to_a_small_file_system(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    tmp_path: Path,
-    volume: Path,
-    mode: str,
-    ours: bool,
-    image_size: str,
+    receiver: clones.Receiver, tmp_path: Path, volume: Path, mode: str, ours: bool, image_size: str
 ) -> None:
     env = {"UPLOAD_IMAGE_SIZE": image_size, "FILESYSTEM_OVERHEAD": "0.06"}
     headers = {"x-cdi-content-type": KINDS[mode]} | (clones.OURS if ours else {})
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
         body = clones.body(volume.parent, mode, ours=ours)
-        with uploads.Server(certificates, env, paths._replace(data=str(point))) as server:
+        with receiver.server(env, point) as server:
             answer = server.ask("POST", clones.SYNC, body, headers)
             assert answer.status == 200, answer.text
             assert "Clone Complete" in server.result().message
@@ -51,19 +45,14 @@ def test_thin_disk_is_cloned_to_a_small_file_system(
 
 @pytest.mark.parametrize(("mode", "ours"), [("block", False), ("filesystem", True)])
 def test_data_that_does_not_fit_is_an_error(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    tmp_path: Path,
-    volume: Path,
-    mode: str,
-    ours: bool,
+    receiver: clones.Receiver, tmp_path: Path, volume: Path, mode: str, ours: bool
 ) -> None:
     with volume.open("r+b") as stream:
         stream.seek(100 * MIB)
         for _ in range(64):
             stream.write(b"data" * (MIB // 4))
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        with uploads.Server(certificates, {}, paths._replace(data=str(point))) as server:
+        with receiver.server({}, point) as server:
             body = clones.body(volume.parent, mode, ours=ours)
             headers = {"x-cdi-content-type": KINDS[mode]} | (clones.OURS if ours else {})
             answer = server.ask("POST", clones.SYNC, body, headers)
@@ -73,11 +62,11 @@ def test_data_that_does_not_fit_is_an_error(
 
 
 def test_preallocated_clone_needs_the_whole_size(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, volume: Path
+    receiver: clones.Receiver, tmp_path: Path, volume: Path
 ) -> None:
     env = {"PREALLOCATION": "true"}
     with devices.filesystem("ext4", tmp_path, 64 * MIB) as point:
-        with uploads.Server(certificates, env, paths._replace(data=str(point))) as server:
+        with receiver.server(env, point) as server:
             body = clones.body(volume.parent, "block", ours=True)
             headers = {"x-cdi-content-type": "blockdevice-clone", **clones.OURS}
             answer = server.ask("POST", clones.SYNC, body, headers)

@@ -20,19 +20,20 @@ SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
 server = uploads.server
+receiver = clones.receiver
 
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
 def test_file_system_is_cloned_to_file_system(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, preallocation: str
+    receiver: clones.Receiver, folder: Path, preallocation: str
 ) -> None:
     env = {"PREALLOCATION": preallocation}
-    with uploads.Server(certificates, env, paths) as server:
+    with receiver.server(env) as server:
         message = clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION=preallocation))
         ended = json.loads(server.result().message)
-    clones.same_tree(folder, paths.data)
-    copied = Path(paths.data, "disk.img").stat()
-    assert not Path(paths.data, "lost+found").exists()
+    clones.same_tree(folder, receiver.data)
+    copied = receiver.disk.stat()
+    assert not (receiver.data / "lost+found").exists()
     assert copied.st_mode & 0o777 == 0o660
     if preallocation == "true":
         assert message == "Clone Complete, Preallocation applied"
@@ -45,11 +46,7 @@ def test_file_system_is_cloned_to_file_system(
 
 @pytest.mark.parametrize(("sector", "preallocation"), [(512, "true"), (4096, "false")])
 def test_device_is_cloned_to_device(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    tmp_path: Path,
-    sector: int,
-    preallocation: str,
+    receiver: clones.Receiver, tmp_path: Path, sector: int, preallocation: str
 ) -> None:
     with (
         devices.loop(tmp_path, SIZE, sector=sector) as source,
@@ -57,18 +54,16 @@ def test_device_is_cloned_to_device(
     ):
         clones.write_disk(source)
         env = {"DESTINATION": str(target), "PREALLOCATION": preallocation}
-        with uploads.Server(certificates, env, paths) as server:
+        with receiver.server(env) as server:
             clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().status == 0
         oracle.same(target, clones.write_disk(tmp_path / "expected"), beyond=devices.DIRT)
 
 
 @pytest.mark.parametrize("block", [4096], indirect=True)
-def test_file_system_is_cloned_to_device(
-    certificates: uploads.Certificates, paths: contract.Paths, folder: Path, block: Path
-) -> None:
+def test_file_system_is_cloned_to_device(receiver: clones.Receiver, folder: Path, block: Path) -> None:
     env = {"DESTINATION": str(block), "PREALLOCATION": "true"}
-    with uploads.Server(certificates, env, paths) as server:
+    with receiver.server(env) as server:
         clones.run(clones.environment(server, "filesystem", folder, PREALLOCATION="true"))
         assert server.result().message == DONE.replace("false", "true")
     oracle.same(block, folder / "disk.img", beyond=devices.DIRT)
@@ -76,14 +71,14 @@ def test_file_system_is_cloned_to_device(
 
 @pytest.mark.parametrize("preallocation", ["false", "true"])
 def test_device_is_cloned_to_file_system(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, preallocation: str
+    receiver: clones.Receiver, tmp_path: Path, preallocation: str
 ) -> None:
     env = {"UPLOAD_IMAGE_SIZE": "32Mi", "PREALLOCATION": preallocation}
-    target = Path(paths.data, "disk.img")
+    target = receiver.disk
     target.write_bytes(b"an older disk")
     with devices.loop(tmp_path, SIZE) as source:
         clones.write_disk(source)
-        with uploads.Server(certificates, env, paths) as server:
+        with receiver.server(env) as server:
             clones.run(clones.environment(server, "block", source, PREALLOCATION=preallocation))
             assert server.result().message == DONE.replace("false", preallocation)
     oracle.same(target, clones.write_disk(tmp_path / "expected"))
@@ -101,12 +96,10 @@ def test_empty_volume_is_cloned(server: uploads.Server, paths: contract.Paths, t
     assert not list(Path(paths.data).iterdir())
 
 
-def test_too_small_volume_is_refused(
-    certificates: uploads.Certificates, paths: contract.Paths, original: Path, tmp_path: Path
-) -> None:
+def test_too_small_volume_is_refused(receiver: clones.Receiver, original: Path, tmp_path: Path) -> None:
     with devices.filesystem("tmpfs", tmp_path, MIB) as point:
         with (
-            uploads.Server(certificates, {}, paths._replace(data=str(point))) as server,
+            receiver.server({}, point) as server,
             pytest.raises(errors.Error, match=r"400|reset|broken") as caught,
         ):
             clones.run(clones.environment(server, "block", original))
@@ -120,17 +113,13 @@ def test_too_small_volume_is_refused(
     indirect=["block"],
 )
 def test_file_system_without_disk_is_refused_by_a_device(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    block: Path,
-    incomplete: list[str],
+    receiver: clones.Receiver, folder: Path, block: Path, incomplete: list[str]
 ) -> None:
     (folder / "disk.img").unlink()
     for name in incomplete:
         (folder / name).write_bytes(b"x" * 4096)
     with (
-        uploads.Server(certificates, {"DESTINATION": str(block)}, paths) as server,
+        receiver.server({"DESTINATION": str(block)}) as server,
         pytest.raises(errors.UploadFailed, match="no file named"),
     ):
         clones.run(clones.environment(server, "filesystem", folder))
@@ -166,9 +155,7 @@ def test_all_errors_of_the_environment_are_reported() -> None:
         assert name in str(caught.value)
 
 
-def test_progress_never_falls_and_ends_at_100(
-    server: uploads.Server, original: Path, paths: contract.Paths
-) -> None:
+def test_progress_never_falls_and_ends_at_100(server: uploads.Server, original: Path, disk: Path) -> None:
     meter = progress.Meter()
     volume.send(volume.read(clones.environment(server, "block", original)), meter, cancelling.Cancel())
     assert meter.finished
@@ -177,19 +164,17 @@ def test_progress_never_falls_and_ends_at_100(
     assert 0 < meter.count < SIZE
 
 
-def test_zeros_are_not_sent(server: uploads.Server, paths: contract.Paths, tmp_path: Path) -> None:
+def test_zeros_are_not_sent(server: uploads.Server, disk: Path, tmp_path: Path) -> None:
     with devices.loop(tmp_path, SIZE, dirt=b"\0") as source, upload_relay.Relay(server.port) as relay:
         clones.run(
             clones.environment(server, "block", source, UPLOAD_URL=f"https://localhost:{relay.port}{SYNC}")
         )
         assert relay.sent < 20_000
-    found = Path(paths.data, "disk.img").stat()
+    found = disk.stat()
     assert (found.st_size, found.st_blocks) == (SIZE, 0)
 
 
-def test_empty_device_is_cloned_within_seconds(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
-) -> None:
+def test_empty_device_is_cloned_within_seconds(receiver: clones.Receiver, tmp_path: Path) -> None:
     """CPU seconds of both ends: wall-clock time depends on the machine's other load."""
     size = 8 << 30
     backing = [tmp_path / "source", tmp_path / "target"]
@@ -199,7 +184,7 @@ def test_empty_device_is_cloned_within_seconds(
     with (
         devices.attached(backing[0]) as source,
         devices.attached(backing[1]) as target,
-        uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
+        receiver.server({"DESTINATION": str(target)}) as server,
     ):
         started = time.process_time()
         clones.run(clones.environment(server, "block", source))
@@ -209,9 +194,7 @@ def test_empty_device_is_cloned_within_seconds(
 
 
 @pytest.mark.parametrize("mode", ["block", "filesystem"])
-def test_clone_resumes_after_cuts(
-    server: uploads.Server, paths: contract.Paths, tmp_path: Path, mode: str
-) -> None:
+def test_clone_resumes_after_cuts(server: uploads.Server, disk: Path, tmp_path: Path, mode: str) -> None:
     folder = tmp_path / "volume"
     folder.mkdir()
     device_content = folder / "disk.img"
@@ -224,4 +207,4 @@ def test_clone_resumes_after_cuts(
         volume.send(settings, meter, cancelling.Cancel())
         assert relay.sent < 8 * MIB + 5 * relay.RECORD + 12 * relay.REQUEST
     assert meter.finished
-    assert Path(paths.data, "disk.img").read_bytes() == device_content.read_bytes()
+    assert disk.read_bytes() == device_content.read_bytes()

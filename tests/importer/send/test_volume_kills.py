@@ -18,6 +18,7 @@ SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
 server = uploads.server
+receiver = clones.receiver
 
 
 def test_clone_runs_as_a_process(
@@ -42,13 +43,13 @@ def noise(directory: Path, mode: str, seed: int, size: int = SIZE) -> tuple[Path
 
 @pytest.mark.parametrize(("mode", "number"), [("block", signal.SIGTERM), ("filesystem", signal.SIGKILL)])
 def test_restarted_source_completes_the_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, number: int
+    receiver: clones.Receiver, tmp_path: Path, mode: str, number: int
 ) -> None:
     log = tmp_path / "log"
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(devices.slow(tmp_path, SIZE, bytes_per_second=12 * MIB))
         volume, source = noise(tmp_path, mode, 1)
-        server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
+        server = stack.enter_context(receiver.server({"DESTINATION": str(target)}))
         env = clones.environment(server, mode, volume)
         with clones.start_source(env, log) as process:
             processes.wait_for(lambda: server.received > MIB, "the first bytes")
@@ -70,14 +71,14 @@ def test_restarted_source_completes_the_clone(
 
 @pytest.mark.parametrize(("mode", "changed"), [("block", True), ("filesystem", False)])
 def test_source_that_was_killed_after_the_last_byte_gets_its_success(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, changed: bool
+    receiver: clones.Receiver, tmp_path: Path, mode: str, changed: bool
 ) -> None:
     """The target still writes. Only a source that sends the same gets a success for what has arrived."""
     log, size = tmp_path / "log", 2 * MIB
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(devices.slow(tmp_path, size, bytes_per_second=MIB))
         volume, source = noise(tmp_path, mode, 4, size)
-        server = stack.enter_context(uploads.Server(certificates, {"DESTINATION": str(target)}, paths))
+        server = stack.enter_context(receiver.server({"DESTINATION": str(target)}))
         env = clones.environment(server, mode, volume, OWNER_UID="a-clone")
         with clones.start_source(env, log) as process:
             processes.wait_for(
@@ -97,17 +98,17 @@ def test_source_that_was_killed_after_the_last_byte_gets_its_success(
 
 @pytest.mark.parametrize(("mode", "number"), [("block", signal.SIGTERM), ("filesystem", signal.SIGKILL)])
 def test_restarted_target_receives_the_clone(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, mode: str, number: int
+    receiver: clones.Receiver, tmp_path: Path, mode: str, number: int
 ) -> None:
     """The same source continues with the pod that is started as a replacement."""
     volume, source = noise(tmp_path, mode, 2)
     with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:
         env = {"DESTINATION": str(target)}
-        first = uploads.Server(certificates, env, paths)
-        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
+        first = receiver.server(env)
+        second = receiver.server({**env, "LISTEN_PORT": str(first.port)})
         second.port = first.port
         log = tmp_path / "log"
-        with clones.target(first, paths, log) as pod:
+        with clones.target(first, receiver.paths, log) as pod:
             sender = clones.start_source(clones.environment(first, mode, volume), tmp_path / "message")
             processes.wait_for(lambda: "] plan " in log.read_text(), "the clone to begin")
             pod.send_signal(number)
@@ -120,7 +121,7 @@ def test_restarted_target_receives_the_clone(
 
 @pytest.mark.parametrize("killed", ["source", "target"])
 def test_clone_to_a_folder_completes_after_a_kill(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, killed: str
+    receiver: clones.Receiver, tmp_path: Path, killed: str
 ) -> None:
     """The volume has no room for what the killed attempt left and the new disk."""
     volume, _ = noise(tmp_path, "filesystem", 3)
@@ -130,8 +131,8 @@ def test_clone_to_a_folder_completes_after_a_kill(
         data = stack.enter_context(devices.mounted("ext4", device, tmp_path / "mounted"))
         processes.run("mount", "-o", "remount,sync", data)
         staged = data / ".cdi-worker-unpacking" / "disk.img.part"
-        there = paths._replace(data=str(data))
-        server = uploads.Server(certificates, {}, there)
+        there = receiver.paths._replace(data=str(data))
+        server = uploads.Server(receiver.certificates, {}, there)
         env = clones.environment(server, "filesystem", volume)
 
         def has_begun() -> bool:

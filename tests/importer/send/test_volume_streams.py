@@ -26,6 +26,7 @@ SYNC = uploads.SYNC
 SIZE = clones.SIZE
 DONE = clones.DONE
 server = uploads.server
+receiver = clones.receiver
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def foreign_stream(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_device_stream_of_upstream_is_received(
-    server: uploads.Server, paths: contract.Paths, disks: disks.Disks, chunked: bool
+    server: uploads.Server, disk: Path, disks: disks.Disks, chunked: bool
 ) -> None:
     # A qcow2 image on the device is content, not a format.
     data = disks.image("qcow2").read_bytes()[: 3 * 65_536]
@@ -125,12 +126,12 @@ def test_device_stream_of_upstream_is_received(
     headers = {"x-cdi-content-type": "blockdevice-clone"}
     assert server.ask("POST", SYNC, body, headers).status == 200
     assert server.result().message == DONE
-    assert Path(paths.data, "disk.img").read_bytes() == data
+    assert disk.read_bytes() == data
 
 
 @pytest.mark.parametrize("names", [[b"disk.img"], [b"./"], [b"./disk.img", b"./more"]])
 def test_tar_of_upstream_is_received(
-    server: uploads.Server, paths: contract.Paths, folder: Path, names: list[bytes]
+    server: uploads.Server, disk: Path, folder: Path, names: list[bytes]
 ) -> None:
     (folder / "lost+found" / "secret").unlink()
     made = subprocess.run(
@@ -139,7 +140,7 @@ def test_tar_of_upstream_is_received(
     headers = {"x-cdi-content-type": "filesystem-clone"}
     assert server.ask("POST", SYNC, foreign_stream(made.stdout), headers).status == 200
     assert server.result().message == clones.FOLDER_DONE
-    oracle.same(Path(paths.data, "disk.img"), folder / "disk.img")
+    oracle.same(disk, folder / "disk.img")
 
 
 @pytest.mark.parametrize(
@@ -182,20 +183,14 @@ def test_broken_stream_is_refused(
     ("mode", "ours", "kind"), pairs.covering(["block", "filesystem"], [False, True], clones.PLACES)
 )
 def test_checksum_of_a_clone_is_verified(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    folder: Path,
-    tmp_path: Path,
-    mode: str,
-    ours: bool,
-    kind: str,
+    receiver: clones.Receiver, folder: Path, tmp_path: Path, mode: str, ours: bool, kind: str
 ) -> None:
     """A checksum requested with a clone is verified as with every upload."""
     body = clones.body(folder, mode, ours=ours)
     headers = {"x-cdi-content-type": clone.MODES[mode]} | (clones.OURS if ours else {})
     right = hashlib.sha256(body).hexdigest()
-    with clones.place(kind, tmp_path, paths) as place:
-        with uploads.Server(certificates, place.env, paths) as server:
+    with clones.place(kind, tmp_path, receiver.paths) as place:
+        with receiver.server(place.env) as server:
             answer = server.ask("POST", SYNC, body, {**headers, "x-cdi-checksum": f"sha256:{'0' * 64}"})
             assert (answer.status, "checksum mismatch" in answer.text) == (400, True)
             oracle.unusable(place.disk)
