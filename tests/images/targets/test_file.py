@@ -132,8 +132,7 @@ def test_full_file_system_is_an_error(tmp_path: Path, kind: str, direct: bool) -
         assert targets.facts(path).available > 20 * MiB
 
 
-@pytest.mark.parametrize("hostile", ["directory", "link", "fifo"])
-@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
+@pytest.mark.parametrize(("hostile", "resume"), pairs.covering(["directory", "link", "fifo"], [False, True]))
 def test_link_or_special_file_is_never_written_to(tmp_path: Path, hostile: str, *, resume: bool) -> None:
     path, part = tmp_path / "disk.img", tmp_path / "disk.img.part"
     victim = tmp_path / "victim"

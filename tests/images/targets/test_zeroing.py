@@ -13,7 +13,7 @@ import pytest
 
 from cdi_worker.images import kernel
 from cdi_worker.images.targets import zeroing
-from tests.support import devices
+from tests.support import devices, pairs
 
 MiB = 1 << 20
 
@@ -54,8 +54,7 @@ def check(path: Path, start: int, end: int) -> None:
     assert data == expected + b"\xff" * (len(data) - end)
 
 
-@pytest.mark.parametrize("rung", zeroing.SPARSE, ids=lambda rung: rung.__name__)
-@pytest.mark.parametrize("sector", [512, 4096])
+@pytest.mark.parametrize(("rung", "sector"), pairs.covering(zeroing.SPARSE, [512, 4096]))
 def test_each_way_zeroes_a_device(tmp_path: Path, sector: int, rung: zeroing.Rung) -> None:
     with devices.loop(tmp_path, 4 * MiB, sector=sector) as device:
         with ladder(device, (rung,), sector) as (climb, written):
@@ -64,9 +63,18 @@ def test_each_way_zeroes_a_device(tmp_path: Path, sector: int, rung: zeroing.Run
         check(device, MiB, 3 * MiB)
 
 
-@pytest.mark.parametrize("sector", [512, 4096])
 @pytest.mark.parametrize(
-    ("start", "end"), [(1, 4095), (1, 4097), (513, 3 * MiB + 7), (4095, 8193), (512, 1536)]
+    ("start", "end", "sector"),
+    [
+        (1, 4095, 4096),
+        (1, 4097, 512),
+        (513, 3 * MiB + 7, 512),
+        (513, 3 * MiB + 7, 4096),
+        (4095, 8193, 512),
+        (4095, 8193, 4096),
+        (512, 1536, 512),
+        (512, 1536, 4096),
+    ],
 )
 def test_unaligned_edges_are_written(tmp_path: Path, sector: int, start: int, end: int) -> None:
     with devices.loop(tmp_path, 4 * MiB, sector=sector) as device:
