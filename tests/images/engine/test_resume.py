@@ -164,10 +164,10 @@ def test_time_of_the_reader_is_not_silence_of_the_source(monkeypatch: pytest.Mon
     """Two connections are cut after it, without a new byte: one failure alone is never the last."""
     monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
     server = Server(700, 512, ranges=True)
-    stream = opened(server, no_progress=0.5)
+    stream = opened(server, no_progress=1.0)
     into = memoryview(bytearray(len(DATA)))
     done = stream.readinto(into)
-    time.sleep(0.8)
+    time.sleep(1.3)
     assert readers.fill(stream, into[done:]) == len(DATA) - done
     assert into == DATA
     assert server.opened == [0, 188, 188]
