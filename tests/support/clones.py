@@ -91,6 +91,13 @@ class Receiver:
         paths = self.paths if data is None else self.paths._replace(data=str(data))
         return uploads.Server(self.certificates, env, paths)
 
+    def replaced(self, env: dict[str, str]) -> tuple[uploads.Server, uploads.Server]:
+        """Return two servers at one address, as a pod and its replacement."""
+        first = self.server(env)
+        second = self.server({**env, "LISTEN_PORT": str(first.port)})
+        second.port = first.port
+        return first, second
+
 
 @pytest.fixture
 def receiver(certificates: uploads.Certificates, paths: contract.Paths) -> Receiver:

@@ -196,6 +196,11 @@ def test_a_wait_that_another_callback_has_ended() -> None:
         wait()
 
 
+def test_other_exception_is_raised_unchanged() -> None:
+    with pytest.raises(ConnectionResetError), cancelling.Cancel().ending(lambda: None):
+        raise ConnectionResetError
+
+
 def test_wait_does_not_start_after_a_cancel() -> None:
     cancel = cancelling.Cancel()
     cancel.set()

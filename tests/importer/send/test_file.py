@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import email.message
@@ -23,7 +24,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.importer import contract, progress
+from cdi_worker.importer import progress
 from cdi_worker.importer.send import client, file
 from cdi_worker.sources import base
 from tests.support import (
@@ -45,6 +46,7 @@ DATA = random.Random(9).randbytes(3 * MIB) + bytes(2 * MIB) + random.Random(8).r
 TUS = uploads.TUS
 MORE = uploads.PATCH_HEADERS
 server = uploads.server
+receiver = clones.receiver
 
 
 @pytest.fixture
@@ -405,34 +407,20 @@ def test_second_run_with_checksum_starts_over(server: uploads.Server, image: Pat
     oracle.unusable(disk)
 
 
-def test_restarted_server_gets_the_upload_again(
-    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
-) -> None:
-    image = tmp_path / "noise"
+def test_restarted_server_gets_the_upload_again(receiver: clones.Receiver, tmp_path: Path) -> None:
+    image, meter = tmp_path / "noise", progress.Meter()
     image.write_bytes(random.Random(2).randbytes(24 * MIB))
-    with devices.slow(tmp_path, 24 * MIB, bytes_per_second=16 * MIB) as target:
-        env = {"DESTINATION": str(target)}
-        first = uploads.Server(certificates, env, paths)
-        ended: list[BaseException | None] = []
-        meter = progress.Meter()
-
-        def send_until_the_end() -> None:
-            try:
-                file.send(upload_request(first, image), meter, cancelling.Cancel())
-                ended.append(None)
-            except errors.Error as err:
-                ended.append(err)
-
-        with clones.target(first, paths, tmp_path / "log") as pod:
-            sending = threading.Thread(target=send_until_the_end)
-            sending.start()
+    with (
+        devices.slow(tmp_path, 24 * MIB, bytes_per_second=16 * MIB) as target,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        first, second = receiver.replaced({"DESTINATION": str(target)})
+        with clones.target(first, receiver.paths, tmp_path / "log") as pod:
+            sending = pool.submit(file.send, upload_request(first, image), meter, cancelling.Cancel())
             processes.wait_for(lambda: meter.count > 12 * MIB, "half of the disk")
             pod.send_signal(signal.SIGKILL)
-        second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
-        second.port = first.port
         with second:
-            sending.join(processes.PATIENCE)
-            assert ended == [None]
+            sending.result(processes.PATIENCE)
             assert second.result().status == 0
         oracle.same(target, image)
 

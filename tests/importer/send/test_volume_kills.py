@@ -103,10 +103,7 @@ def test_restarted_target_receives_the_clone(
     """The same source continues with the pod that is started as a replacement."""
     volume, source = noise(tmp_path, mode, 2)
     with devices.slow(tmp_path, SIZE, bytes_per_second=16 * MIB) as target:
-        env = {"DESTINATION": str(target)}
-        first = receiver.server(env)
-        second = receiver.server({**env, "LISTEN_PORT": str(first.port)})
-        second.port = first.port
+        first, second = receiver.replaced({"DESTINATION": str(target)})
         log = tmp_path / "log"
         with clones.target(first, receiver.paths, log) as pod:
             sender = clones.start_source(clones.environment(first, mode, volume), tmp_path / "message")

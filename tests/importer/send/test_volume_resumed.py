@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from cdi_worker.images.targets import block
-from cdi_worker.importer import contract
 from cdi_worker.scratch import journal
 from tests.support import clones, devices, oracle, processes, upload_relay, uploads
 
 MIB = uploads.MIB
+receiver = clones.receiver
 SIZE = 20 * MIB
 HOLE = 2 * MIB
 #: Bytes per second of a slow target.
@@ -90,7 +90,7 @@ class Pair:
     relay: upload_relay.Relay
     volume: Path
     target: Path
-    paths: contract.Paths
+    receiver: clones.Receiver
     log: Path
 
     def source(self) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
@@ -106,7 +106,7 @@ class Pair:
         """
         self.relay.hold(SENT)
         with contextlib.ExitStack() as stack:
-            pod = stack.enter_context(clones.target(self.first, self.paths, self.log))
+            pod = stack.enter_context(clones.target(self.first, self.receiver.paths, self.log))
             sending = stack.enter_context(self.source())
             if number == signal.SIGKILL:
                 self.relay.until(lambda: noted(self.target) > LISTED)
@@ -120,16 +120,11 @@ class Pair:
 
 
 @pytest.fixture
-def pair(
-    certificates: uploads.Certificates, paths: contract.Paths, target: Path, tmp_path: Path
-) -> Iterator[Pair]:
-    env = {"DESTINATION": str(target)}
-    first = uploads.Server(certificates, env, paths)
-    second = uploads.Server(certificates, {**env, "LISTEN_PORT": str(first.port)}, paths)
-    second.port = first.port
+def pair(receiver: clones.Receiver, target: Path, tmp_path: Path) -> Iterator[Pair]:
+    first, second = receiver.replaced({"DESTINATION": str(target)})
     volume = noise(tmp_path / "source.img", 4)
     with upload_relay.Relay(first.port) as relay:
-        yield Pair(first, second, relay, volume, target, paths, tmp_path / "log")
+        yield Pair(first, second, relay, volume, target, receiver, tmp_path / "log")
 
 
 @pytest.mark.parametrize(
