@@ -137,8 +137,8 @@ def test_documented_program_is_cancelled_with_ctrl_c(tmp_path: Path) -> None:
             text=True,
         ) as running,
     ):
-        assert running.stderr is not None
-        assert "transfer" in running.stderr.readline()
+        part = tmp_path / "disk.img.part"
+        processes.wait_for(lambda: part.exists() and part.stat().st_blocks, "data")
         running.send_signal(signal.SIGINT)
         _, text = running.communicate(timeout=30)
     assert (running.returncode, text) == (errors.Cancelled.status, "cancelled\n")
@@ -298,7 +298,8 @@ def test_progress_counts_every_byte_and_ends_once(
         total = dict(recorder.phases)["transfer"]
         # Parts of tables are read twice. qemu-img does not read what a VHDX does not use.
         assert total is not None
-        assert form == "vhdx-log" or 0 <= recorder.moved + recorder.skipped - total < total / 50
+        counted = recorder.moved + recorder.skipped
+        assert (total / 2 if form == "vhdx-log" else total) <= counted < total * 1.02
         assert recorder.moved > 0
         assert recorder.finished
 

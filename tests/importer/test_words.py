@@ -6,6 +6,7 @@ import http.client
 import http.server
 import json
 import pickle
+import subprocess
 import threading
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def test_scratch(server: misbehave.Server, disks: disks_module.Disks, tmp_path: 
     pod = worker.Pod(tmp_path)
     pod.call(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
     assert pod.outcome["scratchSpaceRequired"] is True
+
+
+def test_overlay(tmp_path: Path, server: misbehave.Server) -> None:
+    base, overlay = tmp_path / "base.img", tmp_path / "overlay.qcow2"
+    base.write_bytes(bytes(1 << 20))
+    subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay), check=True)
+    url = server.serve("/overlay", misbehave.Page(overlay.read_bytes()))
+    pod = worker.Pod(tmp_path)
+    pod.call(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
+    assert pod.message.endswith("(backing_file): the image has a backing file; flatten it")
+    done = worker.call("import", url, tmp_path / "disk.img")
+    assert done.error_message.endswith(
+        "; name that one as SOURCE and this one with --layer, "
+        "or flatten it (qemu-img convert -O qcow2 FILE flat.qcow2)"
+    )
 
 
 @pytest.mark.parametrize(

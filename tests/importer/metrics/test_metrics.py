@@ -97,7 +97,7 @@ def test_failures_are_counted_by_kind(pod: worker.Pod, server: misbehave.Server)
 
 def test_busy_port_is_a_warning(pod: worker.Pod, server: misbehave.Server) -> None:
     with socket.create_server(("127.0.0.1", pod.metrics_port)):
-        page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
+        page = misbehave.Page(os.urandom(MiB // 2), ranges=False, drip=(64 << 10, 0.1))
         done = pod.run(IMPORTER_ENDPOINT=server.serve("/disk.img", page))
     assert done.status == 0
     assert f"metrics not served port={pod.metrics_port} error=Address already in use" in done.errors
@@ -106,7 +106,7 @@ def test_busy_port_is_a_warning(pod: worker.Pod, server: misbehave.Server) -> No
 
 def test_missing_library_is_a_warning(pod: worker.Pod, server: misbehave.Server, tmp_path: Path) -> None:
     (tmp_path / "prometheus_client.py").write_text("raise ImportError")
-    page = misbehave.Page(os.urandom(MiB), ranges=False, drip=(64 << 10, 0.1))
+    page = misbehave.Page(os.urandom(MiB // 2), ranges=False, drip=(64 << 10, 0.1))
     url = server.serve("/disk.img", page)
     env = {**pod.env, "IMPORTER_ENDPOINT": url, "PYTHONPATH": f"{tmp_path}:{repository.ROOT}"}
     with worker.started(*pod.arguments, env=env) as process:

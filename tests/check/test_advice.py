@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import string
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import report
 from cdi_worker.importer.commands import command, group
-from tests.support import misbehave, worker
 
 PACKAGE = Path(cdi_worker.__file__).parent
 #: What a person at a terminal starts.
@@ -102,18 +100,3 @@ def advice(tree: ast.AST) -> Iterator[str]:
             text = str(each.value)
             if not text[:1].isupper() and " " in text and ADVICE.search(text):
                 yield f"{each.lineno}: {text}"
-
-
-def test_pod_is_told_to_flatten_an_overlay(tmp_path: Path, server: misbehave.Server) -> None:
-    base, overlay = tmp_path / "base.img", tmp_path / "overlay.qcow2"
-    base.write_bytes(bytes(1 << 20))
-    subprocess.run(("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, overlay), check=True)
-    url = server.serve("/overlay", misbehave.Page(overlay.read_bytes()))
-    pod = worker.Pod(tmp_path)
-    pod.call(IMPORTER_SOURCE="http", IMPORTER_ENDPOINT=url)
-    assert pod.message.endswith("(backing_file): the image has a backing file; flatten it")
-    done = worker.call("import", url, tmp_path / "disk.img")
-    assert done.error_message.endswith(
-        "; name that one as SOURCE and this one with --layer, "
-        "or flatten it (qemu-img convert -O qcow2 FILE flat.qcow2)"
-    )
