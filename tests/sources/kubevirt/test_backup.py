@@ -313,7 +313,8 @@ def test_map_that_cannot_be_one_is_refused(machine: kubevirt_stages.Setup, plain
         assert not machine.server.gets("/data"), name
 
 
-def test_endless_map_is_refused() -> None:
+def test_endless_map_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "MOST_PAGES", 100)
     asked = []
 
     def endless(at: int) -> bytes:
@@ -383,8 +384,11 @@ def test_data_shorter_than_the_map_never_makes_a_disk(
     machine: kubevirt_stages.Setup, plain: kubevirt.Plain
 ) -> None:
     faulty(machine, DATA[: 3 * MIB])
+    wanted = dataclasses.replace(
+        machine.request(machine.disk), fetch=cdi_worker.FetchOptions(chunk=MIB, no_progress=0.5)
+    )
     with pytest.raises(errors.SourceError):
-        cdi_worker.run(machine.request(machine.disk))
+        cdi_worker.run(wanted)
     oracle.unusable(machine.disk)
 
 
