@@ -1,8 +1,10 @@
 """The law, which is all that the simulation asserts.
 
 - No run reports success unless every byte is right, and would be after a power failure.
-- At no moment does the target look usable unless every byte of it is right: neither to a reader, nor after a
-  power failure.
+- At no moment does the target look usable unless every byte of it is right. The law looks after each change
+  of storage: at what a reader sees, at what two unfortunate power failures would leave of a device (of the
+  pending writes only the sector that makes the disk usable has reached it, or all but this sector), at each
+  prefix of the pending changes of a directory, and now and then at a random state.
 - No run changes a disk that another run has finished.
 - A verification says equal only of a disk that is, and different only of one that is not.
 - Every run ends (``Scheduler.run``), with success or with an error that says what failed; soon, if asked to.
