@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,7 @@ RANGES = 20
 SHORT = {"short_range": MIB}
 
 
-@pytest.fixture
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Return a new file, or a device, as the parameter says."""
-    with devices.target(getattr(request, "param", "file"), tmp_path, 32 * MIB) as made:
-        yield made
+target = devices.targets("file", size=32 * MIB)
 
 
 def noise(tmp_path: Path) -> Path:
@@ -143,7 +139,7 @@ def test_stream_replaces_wrong_bytes_of_ranges_that_nothing_showed(
     oracle.same(target, expected(tmp_path, form, good.body), beyond=devices.beyond(target))
 
 
-@pytest.mark.parametrize("target", ["block"], indirect=True)
+@devices.on("block")
 def test_nothing_is_kept_of_ranges_that_differ(
     server: misbehave.Server, target: Path, scratch: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,7 @@ SLOW = misbehave.Page(ONE, drip=(64 << 10, 0.03))
 BEGUN = MIB
 
 
-@pytest.fixture(params=["file", "block"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    with devices.target(request.param, tmp_path, SIZE) as made:
-        yield made
+target = devices.targets("file", "block", size=SIZE)
 
 
 def started_slowly(
@@ -81,7 +77,7 @@ def test_suspended_worker_never_changes_the_disk_of_its_replacement(
     assert target.read_bytes() == (OTHER if replaced.status == 0 else ONE)
 
 
-@pytest.mark.parametrize("target", ["file"], indirect=True)
+@devices.on("file")
 def test_replacement_waits(server: misbehave.Server, target: Path) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:
@@ -92,7 +88,7 @@ def test_replacement_waits(server: misbehave.Server, target: Path) -> None:
     assert target.read_bytes() == OTHER
 
 
-@pytest.mark.parametrize("target", ["block"], indirect=True)
+@devices.on("block")
 def test_killed_run_leaves_nothing_to_clean_up(server: misbehave.Server, target: Path) -> None:
     url = server.serve("/fast", misbehave.Page(OTHER))
     with started_slowly(server, target) as first:

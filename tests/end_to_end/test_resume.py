@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,7 @@ UNTAGGED: dict[str, str | None] = {"etag": None}
 ELSEWHERE = "Wed, 01 Jan 2020 00:00:00 GMT"
 
 
-@pytest.fixture
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Return a new file, or a device, as the parameter says."""
-    with devices.target(getattr(request, "param", "file"), tmp_path, 16 * MIB) as made:
-        yield made
-
-
-def on(*kinds: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("target", kinds, indirect=True)
+target = devices.targets("file", size=16 * MIB)
 
 
 def image(tmp_path: Path, form: str, data: bytes = DATA) -> bytes:
@@ -119,7 +111,7 @@ def test_killed_worker_resumes_in_scratch(server: misbehave.Server, target: Path
     assert not list(scratch.iterdir())
 
 
-@on("block4096")
+@devices.on("block4096")
 def test_cancelled_import_is_resumed(server: misbehave.Server, target: Path) -> None:
     page = misbehave.Page(DATA)
     wanted = kills.request(server.serve("/disk", kills.slow(page)), target)
@@ -151,7 +143,7 @@ def test_early_kill_keeps_what_arrived(server: misbehave.Server, target: Path) -
     assert target.read_bytes() == DATA
 
 
-@on("file", "block4096")
+@devices.on("file", "block4096")
 def test_kills_at_random_moments(server: misbehave.Server, target: Path, pytestconfig: pytest.Config) -> None:
     """The target is the disk or not usable, and the next run makes it the disk."""
     page, is_device = misbehave.Page(DATA), target.is_block_device()
@@ -203,7 +195,7 @@ def _filled(device: Path) -> None:
 
 
 @pytest.mark.parametrize("reuse", [_zeros, _ext4, _filled])
-@on("block")
+@devices.on("block")
 def test_device_reused_after_a_kill_gives_the_right_disk(
     server: misbehave.Server, target: Path, reuse: Callable[[Path], None]
 ) -> None:
@@ -269,7 +261,7 @@ def test_journal_of_another_job_is_ignored(server: misbehave.Server, target: Pat
 # -- whether the source is the same --------------------------------------------------------------
 
 
-@on("block4096")
+@devices.on("block4096")
 def test_changed_source_starts_over(server: misbehave.Server, target: Path) -> None:
     wanted = kill_late(server, misbehave.Page(DATA), target)
     other = random.Random(8).randbytes(SIZE)
@@ -325,7 +317,7 @@ def test_changed_weak_etag_starts_over(server: misbehave.Server, target: Path) -
     assert target.read_bytes() == DATA
 
 
-@on("block")
+@devices.on("block")
 def test_same_strong_etag_with_another_date_resumes(server: misbehave.Server, target: Path) -> None:
     """Replicas and CDN edges have their own Last-Modified for the same object."""
     page = misbehave.Page(DATA)

@@ -9,7 +9,7 @@ import itertools
 import random
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,15 +35,7 @@ def sha256(data: bytes) -> str:
 RIGHT, WRONG, OF_A_PART = sha256(DATA), sha256(b"other"), sha256(DATA[: 8 * MIB])
 
 
-@pytest.fixture
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Return a new file, or a device, as the parameter says."""
-    with devices.target(getattr(request, "param", "file"), tmp_path, 16 * MIB) as made:
-        yield made
-
-
-def on(*kinds: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("target", kinds, indirect=True)
+target = devices.targets("file", size=16 * MIB)
 
 
 def run(url: str, target: Path, checksum: str | None, **options: object) -> cdi_worker.Result:
@@ -78,7 +70,7 @@ def is_kept(target: Path) -> bool:
 # -- with a checksum -----------------------------------------------------------------------------
 
 
-@on("file", "block")
+@devices.on("file", "block")
 def test_killed_import_with_a_checksum_resumes(server: misbehave.Server, target: Path) -> None:
     url = kill_late(server, misbehave.Page(DATA), target)
     sent = server.sent("/disk")
@@ -137,7 +129,7 @@ def test_import_starts_over_once(
         run(url, target, WRONG)
 
 
-@on("block")
+@devices.on("block")
 def test_kept_bytes_of_another_version_are_not_a_mismatch(
     server: misbehave.Server, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +142,7 @@ def test_kept_bytes_of_another_version_are_not_a_mismatch(
     check(target)
 
 
-@on("file", "block")
+@devices.on("file", "block")
 def test_partial_import_of_another_source_that_is_discarded_is_reported(
     server: misbehave.Server, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,7 +157,7 @@ def test_partial_import_of_another_source_that_is_discarded_is_reported(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@on("block")
+@devices.on("block")
 def test_import_that_kept_nothing_is_not_of_another_source(
     server: misbehave.Server, target: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
@@ -201,7 +193,7 @@ def test_checksum_that_costs_ranges_is_reported(
     assert words not in caplog.text
 
 
-@on("block")
+@devices.on("block")
 def test_range_that_storage_has_lost_is_fetched_again(server: misbehave.Server, target: Path) -> None:
     url = kill_late(server, misbehave.Page(DATA), target)
     devices.change(part(target), 2 * MIB + 700, b"damaged")
@@ -222,7 +214,7 @@ def test_footer_of_a_fixed_vhd_is_hashed(server: misbehave.Server, target: Path)
     check(target, disk)
 
 
-@on("block")
+@devices.on("block")
 def test_second_kill_keeps_both_parts(server: misbehave.Server, target: Path) -> None:
     page = misbehave.Page(DATA)
     wanted = kills.request(server.serve("/disk", kills.slow(page)), target, checksum=RIGHT)

@@ -90,7 +90,10 @@ def target(kind: str, directory: Path, size: int) -> Iterator[Path]:
 
 
 def targets(*kinds: str, size: int) -> Any:
-    """Return a fixture for a test module to call ``target``: a ``target`` of each kind in turn."""
+    """Return a fixture for a test module to call ``target``: a ``target`` of each kind in turn.
+
+    A test may name its own kinds with ``on``, or with a parameter ``target`` that is ``indirect``.
+    """
 
     @pytest.fixture(params=kinds)
     def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
@@ -98,6 +101,11 @@ def targets(*kinds: str, size: int) -> Any:
             yield path
 
     return made
+
+
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """Return a mark for a test whose ``target`` is of these kinds."""
+    return pytest.mark.parametrize("target", kinds, indirect=True)
 
 
 def beyond(target: Path) -> bytes:
