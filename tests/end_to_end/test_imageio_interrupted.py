@@ -17,10 +17,17 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images import targets
+from cdi_worker.sources.ovirt import engine
 from tests.support import devices, engine_states, forked, imageiod, kills, oracle, ovirt_stages, processes
 from tests.support import engine as engine_module
 
 target = devices.targets("file", "512", "4096", size=ovirt_stages.SIZE + ovirt_stages.MIB)
+
+
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look every half second whether a locked disk is free again."""
+    monkeypatch.setattr(engine, "LONGEST_LOOK", 0.5)
 
 
 # -- killed at any point, and run again ----------------------------------------------------------------

@@ -21,6 +21,12 @@ from cdi_worker.sources.ovirt import source as imageio
 from tests.support import ovirt_disks, processes, reading, upload_relay
 
 
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look every half second whether a locked disk is free again."""
+    monkeypatch.setattr(engine, "LONGEST_LOOK", 0.5)
+
+
 def test_slow_initialization_is_waited_for(ovirt_disk: ovirt_disks.Setup) -> None:
     ovirt_disk.engine.slow = 1.0
     with ovirt_disk.opened() as image:
