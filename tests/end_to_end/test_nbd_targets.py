@@ -292,7 +292,7 @@ def test_second_run_takes_over_and_the_first_stops(
     server: misbehave.Server, served: nbd_targets.Served, tmp_path: Path
 ) -> None:
     """NBD has no locks: the record in the first sector shows it."""
-    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOWER))
+    url = server.serve("/disk", misbehave.Page(DATA, drip=(64 << 10, 0.025)))
     failure: list[BaseException] = []
 
     def first() -> None:
