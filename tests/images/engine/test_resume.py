@@ -22,8 +22,11 @@ class Connection:
         self.cut = cut
         self.at = 0
         self.closed = False
+        #: Seconds before each read.
+        self.pause = 0.0
 
     def readinto(self, into: memoryview, /) -> int:
+        time.sleep(self.pause)
         end = len(self.data) if self.cut is None else min(self.cut, len(self.data))
         if self.cut is not None and self.at >= self.cut:
             raise errors.Transient(url="memory", reason="reset", retry_after=0.001)
@@ -171,6 +174,22 @@ def test_time_of_the_reader_is_not_silence_of_the_source(monkeypatch: pytest.Mon
     assert readers.fill(stream, into[done:]) == len(DATA) - done
     assert into == DATA
     assert server.opened == [0, 188, 188]
+
+
+def test_beginning_that_is_read_again_slowly_is_no_silence() -> None:
+    """The second connection needs longer than the limit for it, and brings nothing else."""
+
+    class Slow(Server):
+        def open_at(self, offset: int) -> Connection:
+            connection = super().open_at(offset)
+            connection.pause = 0.1 if len(self.opened) == 2 else 0.0
+            return connection
+
+    server = Slow(5000, 5000, ranges=False)
+    into = memoryview(bytearray(len(DATA)))
+    assert readers.fill(opened(server, no_progress=0.6), into) == len(DATA)
+    assert into == DATA
+    assert server.opened == [0, 0, 0]
 
 
 def test_source_that_trickles_is_given_up() -> None:
