@@ -46,7 +46,7 @@ check: setup ## check format, lint, types, layers, the wheel, and what the docs 
 	@rm -rf build/dist && mkdir -p build/dist
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl
-	.venv/bin/python -m pytest -q -n 2 tests/check $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile tests/check $(PYTEST_ARGS)
 
 format: setup ## format the code, and fix what ruff can fix
 	.venv/bin/ruff format .
