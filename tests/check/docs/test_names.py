@@ -101,6 +101,14 @@ def test_every_file_exists() -> None:
     assert not {(page, path) for page, path in named if not _exists(path)}
 
 
+def test_pages_for_users_name_no_test() -> None:
+    """Tests and proofs are named in about/ and architecture.md; a plug-in to copy is among the tests."""
+    named = set(names(r"\btests/(?!sources/plugin)\S*|make (?:test|crash|simulate|soak|mutants|prove|fuzz)\b"))
+    about = {"README.md", "architecture.md", "guarantees.md", "security.md"}
+    assert len(named) > len(about)
+    assert not {each for each in named if each[0] not in about}
+
+
 def _exists(path: str) -> bool:
     """Return whether it is a file or a folder, or a name in a module: ``formats/safety.check``."""
     module = path.rpartition(".")[0]
