@@ -228,22 +228,6 @@ def test_failing_device_is_reported(
         oracle.same(target.path, disks.expected("qcow2", "dense"), beyond=devices.DIRT)
 
 
-def test_deadline_passed_long_ago_stops_the_server(
-    certificates: uploads.Certificates, paths: contract.Paths
-) -> None:
-    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
-    with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
-        with server.connect() as connection:
-            server.begin(connection, PATHS[0], len(DATA))
-            connection.send(DATA[:1000])
-            server.wait_until_busy()
-            late = deadline + dt.timedelta(seconds=0.5)
-            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > late, "several looks at the clock")
-            connection.send(DATA[1000:])
-            assert connection.getresponse().status == 200
-        assert server.result() == report.uploaded(clone=False, preallocated=False)
-
-
 def test_upload_replaces_leftovers_of_a_killed_archive(
     certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
 ) -> None:

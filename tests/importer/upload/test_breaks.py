@@ -62,17 +62,27 @@ BREAKS: dict[str, Callable[[upload_wire.Wire], object]] = {
 
 @pytest.mark.parametrize(
     ("fault", "chunked"),
-    [(fault, chunked) for fault in (*BREAKS, "reset") for chunked in (False, True)][1:],
+    [
+        ("no chunk", True),
+        ("end of TLS", False),
+        ("end of TLS", True),
+        ("end of TCP", False),
+        ("no TLS", True),
+        ("silence", False),
+        ("silence", True),
+        ("reset", False),
+        ("reset", True),
+    ],
 )
 def test_offset_is_exact_after_a_cut(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, fault: str, chunked: bool
 ) -> None:
     made = uploads.Server(certificates, {}, paths)
     silence = fault == "silence"
-    with made.with_short_timeouts(1.5) if silence else made as server:
+    with made.with_short_timeouts(1) if silence else made as server:
         assert create(server).status == 201
         offset = 0
-        for count in (1, 300_000) if silence else (1, 300_000, 77, 1_500_000):
+        for count in (300_000,) if silence else (1, 1_500_000):
             with upload_wire.connected(server) as wire:
                 if chunked:
                     wire.send(head(offset, "Transfer-Encoding: chunked"), f"{count:x}\r\n")
@@ -99,7 +109,7 @@ def test_offset_is_exact_after_a_cut(
         assert disk.read_bytes() == DATA
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.3])
+@pytest.mark.parametrize("pause", [0.0, 0.1])
 def test_concurrent_clients_complete_one_upload(server: uploads.Server, disk: Path, pause: float) -> None:
     """Each client resumes the upload wherever it is, and all send the same bytes."""
     assert create(server).status == 201
@@ -158,7 +168,7 @@ def test_head_is_answered_while_a_client_sends(server: uploads.Server, disk: Pat
 
 def test_deleting_an_upload_ends_its_request_at_once(server: uploads.Server, disk: Path) -> None:
     """The other request, still sending, gets an error; no client waits for its timeout."""
-    for _ in range(3):
+    for _ in range(2):
         assert create(server).status == 201
         with upload_wire.connected(server) as wire:
             wire.send(sized(0), DATA[:MIB])
@@ -178,7 +188,7 @@ def test_complete_upload_cannot_be_deleted(
     """It is being processed, or done: the client must not be told that it does not exist."""
     size = 8 * MIB
     with (
-        devices.slow(tmp_path, size, bytes_per_second=4 * MIB) as target,
+        devices.slow(tmp_path, size, bytes_per_second=6 * MIB) as target,
         uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
     ):
         assert create(server, size).status == 201
@@ -191,8 +201,7 @@ def test_complete_upload_cannot_be_deleted(
         assert server.result().status == 0
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("length_given", [False, True])
+@pytest.mark.parametrize(("chunked", "length_given"), [(False, True), (True, False)])
 def test_second_request_at_the_last_byte_is_answered(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -205,7 +214,7 @@ def test_second_request_at_the_last_byte_is_answered(
     last = {**uploads.PATCH_HEADERS, "Upload-Offset": str(len(DATA)), "Upload-Length": str(len(DATA))}
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(DATA)}"
     with (
-        devices.slow(tmp_path, len(DATA), bytes_per_second=3 * MIB) as target,
+        devices.slow(tmp_path, len(DATA), bytes_per_second=4 * MIB) as target,
         uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server,
     ):
         assert server.ask("POST", PLACE, b"", {**uploads.TUS, **made}).status == 201
@@ -227,7 +236,7 @@ def test_second_request_at_the_last_byte_is_answered(
 def test_new_upload_is_possible_while_a_connection_hangs(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, kind: str
 ) -> None:
-    with uploads.Server(certificates, {}, paths).with_short_timeouts(2) as server:
+    with uploads.Server(certificates, {}, paths).with_short_timeouts(1) as server:
         assert create(server).status == 201
         with upload_wire.connected(server) as dead:
             dead.send(sized(0), DATA[:1000])

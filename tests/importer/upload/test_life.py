@@ -51,7 +51,8 @@ def test_deadline_waits_for_a_running_upload(
         with server.connect() as connection:
             server.begin(connection, SYNC, len(DATA))
             connection.send(DATA[:1000])
-            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > deadline, "the deadline")
+            late = deadline + dt.timedelta(seconds=0.3)
+            processes.wait_for(lambda: dt.datetime.now(dt.UTC) > late, "several looks at the clock")
             refused = server.ask("POST", SYNC, b"x")
             reason = "503: another upload is running, or its disk is being written"
             assert (refused.status, refused.text) == (503, reason)
@@ -73,7 +74,7 @@ def test_stop_during_an_upload_leaves_nothing(server: uploads.Server, disk: Path
     assert not list(disk.parent.iterdir())
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.005, 0.02, 0.1])
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.02])
 def test_stop_at_the_last_byte_is_consistent(server: uploads.Server, disk: Path, moment: float) -> None:
     """Whatever comes first, the client, the message and the volume agree."""
     with server.connect() as connection:
@@ -85,12 +86,14 @@ def test_stop_at_the_last_byte_is_consistent(server: uploads.Server, disk: Path,
     check_agreement(server, disk, good)
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.15, 0.2])
-@pytest.mark.parametrize("path", [SYNC, uploads.RESUMABLE])
+@pytest.mark.parametrize(
+    ("path", "moment"),
+    [(SYNC, 0.0), (SYNC, 0.05), (SYNC, 0.15), (uploads.RESUMABLE, 0.0), (uploads.RESUMABLE, 0.1)],
+)
 def test_upload_at_the_deadline_is_consistent(
     certificates: uploads.Certificates, paths: contract.Paths, disk: Path, path: str, moment: float
 ) -> None:
-    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=0.5)
     good = False
     with uploads.Server(certificates, {"DEADLINE": deadline.isoformat()}, paths) as server:
         time.sleep(max(0.0, (deadline - dt.datetime.now(dt.UTC)).total_seconds()) + moment)
@@ -139,7 +142,7 @@ def test_no_upload_starts_while_the_server_ends(
     assert not disk.exists()
 
 
-@pytest.mark.parametrize("variant", ["raw", "vhdx-log", "qcow2"])
+@pytest.mark.parametrize("variant", ["vhdx-log", "qcow2"])
 def test_stop_during_processing_leaves_nothing(
     certificates: uploads.Certificates,
     paths: contract.Paths,
@@ -148,7 +151,7 @@ def test_stop_during_processing_leaves_nothing(
     variant: str,
 ) -> None:
     """The rest of the conversion, and bytes that wait for the device, are abandoned."""
-    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=2 * MIB) as target:
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=4 * MIB) as target:
         server = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
         request = dataclasses.replace(server.settings.request, direct=True)
         server.settings = dataclasses.replace(server.settings, request=request)
@@ -164,23 +167,17 @@ def test_stop_during_processing_leaves_nothing(
         oracle.unusable(target)
 
 
-@pytest.mark.parametrize("variant", ["raw", "vhdx-log"])
 def test_async_upload_is_answered_before_processing(
-    certificates: uploads.Certificates,
-    paths: contract.Paths,
-    tmp_path: Path,
-    disks: disks.Disks,
-    variant: str,
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path, disks: disks.Disks
 ) -> None:
     """The disk is larger than the buffers before the device, and the device is slow."""
-    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=5 * MIB) as target:
+    with devices.slow(tmp_path, 16 * MIB, bytes_per_second=8 * MIB) as target:
         with uploads.Server(certificates, {"DESTINATION": str(target)}, paths) as server:
-            body = disks.image(variant, "dense").read_bytes()
+            body = disks.image("vhdx-log", "dense").read_bytes()
             assert server.ask("POST", "/v1beta1/upload-async", body).status == 200
-            if variant == "vhdx-log":
-                assert server.ask("POST", SYNC, b"x").status == 503
+            assert server.ask("POST", SYNC, b"x").status == 503
             assert server.result().message == DONE
-        oracle.same(target, disks.expected(variant, "dense"), beyond=devices.DIRT)
+        oracle.same(target, disks.expected("vhdx-log", "dense"), beyond=devices.DIRT)
 
 
 def test_slow_volume_slows_the_client_down(
@@ -188,7 +185,7 @@ def test_slow_volume_slows_the_client_down(
 ) -> None:
     """The client may be ahead of the device by 8 MiB, and by the kernel's socket buffers."""
     size = 96 * MIB
-    with devices.slow(tmp_path, size, bytes_per_second=24 * MIB) as target:
+    with devices.slow(tmp_path, size, bytes_per_second=40 * MIB) as target:
         made = uploads.Server(certificates, {"DESTINATION": str(target)}, paths)
         argv = [sys.executable, "-m", "cdi_worker", f"--termination-log={paths.termination_log}"]
         ready = functools.partial(processes.is_listening, made.port)

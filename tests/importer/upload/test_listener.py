@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,15 +63,12 @@ def test_server_listens_on_any_address(
         assert healthy(server)
 
 
-@pytest.mark.parametrize("connect", [upload_wire.plain, upload_wire.secure])
-def test_silent_connections_do_not_block_others(
-    server: uploads.Server, disk: Path, connect: Callable[[uploads.Server], socket.socket]
-) -> None:
+def test_silent_connections_do_not_block_others(server: uploads.Server, disk: Path) -> None:
     """With more connections than the limit the oldest are closed, and others are not affected."""
     before = resources()
     with contextlib.ExitStack() as stack:
         for _ in range(MANY):
-            stack.enter_context(connect(server))
+            stack.enter_context(upload_wire.secure(server))
         assert healthy(server)
         answer = server.ask("POST", SYNC, DATA, {"x-cdi-checksum": f"sha256:{'0' * 64}"})
         assert "checksum mismatch" in answer.text
@@ -149,7 +145,7 @@ def test_slow_chunk_line_is_limited(certificates: uploads.Certificates, paths: c
 def test_client_that_never_reads_is_disconnected(server: uploads.Server) -> None:
     """Endless pipelined requests."""
     with upload_wire.connected(server, None) as wire:
-        wire.sock.settimeout(1)
+        wire.sock.settimeout(0.3)
         with contextlib.suppress(TimeoutError, OSError):
             for _ in range(20_000):
                 wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
@@ -158,58 +154,52 @@ def test_client_that_never_reads_is_disconnected(server: uploads.Server) -> None
 
 # -- end of the server
 
-WAITING: dict[str, tuple[bool, bytes]] = {
-    "before its handshake": (False, b""),
-    "within its handshake": (False, b"\x16\x03\x01\x02\x00\x01\x00"),
-    "idle": (True, b""),
-    "within a head": (True, b"POST /v1beta1/upload HTTP/1.1\r\nHo"),
-    "before its body": (True, b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"),
-    "within a body": (
-        True,
-        b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + DATA[:3_000_000],
-    ),
-    "within a form": (
-        True,
-        (
-            b"POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
-            b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
-        ),
-    ),
-    "within a clone": (
-        True,
-        (
-            b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
-            b"x-cdi-content-type: filesystem-clone\r\n\r\n"
-        ),
-    ),
-    "within a chunk": (
-        True,
-        b"POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
-    ),
-    "refused": (True, b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"),
-    "between two requests": (
-        True,
-        b"POST /v1beta1/upload-resumable HTTP/1.1\r\nHost: x\r\nUpload-Length: 5\r\n\r\n",
-    ),
+POST = "POST /v1beta1/upload HTTP/1.1\r\nHost: x\r\n"
+LONG = "Content-Length: 5000000\r\n"
+FORM = "POST /v1beta1/upload-form HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+CLONE = "x-cdi-content-type: filesystem-clone\r\n"
+#: What a client has sent before it falls silent.
+PLAIN = {"before its handshake": b"", "within its handshake": b"\x16\x03\x01\x02\x00\x01\x00"}
+SECURE = {
+    "idle": "",
+    "within a head": "POST /v1beta1/upload HTTP/1.1\r\nHo",
+    "before its body": f"{POST}{LONG}\r\n",
+    "within a body": f"{POST}{LONG}\r\n{'x' * 3_000_000}",
+    "within a form": f"{FORM}{LONG}\r\n--b\r\n",
+    "within a clone": f"{POST}{LONG}{CLONE}\r\n",
+    "within a chunk": f"{POST}Transfer-Encoding: chunked\r\n\r\n5\r\nhel",
+    "refused": "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n",
+    "between two requests": "POST /v1beta1/upload-resumable HTTP/1.1\r\nHost: x\r\nUpload-Length: 5\r\n\r\n",
 }
 
 
-@pytest.mark.parametrize("state", WAITING)
-def test_server_stops_despite_waiting_client(server: uploads.Server, disk: Path, state: str) -> None:
-    secure, request = WAITING[state]
-    with (upload_wire.secure if secure else upload_wire.plain)(server) as sock:
-        sock.sendall(request)
-        if request.startswith(b"POST") and b"\r\n\r\n" in request:
-            server.wait_until_busy()
-        else:
-            assert healthy(server)
+def test_servers_stop_despite_waiting_clients(
+    certificates: uploads.Certificates, paths: contract.Paths, tmp_path: Path
+) -> None:
+    """Each has its own server; all wait at the same time."""
+    servers: dict[str, uploads.Server] = {}
+    with contextlib.ExitStack() as stack:
+        for number, (state, request) in enumerate({**PLAIN, **SECURE}.items()):
+            (tmp_path / f"data{number}").mkdir()
+            own = paths._replace(data=str(tmp_path / f"data{number}"))
+            server = servers[state] = stack.enter_context(uploads.Server(certificates, {}, own))
+            connect = upload_wire.secure if state in SECURE else upload_wire.plain
+            sock = stack.enter_context(connect(server))
+            sock.sendall(request.encode() if isinstance(request, str) else request)
+            if state in SECURE and request.startswith("POST") and "\r\n\r\n" in request:
+                server.wait_until_busy()
+            else:
+                assert healthy(server)
         begun = time.monotonic()
-        server.cancel.set()
-        with pytest.raises(errors.Cancelled):
-            server.result()
+        for server in servers.values():
+            server.cancel.set()
+        for server in servers.values():
+            with pytest.raises(errors.Cancelled):
+                server.result()
         assert time.monotonic() - begun < 6
-    assert not [*disk.parent.iterdir()]
-    assert not processes.is_listening(server.port)
+    for state, server in servers.items():
+        assert not processes.is_listening(server.port), state
+    assert not [*tmp_path.glob("data*/*")]
 
 
 def test_server_ends_despite_silent_clients(server: uploads.Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import sys
@@ -10,18 +11,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import requests
 
 import cdi_worker
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base, sockets
 from cdi_worker.sources.ovirt import locations as ovirt
 from cdi_worker.sources.vmware import locations as vmware
-from cdi_worker.sources.web import connections
+from cdi_worker.sources.web import connections, http
 from tests.support import http_disk, misbehave, processes, proxy, reading, tls
 
 DATA = bytes(range(256)) * 4096
@@ -29,8 +31,15 @@ DATA = bytes(range(256)) * 4096
 SOON = processes.PATIENCE
 
 
+class Unresponsive(NamedTuple):
+    """A server that answers nothing: its port, and the connections that it has taken."""
+
+    port: int
+    held: list[socket.socket]
+
+
 @contextlib.contextmanager
-def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[int]:
+def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[Unresponsive]:
     """Serve nothing: connections are taken (with TLS if there is a pair), requests never answered."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[socket.socket] = []
@@ -47,7 +56,7 @@ def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[int]:
         thread = threading.Thread(target=take)
         thread.start()
         try:
-            yield listener.getsockname()[1]
+            yield Unresponsive(listener.getsockname()[1], held)
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -55,19 +64,29 @@ def unresponsive_server(pair: tls.KeyPair | None = None) -> Iterator[int]:
                 taken.close()
 
 
-def check_cancel(request: cdi_worker.Request) -> None:
-    """Import and cancel soon; the import must end soon."""
-    cancel, began = cancelling.Cancel(), time.monotonic()
-    threading.Timer(0.5, cancel.set).start()
+def check_cancel(server: Unresponsive, request: cdi_worker.Request) -> None:
+    """Import, and cancel once the server has a connection; the import must end soon."""
+    cancel, cancelled = cancelling.Cancel(), [0.0]
+
+    def wait() -> None:
+        processes.wait_for(lambda: server.held, "a connection")
+        time.sleep(0.1)
+        cancelled[0] = time.monotonic()
+        cancel.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
     with pytest.raises(errors.Cancelled):
         cdi_worker.run(request, cancel=cancel)
-    assert time.monotonic() - began < SOON
+    thread.join()
+    assert time.monotonic() - cancelled[0] < SOON
 
 
 @pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk"])
 def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> None:
     pair = tls.Authority(tmp_path).issue() if kind in {"https", "registry"} else None
-    with unresponsive_server(pair) as port:
+    with unresponsive_server(pair) as server:
+        port = server.port
         url = f"{'https' if kind == 'https' else 'http'}://127.0.0.1:{port}/b/o"
         access = base.Access(insecure=True)
         if kind == "registry":
@@ -85,7 +104,7 @@ def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> N
         request = cdi_worker.Request(
             existing="replace", source=source, location=location, target=str(tmp_path / "disk.img")
         )
-        check_cancel(request)
+        check_cancel(server, request)
 
 
 class Pausing(ssl.SSLContext):
@@ -102,7 +121,7 @@ def test_abandoned_connect_keeps_its_socket() -> None:
     """If another thread closed the socket, TLS could start on a file that got its number."""
     context = Pausing(ssl.PROTOCOL_TLS_CLIENT)
     context.begun, context.go = threading.Event(), threading.Event()
-    with unresponsive_server() as port, requests.Session() as session:
+    with unresponsive_server() as server, requests.Session() as session:
         cancel = cancelling.Cancel()
         session.mount("https://", connections.Adapter(lambda: context, 1, cancel))
 
@@ -113,7 +132,7 @@ def test_abandoned_connect_keeps_its_socket() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         with pytest.raises(errors.Cancelled):
-            session.get(f"https://127.0.0.1:{port}/", timeout=1)
+            session.get(f"https://127.0.0.1:{server.port}/", timeout=1)
         thread.join()
         context.go.set()
         processes.wait_for(lambda: "apart" not in {one.name for one in threading.enumerate()}, "its end")
@@ -123,13 +142,13 @@ def test_abandoned_connect_keeps_its_socket() -> None:
 @pytest.mark.parametrize("ranges", [True, False])
 def test_cancel_ends_waiting_for_a_stalled_server(ranges: bool, tmp_path: Path) -> None:
     page = misbehave.Page(DATA, ranges=ranges, cut=500_000)
-    with unresponsive_server() as port, misbehave.Server() as server:
-        silent = misbehave.Page(to=(f"http://127.0.0.1:{port}/",))
+    with unresponsive_server() as stalled, misbehave.Server() as server:
+        silent = misbehave.Page(to=(f"http://127.0.0.1:{stalled.port}/",))
         location = cdi_worker.Location(server.serve("/disk", (page, 1), silent))
         request = cdi_worker.Request(
             existing="replace", source="http", location=location, target=str(tmp_path / "disk.img")
         )
-        check_cancel(request)
+        check_cancel(stalled, request)
 
 
 def test_after_a_failed_attempt_reads_work_again() -> None:
@@ -215,49 +234,50 @@ for address in 192.0.2.1 10.0.0.1 169.254.169.254; do ip address add $address/32
 exec "$@"
 """
 REDIRECTED = """
-import sys
+import json, sys
 from cdi_worker import errors
 from tests.support import http_disk, misbehave
-here, there, name = sys.argv[1:]
-with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
-    led.serve("/disk", misbehave.Page(b"data"))
-    start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
-    try:
-        with http_disk.opened(start) as image:
-            print(image.facts.head)
-    except errors.Unreachable as err:
-        print(err)
-    print(len(led.requests), "requests")
+for here, there, name, _ in json.loads(sys.argv[1]):
+    with misbehave.Server(host=here) as mirror, misbehave.Server(host=there) as led:
+        led.serve("/disk", misbehave.Page(b"data"))
+        start = mirror.serve("/start", misbehave.Page(to=(led.url("/disk", host=name),)))
+        try:
+            with http_disk.opened(start) as image:
+                found = image.facts.head.decode()
+        except errors.Unreachable as err:
+            found = str(err)
+        print(json.dumps([found, len(led.requests)]))
 """
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "name", "follows"),
-    [
-        ("192.0.2.1", "169.254.169.254", "169.254.169.254", False),
-        ("10.0.0.1", "169.254.169.254", "169.254.169.254", False),
-        ("192.0.2.1", "127.0.0.1", "127.0.0.1", False),
-        # The address counts, whatever name resolves to it.
-        ("192.0.2.1", "127.0.0.1", "localhost", False),
-        ("192.0.2.1", "127.0.0.1", "0.0.0.0", False),
-        ("192.0.2.1", "10.0.0.1", "10.0.0.1", True),
-        ("127.0.0.1", "127.0.0.1", "localhost", True),
-    ],
+#: The host of a redirect, the address it leads to, the name in the redirect, and whether it is followed.
+REDIRECTS = (
+    ("192.0.2.1", "169.254.169.254", "169.254.169.254", False),
+    ("10.0.0.1", "169.254.169.254", "169.254.169.254", False),
+    ("192.0.2.1", "127.0.0.1", "127.0.0.1", False),
+    # The address counts, whatever name resolves to it.
+    ("192.0.2.1", "127.0.0.1", "localhost", False),
+    ("192.0.2.1", "127.0.0.1", "0.0.0.0", False),
+    ("192.0.2.1", "10.0.0.1", "10.0.0.1", True),
+    ("127.0.0.1", "127.0.0.1", "localhost", True),
 )
-def test_public_server_cannot_redirect_to_a_private_one(
-    here: str, there: str, name: str, follows: bool
-) -> None:
+
+
+def test_public_server_cannot_redirect_to_a_private_one() -> None:
     processes.need_root()
     processes.need("unshare", "ip")
     program = ("unshare", "--net", "sh", "-ec", NETWORK, "sh", sys.executable, "-c", REDIRECTED)
-    output = processes.run(*program, here, there, name).stdout
-    if follows:
-        assert output == "b'data'\n1 requests\n"
-    else:
+    lines = processes.run(*program, json.dumps(REDIRECTS)).stdout.splitlines()
+    for row, line in zip(REDIRECTS, lines, strict=True):
+        _, there, _, follows = row
+        found, requests_there = json.loads(line)
         refusal = (
             f": leads to {there}, an internal address of this machine or its cloud; to import from there, "
+            "give that URL directly"
         )
-        assert output.endswith(f"{refusal}give that URL directly\n0 requests\n")
+        assert (found == "data", found.endswith(refusal), requests_there) == (
+            follows,
+            not follows,
+            follows,
+        ), row
 
 
 def test_private_server_receives_no_byte() -> None:
@@ -289,3 +309,33 @@ def test_interrupted_read_returns_only_data(tmp_path: Path, secure: bool) -> Non
         reader = image.source.ranges
         assert reader is not None
         reading.check_interrupted_reads(reader, reads, data)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_incomplete_response_is_closed(ranges: bool) -> None:
+    """Even if the reader keeps the response for a next read, which may never come."""
+    before = processes.descriptors()
+    with (
+        misbehave.Server() as server,
+        http_disk.opened(server.serve("/d", misbehave.Page(DATA, ranges=ranges))) as image,
+    ):
+        if ranges:
+            reader = image.source.ranges.open_range(0, len(DATA))
+            assert reader.readinto(memoryview(bytearray(1000))) == 1000
+    processes.wait_for(lambda: processes.descriptors() <= before, "the connections are closed")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_interrupted_response_is_not_complete(ranges: bool) -> None:
+    page = misbehave.Page(DATA, ranges=ranges, framing="length" if ranges else "close")
+    cancel = cancelling.Cancel()
+    with (
+        misbehave.Server() as server,
+        http_disk.opened(server.serve("/d", page), cancel=cancel) as image,
+    ):
+        stream = image.source.stream()
+        into = memoryview(bytearray(len(DATA)))
+        assert readers.fill(stream, into[: http.HEAD_SIZE + 1]) == http.HEAD_SIZE + 1
+        cancel.set()
+        with pytest.raises(errors.Cancelled):
+            stream.readinto(into)
