@@ -26,7 +26,7 @@ setup: ## install everything that the tests need
 JOBS = $(shell awk -v cores=$$(nproc) '/^MemAvailable/ {jobs = int($$2 / 1300000); \
 	if (jobs > 3 * cores) jobs = 3 * cores; print (jobs > 1 ? jobs : 1)}' /proc/meminfo)
 
-test: setup ## run all tests, with a sample of the combinations of their parameters: JOBS=6 at a time
+test: setup ## run all tests: JOBS=6 at a time
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 quick: setup ## run the tests that start no server and need no root, in about a minute

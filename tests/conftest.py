@@ -15,7 +15,6 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -34,7 +33,6 @@ from tests.support import (
     ovirt_disks,
     ovirt_stages,
     pods,
-    products,
     quick,
     registries,
     servers,
@@ -50,8 +48,6 @@ hypothesis.settings.load_profile("busy")
 
 #: What the processes of this run share, if this process has used it.
 TOGETHER = pytest.StashKey[shared.Shared]()
-#: The number of combinations of parameters that are left to make prove.
-LEFT_OUT = pytest.StashKey[int]()
 #: Variables that name a file or folder with logins.
 LOGINS = ("NETRC", "CURL_HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
 
@@ -60,11 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of our own."""
     parser.addoption("--no-skips", action="store_true", help="fail when a need of a test is not met")
     parser.addoption("--quick", action="store_true", help="only tests that start nothing (make quick)")
-    parser.addoption(
-        "--whole",
-        action="store_true",
-        help="all combinations of parameters",
-    )
     parser.addoption("--first-seed", type=int, help="the seed of what proofs draw: power cuts and kills")
     parser.addoption("--cases", type=int, help="the number of imports whose power cuts are checked: all")
     parser.addoption("--kills-for", type=float, help="seconds for each test of kills at random moments")
@@ -141,12 +132,8 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)  # of what -k has left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the quick tests, with ``--quick``; without ``--whole`` a sample of the combinations."""
-    if config.getoption("--quick"):
-        others = [item for item in items if not quick.is_quick(item)]
-    else:
-        others = [] if config.getoption("--whole") else products.left_out(items)
-        config.stash[LEFT_OUT] = len(others)
+    """Select the quick tests, with ``--quick``, and kills at random moments only with ``--kills-for``."""
+    others = [item for item in items if config.getoption("--quick") and not quick.is_quick(item)]
     if config.getoption("--kills-for") is None:
         others += [item for item in items if item.name.startswith("test_kills_at_random")]
     config.hook.pytest_deselected(items=others)
@@ -166,8 +153,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the number of skipped tests, the figures of proofs, and the seed of a failure."""
     count = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"needs not met: {count} tests skipped")
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"combinations of parameters left to make prove: {left_out}")
     reports = [report for found in terminalreporter.stats.values() for report in found]
     totals = collections.Counter[str]()
     for report in reports:
@@ -180,16 +165,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(pytest_report_header(config))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take over what a process of pytest-xdist has counted: all collect the same."""
-    node.config.stash[LEFT_OUT] = node.workeroutput.get("left out", 0)
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop what all processes share; fail the run if tests were skipped and ``--no-skips`` is given."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, 0)
     if (together := session.config.stash.get(TOGETHER, None)) is not None:
         together.close()
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
