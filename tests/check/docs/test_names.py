@@ -103,7 +103,8 @@ def test_every_file_exists() -> None:
 
 def test_pages_for_users_name_no_test() -> None:
     """Tests and proofs are named in about/ and architecture.md; a plug-in to copy is among the tests."""
-    named = set(names(r"\btests/(?!sources/plugin)\S*|make (?:test|crash|simulate|soak|mutants|prove|fuzz)\b"))
+    proofs = "test|crash|simulate|soak|mutants|prove|fuzz"
+    named = set(names(rf"\btests/(?!sources/plugin)\S*|make (?:{proofs})\b"))
     about = {"README.md", "architecture.md", "guarantees.md", "security.md"}
     assert len(named) > len(about)
     assert not {each for each in named if each[0] not in about}
