@@ -89,5 +89,7 @@ def secure(server: uploads.Server, client: tls.KeyPair | str | None = "right") -
 
 
 def plain(server: uploads.Server) -> socket.socket:
-    """Return a connection without TLS."""
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    """Return a connection without TLS. What is sent in two parts is not held back: each is a segment."""
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock

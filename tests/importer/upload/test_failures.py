@@ -165,17 +165,6 @@ def test_image_that_must_be_read_twice_is_refused(
         Path(paths.data, "disk.img").unlink()
 
 
-def test_malformed_body_is_reported(server: uploads.Server) -> None:
-    """A failure in the first bytes was answered with 'cancelled'."""
-    for body in (b"0x5\r\nabcde\r\n0\r\n\r\n", b"5\r\nabcdefg\r\n0\r\n\r\n"):
-        with server.connect() as connection:
-            connection.putrequest("POST", SYNC)
-            connection.putheader("Transfer-Encoding", "chunked")
-            connection.endheaders(body)
-            answer = uploads.Response(connection.getresponse())
-        assert (answer.status, "malformed chunk" in answer.text) == (500, True), answer.text
-
-
 def test_part_of_a_file_is_not_a_disk(server: uploads.Server, paths: contract.Paths) -> None:
     """Browsers' clients send large files in parts. The first one was a complete disk."""
     headers = {"Content-Range": f"bytes 0-{len(NOISE) - 1}/{2 * len(NOISE)}"}

@@ -121,14 +121,20 @@ class Site(NamedTuple):
         assert message.endswith(f"; {expected}"), message
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """Run the server of a case of ``CASES``."""
     case = CASES[request.param]
     known, other = tls.Authority(tmp_path / "ca", "Known"), tls.Authority(tmp_path / "other", "Other")
     with listening(case.pair(known, other), case.change) as port:
         yield Site(case, port, known.certificate)
 
 
+#: One case that a setting mends and one that none does: the front ends differ in the names of settings.
+each_kind = pytest.mark.parametrize("site", ["unknown", "expired"], indirect=True)
+
+
+@pytest.mark.parametrize("site", CASES, indirect=True)
 def test_library_names_the_field_of_the_access(site: Site) -> None:
     access = functools.partial(http_disk.base.Access, ca_files=(str(site.ca),))
     with pytest.raises(errors.Unreachable) as caught:
@@ -138,28 +144,32 @@ def test_library_names_the_field_of_the_access(site: Site) -> None:
     assert str(caught.value.as_fields()["remedy"]) in str(caught.value)
 
 
+@each_kind
 def test_terminal_names_the_option(site: Site, tmp_path: Path) -> None:
     url = f"https://127.0.0.1:{site.port}/disk"
-    done = worker.run("import", url, tmp_path / "disk.img", "--ca-file", site.ca)
+    done = worker.call("import", url, tmp_path / "disk.img", "--ca-file", site.ca)
     assert done.status == 3, done.errors
     site.check(done.error_message, "--ca-file", "--insecure")
 
 
+@each_kind
 def test_upload_names_the_option(site: Site, tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(bytes(4096))
-    done = worker.run("upload", tmp_path / "image", f"https://127.0.0.1:{site.port}", "--ca-file", site.ca)
+    done = worker.call("upload", tmp_path / "image", f"https://127.0.0.1:{site.port}", "--ca-file", site.ca)
     assert done.status == 3, done.errors
     site.check(done.error_message, "--ca-file", "--insecure")
 
 
-@pytest.mark.parametrize("source", ["http", "registry"])
+@pytest.mark.parametrize(
+    ("site", "source"), [("unknown", "http"), ("unknown", "registry"), ("expired", "http")], indirect=["site"]
+)
 def test_pod_names_the_field_of_the_data_volume(site: Site, tmp_path: Path, source: str) -> None:
     trusted = tmp_path / "trusted"
     trusted.mkdir()
     (trusted / "ca.crt").write_bytes(site.ca.read_bytes())
     pod = worker.Pod(tmp_path)
     scheme = {"http": "https", "registry": "docker"}[source]
-    pod.run(
+    pod.call(
         IMPORTER_SOURCE=source,
         IMPORTER_ENDPOINT=f"{scheme}://127.0.0.1:{site.port}/disk",
         IMPORTER_CERT_DIR=str(trusted),
@@ -173,11 +183,12 @@ def test_pod_that_tries_again_names_the_field(tmp_path: Path) -> None:
     pod = worker.Pod(tmp_path)
     with misbehave.Server(tls.Authority(tmp_path / "ca").issue()) as server:
         env = {**pod.env, "IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": server.url("/disk")}
-        done = worker.run(*pod.arguments, "--retries=1", env=env)
+        done = worker.call(*pod.arguments, "--retries=1", env=env)
     (again,) = [line for line in done.errors.splitlines() if "retry in" in line]
     assert again.endswith("; add the CA that signed it (spec.source.http.certConfigMap)")
 
 
+@each_kind
 def test_clone_source_names_no_setting(site: Site, tmp_path: Path) -> None:
     """CDI's controllers give both pods of a clone their certificates."""
     (tmp_path / "volume").write_bytes(bytes(4096))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import threading
 from pathlib import Path
 
@@ -52,6 +51,8 @@ def test_offer_matches_the_server(
         assert image.facts.head == http_disk.DATA[: http.HEAD_SIZE]
         assert http_disk.whole(image) == http_disk.DATA
     assert {request.method for request in server.requests} == {"GET"}
+    # The request that showed that there are no ranges is the stream.
+    assert ranges or page.ranges or len(server.requests) == 1
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "close"])
@@ -79,7 +80,6 @@ SIZE = len(http_disk.DATA)
         (None, None, None, None, True),
     ],
 )
-@pytest.mark.parametrize("ranges", [True, False])
 def test_identity_of_the_content_is_derived(
     server: misbehave.Server,
     etag: str | None,
@@ -87,14 +87,13 @@ def test_identity_of_the_content_is_derived(
     version: str | None,
     identity: str | None,
     weak: bool,
-    ranges: bool,
 ) -> None:
-    page = http_disk.changed(
-        etag=etag, modified=modified, ranges=ranges, headers={"x-amz-version-id": version}
-    )
-    with http_disk.opened(server.serve("/disk", page)) as image:
-        assert image.facts.identity == identity
-        assert image.facts.weak is weak
+    for ranges in (True, False):
+        page = http_disk.changed(
+            etag=etag, modified=modified, ranges=ranges, headers={"x-amz-version-id": version}
+        )
+        with http_disk.opened(server.serve("/disk", page)) as image:
+            assert (image.facts.identity, image.facts.weak) == (identity, weak)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +103,6 @@ def test_small_object_is_read(server: misbehave.Server, body: bytes) -> None:
     with http_disk.opened(server.serve("/disk", http_disk.changed(body=body))) as image:
         assert (image.facts.size, image.facts.head) == (len(body), body)
         assert http_disk.whole(image) == body
-
-
-def test_stream_without_ranges_takes_one_request(server: misbehave.Server) -> None:
-    with http_disk.opened(server.serve("/disk", http_disk.changed(ranges=False))) as image:
-        assert http_disk.whole(image) == http_disk.DATA
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,17 +132,21 @@ def test_refusal_is_reported_by_status(
 
 
 @pytest.mark.parametrize(
-    "url", ["http:///x", "ftp://h/x", "http://h:port/x", "http://[::1/x", "disk", "http://h:99999/"]
+    "url",
+    [
+        "http:///x",
+        "ftp://h/x",
+        "http://h:port/x",
+        "http://[::1/x",
+        "disk",
+        "http://h:99999/",
+        "http://me:s3/cret@h/x",
+        "http:/me:s3cret@h/x",
+        "https:me:s3cret@h/x",
+        "http://me:s3#cret@h/x",
+    ],
 )
-def test_malformed_url_is_refused(url: str) -> None:
-    with pytest.raises(errors.RequestError, match="malformed URL"):
-        http_disk.refused(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://me:s3/cret@h/x", "http:/me:s3cret@h/x", "https:me:s3cret@h/x", "http://me:s3#cret@h/x"]
-)
-def test_malformed_url_is_reported_without_password(url: str) -> None:
+def test_malformed_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(errors.RequestError, match="malformed URL") as caught:
         http_disk.refused(url)
     assert "s3" not in str(caught.value)
@@ -213,15 +210,6 @@ def test_short_body_is_not_the_end(server: misbehave.Server) -> None:
         http_disk.whole(image)
 
 
-def test_content_encoding_is_not_decoded(server: misbehave.Server) -> None:
-    packed = gzip.compress(http_disk.DATA)
-    page = http_disk.changed(body=packed, headers={"Content-Encoding": "gzip"})
-    with http_disk.opened(server.serve("/disk.gz", page)) as image:
-        assert image.facts.head == packed[: http.HEAD_SIZE]
-        assert http_disk.whole(image) == packed
-    assert server.requests[0].headers["accept-encoding"] == "identity"
-
-
 def test_certificates_are_verified(tmp_path: Path) -> None:
     authority = tls.Authority(tmp_path)
     trusting = base.Access(ca_files=(str(authority.certificate),))
@@ -236,11 +224,6 @@ def test_certificates_are_verified(tmp_path: Path) -> None:
     for wrong in (authority.issue("elsewhere.example"), authority.issue(days=-1)):
         with misbehave.Server(wrong) as server, pytest.raises(errors.Unreachable, match="certificate"):
             http_disk.refused(server.serve("/disk", http_disk.GOOD), trusting)
-
-
-def test_plain_server_is_reported_for_https_url(server: misbehave.Server) -> None:
-    with pytest.raises(errors.Unreachable, match="TLS"):
-        http_disk.refused(server.serve("/disk", http_disk.GOOD).replace("http:", "https:"))
 
 
 @pytest.mark.parametrize("password", ["me:secret", "me:", "me:gr\u00fc\u00dfe"])

@@ -47,13 +47,6 @@ def test_plain_http_to_s3_with_tls_advises_https(web: servers.Web) -> None:
         source.open(base.Opening())
 
 
-def test_redirect_to_a_tls_port_is_named(server: misbehave.Server, web: servers.Web) -> None:
-    there = f"http://localhost:{web.port}/disk"
-    url = server.serve("/disk", misbehave.Page(status=302, to=(there,)))
-    with pytest.raises(errors.Unreachable, match=f"use https://localhost:{web.port}$"):
-        http_disk.refused(url)
-
-
 @pytest.mark.parametrize(
     ("body", "advises"),
     [(GO, True), (b"", False), (b"bad \x1b[2J", False), (b" " * 100_000 + GO, False), (GO * 100_000, True)],
@@ -88,16 +81,16 @@ def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
         with pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"):
             found.open(base.Opening())
         reference, plain = server.reference("disk"), "does not speak TLS; allow plain http"
-        done = worker.run("import", reference, tmp_path / "disk.img")
+        done = worker.call("import", reference, tmp_path / "disk.img")
         assert done.error_message.endswith(f"{plain} (--insecure)")
         pod = worker.Pod(tmp_path / "pod")
-        pod.run(IMPORTER_SOURCE="registry", IMPORTER_ENDPOINT=reference)
+        pod.call(IMPORTER_SOURCE="registry", IMPORTER_ENDPOINT=reference)
         assert pod.message.endswith(f"{plain} (insecureRegistries in the configuration of CDI)")
 
 
 def test_plain_http_that_is_allowed_is_not_advised(server: misbehave.Server, tmp_path: Path) -> None:
     url = f"docker://127.0.0.1:{server.port}/a"
-    done = worker.run("import", url, tmp_path / "disk.img", "--insecure")
+    done = worker.call("import", url, tmp_path / "disk.img", "--insecure")
     (warning,) = [line for line in done.errors.splitlines() if "trying http" in line]
     assert warning.endswith(": the port does not speak TLS")
 

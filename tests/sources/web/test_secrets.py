@@ -1,139 +1,36 @@
-"""Secrets are not shown, even if a server repeats them: in messages, logs and representations."""
+"""Secrets are not shown in representations and in logs of requests."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import logging
 import random
 import re
 import socket
-import ssl
 import threading
 from pathlib import Path
 
 import pytest
 
 import cdi_worker
-from cdi_worker import errors, masking
-from cdi_worker.images.engine import cancelling
-from cdi_worker.importer.send import client, file
+from cdi_worker.importer.send import file
 from cdi_worker.sources import base
 from cdi_worker.sources.objects import locations as objects
 from cdi_worker.sources.ovirt import locations as ovirt
 from cdi_worker.sources.registry import locations as registry
 from cdi_worker.sources.vmware import locations as vmware
 from cdi_worker.sources.web import locations as web
-from tests.support import gcs_objects, http_disk, misbehave, pulled, s3_objects, worker
+from tests.support import misbehave, worker
 
-PASSWORD = "pass/w\u00f6rd+hunter2"
 SIGNATURE = "3f1c0ffee0ddba11deadbeef5eed5a17"
-ACCESS = base.Access(user="me", password=PASSWORD, headers=(("X-Key", "the-header-value"),))
-#: What is sent for the password, in every form.
-SECRETS = (
-    PASSWORD,
-    "hunter2",
-    "the-header-value",
-    SIGNATURE,
-    base64.b64encode(f"me:{PASSWORD}".encode()).decode(),
-)
-
-
-class Echo:
-    """A server that repeats the whole request in the reason, the ETag and the body of its responses."""
-
-    def __init__(self, status: int, body: str = "{}") -> None:
-        self._status = status
-        self._body = body
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Echo:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                request = connection.recv(65536).decode("latin-1")
-                basic = request.partition("Basic ")[2].partition("\r\n")[0]
-                password = base64.b64decode(basic).decode("latin-1") if basic else ""
-                token = re.search(r"(?i)x-amz-security-token: (\S+)", request)
-                password += f" {token[1]}" if token else ""
-                shown = f"{password} " + " ".join(request.split())[-900:]
-                body = self._body.replace(
-                    "{}", json.dumps(shown)[1:-1] if self._body != "{}" else shown
-                ).encode("latin-1")
-                head = (
-                    f'HTTP/1.1 {self._status} {shown}\r\nETag: "{shown}"\r\nContent-Length: {len(body)}\r\n'
-                )
-                connection.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1") + body)
+ACCESS = base.Access(user="me", password="pass/wörd+hunter2", headers=(("X-Key", "the-header-value"),))
+#: Part of each secret.
+SECRETS = ("hunter2", "the-header-value", SIGNATURE)
 
 
 def check_hidden(*texts: object) -> None:
     for text in texts:
         for secret in SECRETS:
             assert secret not in str(text), text
-            assert secret.encode().decode("latin-1") not in str(text), text
-
-
-@pytest.mark.parametrize("status", [200, 401, 403, 404, 500, 503])
-def test_repeated_secrets_are_hidden(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    with Echo(status) as echo:
-        url = f"http://127.0.0.1:{echo.port}/disk?X-Amz-Signature={SIGNATURE}"
-        try:
-            with http_disk.opened(url, ACCESS) as image:
-                # Only shown masked: masked in the journal, two objects could have one identity.
-                check_hidden(masking.mask(image.facts.identity or ""))
-        except errors.Error as err:
-            check_hidden(err, err.fields)
-    check_hidden(caplog.text)
-
-
-def test_repeated_secrets_are_hidden_by_object_stores() -> None:
-    keys = base.Access(
-        user="AKID", password="the-secret-key", session_token="hunter2-token", headers=ACCESS.headers
-    )
-    for body in ("<Error><Code>Odd</Code><Message>{}</Message></Error>", "<Error><Code>{}</Code></Error>"):
-        with Echo(403, body) as echo, pytest.raises(errors.Unreachable) as caught:
-            s3_objects.source(f"http://127.0.0.1:{echo.port}/b/k", keys).open(base.Opening())
-        check_hidden(caught.value)
-    with Echo(403, '{"error": {"message": "{}"}}') as echo, pytest.raises(errors.Unreachable) as caught:
-        gcs_objects.source(f"http://127.0.0.1:{echo.port}/b/o", ACCESS).open(base.Opening())
-    check_hidden(caught.value)
-
-
-def test_repeated_secrets_are_hidden_by_registries(server: misbehave.Server) -> None:
-    with Echo(403) as echo:
-        challenge = {"WWW-Authenticate": f'Bearer realm="http://127.0.0.1:{echo.port}/token"'}
-        server.serve("/v2/r/manifests/latest", misbehave.Page(status=401, headers=challenge))
-        access = base.Access(user="me", password=PASSWORD, insecure=True)
-        with pytest.raises(errors.Unreachable, match="403") as caught:
-            pulled.source(registry.Registry(f"docker://127.0.0.1:{server.port}/r", access)).open(
-                base.Opening()
-            )
-    check_hidden(caught.value)
-
-
-def test_repeated_token_is_hidden_by_the_upload_client() -> None:
-    with Echo(400) as echo:
-        headers = {"Authorization": "Bearer hunter2-token"}
-        made = client.Client(
-            f"http://127.0.0.1:{echo.port}/", ssl.create_default_context(), cancelling.Cancel(), headers
-        )
-        check_hidden(made.ask("HEAD", "/").reason(), made.ask("POST", "/").reason())
 
 
 URL = f"https://me:hunter2@host.example/a/b?X-Amz-Signature={SIGNATURE}"
