@@ -62,18 +62,6 @@ def test_deadline_waits_for_a_running_upload(
     assert disk.read_bytes() == DATA
 
 
-def test_stop_during_an_upload_leaves_nothing(server: uploads.Server, disk: Path) -> None:
-    with server.connect() as connection:
-        server.begin(connection, SYNC, len(DATA))
-        connection.send(DATA[:MIB])
-        server.wait_until_busy()
-        server.cancel.set()
-        with pytest.raises(errors.Cancelled):
-            server.result()
-    oracle.unusable(disk)
-    assert not list(disk.parent.iterdir())
-
-
 @pytest.mark.parametrize("moment", [0.0, 0.005, 0.02])
 def test_stop_at_the_last_byte_is_consistent(server: uploads.Server, disk: Path, moment: float) -> None:
     """Whatever comes first, the client, the message and the volume agree."""

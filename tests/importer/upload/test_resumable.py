@@ -160,35 +160,6 @@ def test_length_may_be_given_at_the_end(server: uploads.Server, disk: Path) -> N
     assert disk.read_bytes() == DATA
 
 
-def test_upload_can_be_deleted(server: uploads.Server, disk: Path) -> None:
-    location = create(server)
-    patch(server, location, 0, DATA[:1000])
-    assert server.ask("DELETE", location, None, TUS).status == 204
-    processes.wait_for(lambda: server.ask("HEAD", location, None, TUS).status == 404, "the end of the upload")
-    oracle.unusable(disk)
-    assert patch(server, create(server), 0, DATA).status == 204
-
-
-def test_upload_resumes_after_a_cut(server: uploads.Server, disk: Path) -> None:
-    location = create(server)
-    sent = 0
-    while sent < len(DATA):
-        with server.connect() as connection:
-            connection.putrequest("PATCH", location)
-            for name, value in {**MORE, "Upload-Offset": str(sent)}.items():
-                connection.putheader(name, value)
-            connection.putheader("Content-Length", str(len(DATA) - sent))
-            connection.endheaders()
-            connection.send(DATA[sent : sent + 1_300_000])
-            if sent + 1_300_000 >= len(DATA):
-                assert connection.getresponse().status == 204
-                break
-        now = server.offset(location)
-        assert sent <= now <= sent + 1_300_000
-        sent = now
-    assert disk.read_bytes() == DATA
-
-
 def test_client_takes_over_its_hanging_connection(server: uploads.Server, disk: Path) -> None:
     location = create(server)
     with server.connect() as dead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import zlib
 from pathlib import Path
 
@@ -29,8 +30,9 @@ def imported(url: str, target: Path) -> bytes:
     return target.read_bytes()
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, br", "gzip"])
+@pytest.mark.parametrize(
+    ("encoding", "ranges"), [*itertools.product(("deflate", "br", "gzip, br", "gzip"), (True, False))]
+)
 def test_unknown_or_wrong_encoding_is_refused(
     server: misbehave.Server, tmp_path: Path, encoding: str, ranges: bool
 ) -> None:
@@ -40,8 +42,10 @@ def test_unknown_or_wrong_encoding_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("encoding", ["none", "binary", "utf-8", "UTF-8", "utf8", "None, identity"])
+@pytest.mark.parametrize(
+    ("encoding", "ranges"),
+    [*itertools.product(("none", "binary", "utf-8", "UTF-8", "utf8", "None, identity"), (True, False))],
+)
 def test_meaningless_encoding_is_ignored_with_a_warning(
     server: misbehave.Server, tmp_path: Path, encoding: str, ranges: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

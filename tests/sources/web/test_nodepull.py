@@ -13,7 +13,7 @@ from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
 from cdi_worker.sources import base
 from cdi_worker.sources.web import locations, nodepull
-from tests.support import misbehave, ovas, proxy
+from tests.support import misbehave, ovas
 
 DATA = bytes(range(256)) * 16
 
@@ -47,7 +47,7 @@ def test_waiting_for_the_ready_file_is_limited(server: misbehave.Server, tmp_pat
     )
     with pytest.raises(errors.Unreachable, match="late: no ready file within 1 s"):
         nodepull.NodePullSource(location, cancelling.Cancel(), 1.0).open(base.Opening())
-    threading.Timer(0.5, ready.write_text, ("fedora.raw",)).start()
+    threading.Timer(0.2, ready.write_text, ("fedora.raw",)).start()
     with base.open_image(nodepull.NodePullSource(location, cancelling.Cancel(), 20.0)) as image:
         assert image.facts.head == DATA
 
@@ -56,7 +56,7 @@ def test_empty_ready_file_is_not_ready(server: misbehave.Server, tmp_path: Path)
     """Upstream's server creates the file before it writes to it."""
     server.serve("/fedora.raw", misbehave.Page(DATA))
     source = pulled(server, tmp_path, "")
-    threading.Timer(0.5, (tmp_path / "ready").write_text, ("fedora.raw",)).start()
+    threading.Timer(0.2, (tmp_path / "ready").write_text, ("fedora.raw",)).start()
     with base.open_image(source) as image:
         assert image.facts.head == DATA
 
@@ -81,13 +81,6 @@ def test_server_of_a_package_ends_too(server: misbehave.Server, tmp_path: Path) 
     assert target.read_bytes() == DATA * 16
     assert result.labels == {"instancetype.kubevirt.io/default-preference": "fedora"}
     assert (tmp_path / "done").exists()
-
-
-def test_containers_of_a_pod_use_no_proxy(server: misbehave.Server, tmp_path: Path) -> None:
-    server.serve("/fedora.raw", misbehave.Page(DATA))
-    with proxy.Proxy() as between:
-        pulled(server, tmp_path, access=base.Access(http_proxy=between.url)).open(base.Opening())
-        assert not between.requests
 
 
 @pytest.mark.parametrize(

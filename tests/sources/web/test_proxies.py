@@ -66,9 +66,6 @@ def test_malformed_proxy_is_refused_without_its_password(given: str) -> None:
 )
 def test_scheme_of_the_url_selects_the_proxy(url: str, used: str) -> None:
     assert chosen(url, http_proxy="one", https_proxy="two") == used
-
-
-def test_https_url_does_not_use_the_http_proxy() -> None:
     assert chosen("https://secure.example/", http_proxy="one") == ""
     assert chosen("http://plain.example/", https_proxy="two") == ""
 

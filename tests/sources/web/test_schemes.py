@@ -18,33 +18,40 @@ from tests.support import http_disk, misbehave, proxy, registries, servers, tls,
 GO = b"Client sent an HTTP request to an HTTPS server.\n"
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[servers.Web]:
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Web]:
     """An nginx with TLS."""
-    (tmp_path / "root").mkdir()
-    pair = tls.Authority(tmp_path).issue()
-    with servers.nginx(tmp_path, tmp_path / "root", servers.Settings(pair=pair)) as server:
+    directory = tmp_path_factory.mktemp("secure")
+    (directory / "root").mkdir()
+    pair = tls.Authority(directory).issue()
+    with servers.nginx(directory, directory / "root", servers.Settings(pair=pair)) as server:
         yield server
 
 
-def test_plain_http_to_nginx_with_tls_advises_https(web: servers.Web) -> None:
-    with pytest.raises(errors.Unreachable, match=f"400 Bad Request; .* use https://127.0.0.1:{web.port}$"):
-        http_disk.refused(f"http://127.0.0.1:{web.port}/disk")
+def test_plain_http_to_nginx_with_tls_advises_https(secure: servers.Web) -> None:
+    with pytest.raises(errors.Unreachable, match=f"400 Bad Request; .* use https://127.0.0.1:{secure.port}$"):
+        http_disk.refused(f"http://127.0.0.1:{secure.port}/disk")
 
 
-def test_plain_http_to_a_go_server_with_tls_advises_https(tmp_path: Path) -> None:
-    with (
-        registries.registry(tmp_path, authority=tls.Authority(tmp_path)) as server,
-        pytest.raises(errors.Unreachable, match=f"; .* use https://127.0.0.1:{server.port}$"),
-    ):
-        http_disk.refused(f"http://127.0.0.1:{server.port}/v2/")
+def test_plain_http_to_a_go_server_with_tls_advises_https(guarded: registries.Registry) -> None:
+    with pytest.raises(errors.Unreachable, match=f"; .* use https://127.0.0.1:{guarded.port}$"):
+        http_disk.refused(f"http://127.0.0.1:{guarded.port}/v2/")
 
 
-def test_plain_http_to_s3_with_tls_advises_https(web: servers.Web) -> None:
-    location = locations.S3(f"http://127.0.0.1:{web.port}/bucket/disk", base.Access(user="u", password="p"))
+def test_plain_http_to_s3_with_tls_advises_https(secure: servers.Web) -> None:
+    location = locations.S3(
+        f"http://127.0.0.1:{secure.port}/bucket/disk", base.Access(user="u", password="p")
+    )
     source = s3.S3Source(location, cancelling.NEVER)
-    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"):
+    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{secure.port}"):
         source.open(base.Opening())
+
+
+def test_redirect_to_a_tls_port_is_named(server: misbehave.Server, secure: servers.Web) -> None:
+    there = f"http://localhost:{secure.port}/disk"
+    url = server.serve("/disk", misbehave.Page(status=302, to=(there,)))
+    with pytest.raises(errors.Unreachable, match=f"use https://localhost:{secure.port}$"):
+        http_disk.refused(url)
 
 
 @pytest.mark.parametrize(
@@ -65,27 +72,22 @@ def test_endless_body_of_a_refusal_ends(server: misbehave.Server) -> None:
         http_disk.refused(url)
 
 
-def test_https_to_nginx_without_tls_advises_http(web: servers.Web, tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    with (
-        servers.nginx(tmp_path / "plain", tmp_path / "root") as plain,
-        pytest.raises(errors.Unreachable, match=f"does not speak TLS; use http://127.0.0.1:{plain.port}$"),
-    ):
-        http_disk.refused(f"https://127.0.0.1:{plain.port}/disk")
+def test_https_to_nginx_without_tls_advises_http(web: servers.Web) -> None:
+    with pytest.raises(errors.Unreachable, match=f"does not speak TLS; use http://127.0.0.1:{web.port}$"):
+        http_disk.refused(f"https://127.0.0.1:{web.port}/disk")
 
 
-def test_registry_without_tls_advises_insecure(tmp_path: Path) -> None:
-    with registries.registry(tmp_path) as server:
-        location = base.Location(server.reference("disk"))
-        found = sources.find("registry").open(sources.find("registry").accept(location), cancelling.NEVER)
-        with pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"):
-            found.open(base.Opening())
-        reference, plain = server.reference("disk"), "does not speak TLS; allow plain http"
-        done = worker.call("import", reference, tmp_path / "disk.img")
-        assert done.error_message.endswith(f"{plain} (--insecure)")
-        pod = worker.Pod(tmp_path / "pod")
-        pod.call(IMPORTER_SOURCE="registry", IMPORTER_ENDPOINT=reference)
-        assert pod.message.endswith(f"{plain} (insecureRegistries in the configuration of CDI)")
+def test_registry_without_tls_advises_insecure(server: misbehave.Server, tmp_path: Path) -> None:
+    reference, plain = f"docker://127.0.0.1:{server.port}/disk", "does not speak TLS; allow plain http"
+    location = base.Location(reference)
+    found = sources.find("registry").open(sources.find("registry").accept(location), cancelling.NEVER)
+    with pytest.raises(errors.Unreachable, match=r"does not speak TLS; allow plain http \(insecure\)$"):
+        found.open(base.Opening())
+    done = worker.call("import", reference, tmp_path / "disk.img")
+    assert done.error_message.endswith(f"{plain} (--insecure)")
+    pod = worker.Pod(tmp_path / "pod")
+    pod.call(IMPORTER_SOURCE="registry", IMPORTER_ENDPOINT=reference)
+    assert pod.message.endswith(f"{plain} (insecureRegistries in the configuration of CDI)")
 
 
 def test_plain_http_that_is_allowed_is_not_advised(server: misbehave.Server, tmp_path: Path) -> None:
@@ -127,13 +129,11 @@ def test_each_openssl_is_understood(reason: str) -> None:
     assert "use http://" not in str(other)
 
 
-def test_upload_to_the_other_scheme_advises_it(web: servers.Web, tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    context = ssl.create_default_context()
-    with pytest.raises(errors.Unreachable, match=f"use https://127.0.0.1:{web.port}"):
-        client.Client(f"http://127.0.0.1:{web.port}", context, cancelling.NEVER).ask("POST", "/x")
-    with (
-        servers.nginx(tmp_path / "plain", tmp_path / "root") as plain,
-        pytest.raises(errors.Unreachable, match=f"use http://127.0.0.1:{plain.port}"),
+def test_upload_to_the_other_scheme_advises_it(secure: servers.Web, web: servers.Web) -> None:
+    for given, better in (
+        (f"http://127.0.0.1:{secure.port}", f"https://127.0.0.1:{secure.port}"),
+        (f"https://127.0.0.1:{web.port}", f"http://127.0.0.1:{web.port}"),
     ):
-        client.Client(f"https://127.0.0.1:{plain.port}", context, cancelling.NEVER).ask("POST", "/x")
+        asking = client.Client(given, ssl.create_default_context(), cancelling.NEVER)
+        with pytest.raises(errors.Unreachable, match=f"use {better}"):
+            asking.ask("POST", "/x")

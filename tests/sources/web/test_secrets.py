@@ -76,7 +76,7 @@ def test_signature_is_not_logged_with_malformed_headers(tmp_path: Path) -> None:
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/disk?X-Amz-Signature={SIGNATURE}"
         pod = worker.Pod(tmp_path)
-        done = worker.run("-v=5", *pod.arguments, env={"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url})
+        done = worker.call("-v=5", *pod.arguments, env={"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url})
     assert done.status == 1
     check_hidden(done.errors, done.output, pod.message)
 
@@ -87,7 +87,7 @@ def test_log_of_level_4_shows_each_request_without_secrets(server: misbehave.Ser
     there = server.serve(f"/there?X-Amz-Signature={SIGNATURE}", page)
     url = server.serve(f"/disk?sig={SIGNATURE}", misbehave.Page(to=(there,), status=302))
     url = url.replace("//", "//me:hunter2hunter2@")
-    done = worker.run("-v=4", "import", url, tmp_path / "disk.img")
+    done = worker.call("-v=4", "import", url, tmp_path / "disk.img")
     assert done.status == 0, done.errors
     shown = re.findall(r"\] (GET) http://[^/]+(/\w+)\?…: (\d+)(.*)", done.errors)
     assert len(shown) == len(server.requests)
