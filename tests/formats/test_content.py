@@ -39,6 +39,8 @@ def test_both_readers_return_the_disk_of_qemu_img(
 ) -> None:
     data, driver = disks.image(variant, content).read_bytes(), disks.driver(variant)
     disk = disks.expected(variant, content).read_bytes()
+    raw = disks.raw(content).read_bytes()
+    assert disk == raw.ljust(len(disk), b"\0")
     early = check_facts(data, driver, len(disk))
     assert early.complete or variant.startswith("vhdx") or "last" in variant
     assert inspected.check(data).layout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import dataclasses
 import logging
@@ -326,16 +327,21 @@ def test_source_that_only_fails_is_unreachable(
 def test_inspect_reads_little_and_writes_nothing(
     disks: disks_module.Disks, web: servers.Web, tmp_path: Path
 ) -> None:
+    # The server has clients of other tests, too.
+    own = "Basic " + base64.b64encode(b"inspection:only").decode()
+    access = cdi_worker.Access(user="inspection", password="only")
+
+    def served() -> list[int]:
+        return [int(each["bytes"]) for each in web.requests() if each["authorization"] == own]
+
     for form in ("raw", "qcow2", "vmdk", "vdi", "vhd", "vhdx"):
-
-        def served(path: str = "/" + disks.image(form).name) -> list[dict[str, str]]:
-            return [each for each in web.requests() if each["path"] == path]
-
         before = len(served())
-        inspection = cdi_worker.inspect(request(web.url(disks.image(form)), tmp_path / "disk.img"))
+        url = web.url(disks.image(form))
+        wanted = request(url, tmp_path / "disk.img", location=cdi_worker.Location(url, access))
+        inspection = cdi_worker.inspect(wanted)
         assert inspection.plan is not None
-        processes.wait_for(lambda before=before, served=served: len(served()) > before, "the log")
-        assert sum(int(one["bytes"]) for one in served()[before:]) < 1 << 20
+        processes.wait_for(lambda before=before: len(served()) > before, "the log")
+        assert sum(served()[before:]) < 1 << 20
     assert not list(tmp_path.iterdir())
 
 

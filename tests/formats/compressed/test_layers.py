@@ -97,3 +97,10 @@ def test_failure_stops_the_tool():
     with pytest.raises(errors.Corrupt):
         layers.open(readers.BytesReader(blocks.stdout[:100] + b"?" * 100), tool=tool)
     assert started[0]._process._popen.stdout.closed
+
+
+def test_limit_applies_to_every_layer():
+    data = gzip.compress(gzip.compress(bytes(2 << 20)))
+    _, reader = layers.open(readers.BytesReader(data), limit=1 << 20)
+    with pytest.raises(errors.TooLarge):
+        reading.read_all(reader)
