@@ -64,17 +64,25 @@ def call(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Comple
 
 @contextlib.contextmanager
 def _own_logging() -> Iterator[None]:
-    """Let the block set up logging as a new process; ``pytest`` gets its handlers and levels back."""
-    root, loggers = logging.root, logging.root.manager.loggerDict.values()
-    levels = {each: each.level for each in (root, *loggers) if isinstance(each, logging.Logger)}
+    """Let the block set up logging as a new process; ``pytest`` gets its handlers and levels back.
+
+    Loggers that are new have no level afterwards: a test may want to see all that a library logs.
+    """
+
+    def loggers() -> list[logging.Logger]:
+        found = [*logging.root.manager.loggerDict.values()]
+        return [root, *(each for each in found if isinstance(each, logging.Logger))]
+
+    root = logging.root
+    levels = {each: each.level for each in loggers()}
     handlers, root.handlers = root.handlers, []
     try:
         yield
     finally:
         root.handlers = handlers
         logging.captureWarnings(False)
-        for each, level in levels.items():
-            each.setLevel(level)
+        for each in loggers():
+            each.setLevel(levels.get(each, logging.NOTSET))
 
 
 def run(

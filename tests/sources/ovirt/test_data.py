@@ -51,6 +51,8 @@ class Server:
     chunked: bool = False
     #: State another length besides that of a range.
     repeated: bool = False
+    #: Never answer a range.
+    stall: bool = False
     #: Never end a response: of the options, of the extents, or to an error.
     endless: str = ""
     sent: int = 0
@@ -93,6 +95,8 @@ def server() -> Iterator[Server]:
                 busy += 1
                 served.busiest = max(served.busiest, busy)
             time.sleep(0.01)
+            while served.stall:
+                time.sleep(0.01)
             with lock:
                 busy -= 1
             found = self.headers.get("Range", "")
@@ -376,6 +380,21 @@ def test_second_url_is_used_if_the_first_does_not_respond(server: Server, pool: 
     # A host that has responded before is being restarted.
     with pytest.raises(errors.Transient, match="connection refused"):
         pool.connect([dead])
+
+
+def test_interrupt_ends_running_reads(
+    server: Server, pool: imageio_data.Pool, reads: cancelling.Reads
+) -> None:
+    pool.connect([server.url])
+    server.stall = True
+    started = time.monotonic()
+    with reads.scope() as scope:
+        threading.Timer(0.3, scope.set).start()
+        with pytest.raises(errors.Cancelled):
+            read(pool, 0, 1000)
+    assert time.monotonic() - started < processes.PATIENCE
+    server.stall = False
+    assert read(pool, 0, 1000) == DATA[:1000]
 
 
 def test_interrupt_ends_the_wait_for_a_connection(
