@@ -79,6 +79,7 @@ def test_signature_is_not_logged_with_malformed_headers(tmp_path: Path) -> None:
         done = worker.call("-v=5", *pod.arguments, env={"IMPORTER_SOURCE": "http", "IMPORTER_ENDPOINT": url})
     assert done.status == 1
     check_hidden(done.errors, done.output, pod.message)
+    assert "Failed to parse headers" not in done.errors
 
 
 def test_log_of_level_4_shows_each_request_without_secrets(server: misbehave.Server, tmp_path: Path) -> None:
