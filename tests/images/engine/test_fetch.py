@@ -13,7 +13,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
-from cdi_worker.images.engine import cancelling, crew, fetch, pace, seams
+from cdi_worker.images.engine import cancelling, crew, fetch, pace, retry, seams
 from tests.support import processes, reading
 
 DATA = random.Random(1).randbytes(300_000)
@@ -243,6 +243,45 @@ def test_permanent_error_and_no_progress_end_the_transfer(
     options = dataclasses.replace(OPTIONS, no_progress=0.3)
     with pytest.raises(expected, match=message):
         fetched(fetcher(Failing(failure), options), ordered)
+
+
+class Breaking(Memory):
+    """The next ``failures`` reads fail."""
+
+    failures = 0
+
+    def fault(self, number: int, offset: int, length: int) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise errors.Transient(url="memory", reason="reset")
+        return length
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_time_of_the_target_is_not_silence_of_the_source(
+    monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    """A write lasts longer than the source may be silent, and its connections break meanwhile."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    reader = Breaking()
+    options = dataclasses.replace(OPTIONS, connections=1, window=1, no_progress=1.0)
+    opened, got = fetcher(reader, options), bytearray()
+
+    def deliver(_offset: int, data: memoryview) -> None:
+        got.extend(data)
+        if len(got) == 4 * 4096:
+            time.sleep(1.2)
+            # One failure alone is never the last.
+            reader.failures = 2
+
+    if ordered:
+        into = memoryview(bytearray(4096))
+        with contextlib.closing(opened.stream()) as stream:
+            while count := stream.readinto(into):
+                deliver(0, into[:count])
+    else:
+        opened.each(fetch.split(0, len(DATA), 4096), deliver)
+    assert (got == DATA, reader.failures) == (True, 0)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
