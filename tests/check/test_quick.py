@@ -1,13 +1,23 @@
-"""`make quick` selects tests by what they start."""
+"""`make quick` selects tests by what they start; what other commands run exists."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support import quick
+from tests.support import quick, repository
 
+#: Commands that run some tests, and what they run is named in them.
+COMMANDS = (
+    "Makefile",
+    "tools/lowest",
+    "tools/newest",
+    "tools/prove",
+    "tools/test-image",
+    "tests/proofs/mutants.py",
+)
 #: Files, and whether they have quick tests.
 FILES = {
     "formats/qcow2/test_header.py": True,
@@ -39,3 +49,13 @@ def test_many_tests_are_quick_and_most_files_are_not() -> None:
 def test_fixture_of_a_server_is_seen(request: pytest.FixtureRequest, server: object) -> None:
     assert server
     assert not quick.is_quick(request.node)
+
+
+def test_tests_of_commands_exist() -> None:
+    found = {
+        name
+        for command in COMMANDS
+        for name in re.findall(r"\btests/[\w/.]*\w", (repository.ROOT / command).read_text())
+    }
+    assert len(found) > 10
+    assert not [name for name in found if not (repository.ROOT / name).exists()]
