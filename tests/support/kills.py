@@ -5,7 +5,7 @@
     server.serve("/disk", page)
     result = cdi_worker.run(kills.request(url, target))
 
-The disk of ``SIZE`` bytes takes half a second, in which the journal is saved ten times.
+The disk of ``SIZE`` bytes takes half a second.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SIZE = 12 * MIB
 DATA = random.Random(7).randbytes(SIZE)
 #: 12 MiB a second for each connection.
 SLOW = {"drip": (64 << 10, 0.005)}
-#: A journal that is saved all the time, and ranges of which several are noted midway.
+#: A journal that is saved after each write, and ranges of which several are noted midway.
 OPTIONS = {
-    "journal_interval": 0.05,
+    "journal_interval": 0.0,
     "fetch": cdi_worker.FetchOptions(connections=2, chunk=MIB, no_progress=20),
 }
 #: The least that a run killed by ``late`` has noted.
-KEPT = 3 * MIB
+KEPT = 5 * MIB
 
 
 def request(address: str, target: Path | str, **options: object) -> cdi_worker.Request:
@@ -116,13 +116,14 @@ def midway(
 ) -> None:
     """Kill a run when its server has sent so many bytes; return when the server is quiet.
 
-    ``kept``: wait also until the journal has so many. What was sent may wait in the socket of a busy worker.
+    ``kept``: wait also until the journal has so many, and a MiB that the next run may fetch again (the head
+    of a device). What was sent may wait in the socket of a busy worker.
     """
     path, target = path_of(request), Path(str(request.target))
     already = server.sent(path)
     status = kill(
         request,
-        lambda: server.sent(path) - already > sent and (not kept or noted(target) >= kept),
+        lambda: server.sent(path) - already > sent and (not kept or noted(target) >= kept + MIB),
         number,
         before=before,
     )
