@@ -82,9 +82,7 @@ def check_cancel(server: Unresponsive, request: cdi_worker.Request) -> None:
     assert time.monotonic() - cancelled[0] < SOON
 
 
-@pytest.mark.parametrize(
-    "kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk", "nbd"]
-)
+@pytest.mark.parametrize("kind", ["http", "https", "s3", "gcs", "registry", "proxy", "imageio", "vddk"])
 def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> None:
     pair = tls.Authority(tmp_path).issue() if kind in {"https", "registry"} else None
     with unresponsive_server(pair) as server:
@@ -93,8 +91,6 @@ def test_cancel_ends_waiting_for_a_silent_server(kind: str, tmp_path: Path) -> N
         access = base.Access(insecure=True)
         if kind == "registry":
             url = f"docker://127.0.0.1:{port}/b/o:latest"
-        elif kind == "nbd":
-            url = f"nbd://127.0.0.1:{port}/"
         elif kind == "proxy":
             url, access = "http://far.invalid/o", base.Access(http_proxy=f"http://127.0.0.1:{port}")
         source = "http" if kind in {"https", "proxy"} else kind
