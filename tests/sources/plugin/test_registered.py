@@ -39,6 +39,14 @@ class Failing(Pattern):
         raise KeyError("page")
 
 
+class Gapped(Pattern):
+    """One whose extents leave out a part of the disk."""
+
+    def extents(self) -> Iterator[cdi_worker.Extent]:
+        yield cdi_worker.Extent(0, 1 << 20, zero=False)
+        yield cdi_worker.Extent(2 << 20, 1 << 20, zero=True)
+
+
 def kind(name: str = "pattern", source: object = Pattern, **more: object) -> cdi_worker.Kind:
     """Return a kind of source with the class itself, and with that of its location."""
     return cdi_worker.Kind(name, source, location=pattern_location.Pattern, **more)
@@ -92,6 +100,15 @@ def test_exception_in_a_registered_source_is_reported_with_its_name(source: obje
     ):
         cdi_worker.run(request("failing", tmp_path / "disk.img"))
     assert not [*tmp_path.iterdir()]
+
+
+def test_disk_of_which_a_part_is_missing_is_not_usable(tmp_path: Path) -> None:
+    cdi_worker.register(kind("gapped", Gapped))
+    with pytest.raises(
+        errors.SourceError, match=f"only {2 << 20} of {SIZE} bytes of the disk were delivered"
+    ):
+        cdi_worker.run(request("gapped", tmp_path / "disk.img"))
+    assert not (tmp_path / "disk.img").exists()
 
 
 @pytest.mark.parametrize(
