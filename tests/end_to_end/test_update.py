@@ -469,7 +469,7 @@ def fail_to_import(server: misbehave.Server, device: Path, end: str) -> None:
 def interrupt(server: misbehave.Server, device: Path, end: str) -> None:
     """Begin an update that fails or is killed after the first changes."""
     if end == "killed":
-        url = server.serve("/new", misbehave.Page(bytes(NEW), drip=(64 << 10, 0.02)))
+        url = server.serve("/new", kills.slow(misbehave.Page(bytes(NEW))))
         kills.kill(request(url, device), lambda: is_claimed(device))
     else:
         with pytest.raises(errors.TransferFailed):
