@@ -15,6 +15,7 @@ PLAN = checking.Plan(epochs=1, cuts=2, sets=3, reruns=1)
 
 
 # The old disk must not stay usable; an upload syncs its data once, not with each journal.
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("raw-over-a-disk", "block512"), ("upload", "ext4-busy")], ids="-".join)
 def test_power_cut_leaves_no_incomplete_disk(
     case: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
