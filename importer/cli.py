@@ -154,7 +154,7 @@ def set_up_logging(verbosity: int) -> None:
 
 
 def status(argv: list[str], cancel: cancelling.Cancel) -> int:
-    """Run a command; return its exit status. Its words go to the standard streams."""
+    """Run a command and return its exit status. Messages go to standard output and standard error."""
     obj = parameters.Context(cancel, set_up_logging, contract.environment())
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):

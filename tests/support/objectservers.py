@@ -91,8 +91,8 @@ def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]
     ]
     ports = ("admin", "admin.port.grpc", "filer", "filer.port.grpc", "master", "master.port.grpc")
     ports += ("volume", "volume.port.grpc", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance")
-    for name in ports:
-        argv.append(f"-{name if '.port' in name else f'{name}.port'}={processes.free_port()}")
+    chosen = {name: processes.free_port() for name in ports}
+    argv += [f"-{name if '.port' in name else f'{name}.port'}={port}" for name, port in chosen.items()]
     if pair:
         argv += [f"-s3.port.https={store.tls_port}", f"-s3.cert.file={pair.certificate}"]
         argv.append(f"-s3.key.file={pair.key}")
@@ -100,6 +100,10 @@ def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]
         for bucket in (BUCKET, "public"):
             store.client().create_bucket(Bucket=bucket)
         yield store
+    # Sockets beside its ports: some stay when it is stopped.
+    for port in chosen.values():
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
