@@ -20,23 +20,15 @@ MIB = 1 << 20
 SAME = "source and target are the same disk"
 BLKPG, ADD_PARTITION, DELETE_PARTITION = 0x1269, 1, 2
 
+#: As ``losetup`` does it.
+attached = functools.partial(devices.attached, direct=False)
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     path = tmp_path / "source.img"
     path.write_bytes(os.urandom(8 * MIB))
     return path
-
-
-@contextlib.contextmanager
-def loop(path: Path, *options: str) -> Iterator[Path]:
-    """Attach a loop device without direct I/O, as ``losetup`` does."""
-    processes.need_root()
-    device = Path(processes.run("losetup", "--find", "--show", *options, path).stdout.strip())
-    try:
-        yield device
-    finally:
-        processes.run("losetup", "--detach", device)
 
 
 @contextlib.contextmanager
@@ -65,7 +57,7 @@ def refused(source: Path, target: Path, *options: str | Path) -> None:
 @pytest.mark.parametrize("way", ["file to loop", "loop to file", "loop to loop", "loop on it", "from it"])
 def test_loop_device_is_the_file_below(disk: Path, way: str) -> None:
     before = disk.read_bytes()
-    with loop(disk) as one, loop(disk) as two, loop(one) as above:
+    with attached(disk) as one, attached(disk) as two, attached(one) as above:
         source, target = {
             "file to loop": (disk, one),
             "loop to file": (one, disk),
@@ -81,7 +73,7 @@ def test_loop_device_is_the_file_below(disk: Path, way: str) -> None:
 def test_part_of_a_file_is_that_file_only_there(disk: Path) -> None:
     before = disk.read_bytes()
     half = f"--sizelimit={4 * MIB}"
-    with loop(disk, half) as first, loop(disk, half, f"--offset={4 * MIB}") as second:
+    with attached(disk, half) as first, attached(disk, half, f"--offset={4 * MIB}") as second:
         refused(disk, second)
         refused(second, disk)
         assert disk.read_bytes() == before
@@ -92,7 +84,7 @@ def test_part_of_a_file_is_that_file_only_there(disk: Path) -> None:
 @pytest.mark.parametrize("way", ["to the disk", "to the partition"])
 def test_partition_is_a_part_of_its_disk(disk: Path, way: str) -> None:
     before = disk.read_bytes()
-    with loop(disk) as device, partition(device, 1, 2048) as one, partition(device, 2, 8192) as two:
+    with attached(disk) as device, partition(device, 1, 2048) as one, partition(device, 2, 8192) as two:
         refused(*((one, device) if way == "to the disk" else (device, one)))
         refused(disk, two)
         assert disk.read_bytes() == before
@@ -104,7 +96,7 @@ def test_image_below_a_loop_device_is_not_its_source(disk: Path, tmp_path: Path)
     image = tmp_path / "disk.qcow2"
     processes.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, image)
     before = image.read_bytes()
-    with loop(image) as device:
+    with attached(image) as device:
         refused(image, device)
     assert image.read_bytes() == before
 
@@ -113,7 +105,7 @@ def test_layer_below_a_loop_device_is_not_overwritten(tmp_path: Path) -> None:
     chain = chains.Chain(tmp_path)
     files = [chain.base("8M", "write -P 1 0 4M"), chain.overlay("write -P 2 1M 1M")]
     before = files[-1].read_bytes()
-    with loop(files[-1]) as device:
+    with attached(files[-1]) as device:
         refused(files[0], device, "--layer", files[1])
     assert files[-1].read_bytes() == before
 
@@ -123,7 +115,7 @@ def test_disk_in_the_directory_of_a_volume_is_not_overwritten(disk: Path, tmp_pa
     volume.mkdir()
     shutil.move(disk, volume / "disk.img")
     before = (volume / "disk.img").read_bytes()
-    with loop(volume / "disk.img") as device:
+    with attached(volume / "disk.img") as device:
         refused(volume, device, "--source", "volume")
     assert (volume / "disk.img").read_bytes() == before
 
@@ -153,7 +145,7 @@ def test_file_of_another_mount_namespace_is_another_disk(disk: Path, tmp_path: P
     folder = tmp_path / "mounted"
     folder.mkdir()
     shutil.copy(disk, folder / "disk.img")
-    with loop(folder / "disk.img") as device, devices.filesystem("tmpfs", tmp_path) as other:
+    with attached(folder / "disk.img") as device, devices.filesystem("tmpfs", tmp_path) as other:
         (other / "disk.img").write_bytes(bytes(MIB) + b"other".ljust(MIB))
         shell = ("unshare", "--mount", "sh", "-c", f'mount --bind "{other}" "{folder}" && exec "$@"', "sh")
         done = worker.run("import", folder / "disk.img", device, prefix=shell)
@@ -166,6 +158,6 @@ def test_name_of_a_file_below_may_be_any_bytes(disk: Path, tmp_path: Path) -> No
     shutil.copy(disk, odd)
     other = tmp_path / "other.img"
     other.write_bytes(bytes(8 * MIB))
-    with loop(odd) as device:
+    with attached(odd) as device:
         assert worker.call("import", other, device).status == 0
         refused(odd, device)

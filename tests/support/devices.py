@@ -114,17 +114,26 @@ def beyond(target: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def attached(backing: Path, *, sector: int = 512, direct: bool = True) -> Iterator[Path]:
-    """Attach a file as a loop device; ``direct``: with direct I/O, where the file system can."""
+def attached(backing: Path, *options: str, sector: int = 512, direct: bool = True) -> Iterator[Path]:
+    """Attach a file as a loop device; ``options``: losetup's, ``direct``: with direct I/O where it can."""
     processes.need_root()
     processes.need("losetup")
-    options = [f"--sector-size={sector}", f"--direct-io={'on' if direct else 'off'}"]
-    found = processes.run("losetup", "--find", "--show", *options, backing)
+    how = [f"--sector-size={sector}", f"--direct-io={'on' if direct else 'off'}", *options]
+    found = processes.run("losetup", "--find", "--show", *how, backing)
     device = Path(found.stdout.strip())
     try:
         yield device
     finally:
         processes.run("losetup", "--detach", device)
+        # The kernel closes the file when nobody has the device open any more: some look at all devices.
+        processes.wait_for(lambda: not _is_attached(device, backing), f"{device} detached from {backing}")
+
+
+def _is_attached(device: Path, backing: Path) -> bool:
+    try:
+        return Path("/sys/block", device.name, "loop/backing_file").read_text().startswith(str(backing))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
