@@ -25,7 +25,8 @@ def main() -> None:
     given = _parser().parse_args()
     # Devices and mounts must not be left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    chosen = [row for row in benches.ROWS if not given.only or any(part in row.key for part in given.only)]
+    listed = [row for row in benches.ROWS if row.more == given.more]
+    chosen = [row for row in listed if not given.only or any(part in row.key for part in given.only)]
     if not chosen:
         sys.exit("no row is named so; see --list")
     if given.list:
@@ -42,7 +43,7 @@ def main() -> None:
             print(found[-1], flush=True)
     if not all(each.is_right for each in found):
         sys.exit("not every row has figures")
-    if not (given.only or given.before or given.alone or given.setting != "machine"):
+    if not (given.only or given.more or given.before or given.alone or given.setting != "machine"):
         given.report.write_text(page.page(found, rounds, (time.monotonic() - began) / 60))
 
 
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name and target contain this")
+    parser.add_argument(
+        "--more", action="store_true", help="the second list: start-up, distance, scale, limits"
+    )
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
     parser.add_argument(

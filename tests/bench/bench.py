@@ -35,12 +35,14 @@ Side = Callable[[], Cost]
 class Sides:
     """The sides of a row, measured in turns.
 
-    ``cdi``: CDI's own worker, where ``go.PROGRAMS`` names one.
+    ``cdi``: CDI's own worker, where ``go.PROGRAMS`` names one. ``bound``: the seconds below which nobody can
+    be, such as those of the bytes on the wire.
     """
 
     ours: Side
     rival: Side | None = None
     cdi: Side | None = None
+    bound: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, as a command.
 
     ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
-    program can be much faster.
+    program can be much faster. ``more``: of the second list, which the page does not show.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Row:
     target: str = "file"
     rival: str = ""
     is_least: bool = False
+    more: bool = False
 
     @property
     def key(self) -> str:
@@ -75,12 +78,13 @@ def row(
     target: str = "file",
     rival: str = "",
     is_least: bool = False,
+    more: bool = False,
 ) -> Callable[[Opening], Opening]:
     """Declare the decorated function as a row; it yields its sides once, while its servers run."""
 
     def declare(opening: Opening) -> Opening:
         opened = contextlib.contextmanager(opening)
-        ROWS.append(Row(name, opened, target, rival, is_least))
+        ROWS.append(Row(name, opened, target, rival, is_least, more))
         return opening
 
     return declare

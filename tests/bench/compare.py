@@ -70,6 +70,7 @@ class Comparison:
     row: Row
     figures: Mapping[str, Figures]
     failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bound: float = 0
 
     @property
     def is_right(self) -> bool:
@@ -89,6 +90,9 @@ class Comparison:
         for other in others if OURS in self.figures else ():
             ratio, deviation = self.times(other)
             lines.append(f"  {OURS} ran {ratio:.2f} ± {deviation:.2f} times as fast as {other}")
+        if self.bound and OURS in self.figures:
+            ratio = self.figures[OURS].median.wall / self.bound
+            lines.append(f"  {OURS} takes {ratio:.2f} of the least of {self.bound:.3f} s (median)")
         if {OURS, BEFORE} <= self.figures.keys():
             now, then = (self.figures[name].median for name in (OURS, BEFORE))
             cpu = f" and {now.cpu / then.cpu:.2f} of the CPU time" if then.cpu else ""
@@ -111,7 +115,7 @@ def row(bench: Bench, declared: Row) -> Comparison:
             figures = {
                 name: Figures(name, found) for name, found in measured.items() if not isinstance(found, str)
             }
-            return Comparison(declared, figures, failures)
+            return Comparison(declared, figures, failures, sides.bound)
     except pytest.skip.Exception as err:
         return Comparison(declared, {}, {OURS: f"not run: {err}"})
     except Exception as err:  # noqa: BLE001  the other rows must still be measured
