@@ -1,7 +1,8 @@
 """Measure the worker against the commands that people use: ``python -m tests.bench``.
 
 All sides of a row alternate, one warm-up first, and their figures are printed as hyperfine does. A whole run
-writes ``docs/about/benchmarks.md``. ``CDI_GO_WORKER`` adds CDI's importer.
+writes them to ``docs/about/benchmarks/``, a file for each release of Debian, and the page of all files.
+``CDI_GO_WORKER`` adds CDI's importer.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench import bench as benches
-from tests.bench import compare, inputs, page, rows
+from tests.bench import compare, inputs, page, report, rows
 from tests.bench.settings import SETTINGS
 
 assert rows  # declares all rows
-ROUNDS = 5
+#: The most rounds of a row, and how many are enough if they differ little.
+ROUNDS, ENOUGH = 5, 3
 
 
 def main() -> None:
-    """Measure the requested rows; write the page if that are all of its rows."""
+    """Measure the requested rows; write the page if that are all of a list."""
     given = _parser().parse_args()
     # Devices and mounts must not be left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -32,19 +35,34 @@ def main() -> None:
     if given.list:
         print("\n".join(row.key for row in chosen))
         return
+    if not given.page:
+        _measure(given, chosen)
+    results = sorted(given.report.with_suffix("").glob("*.jsonl"))
+    given.report.write_text(page.page([report.load(path) for path in results]))
+
+
+def _measure(given: argparse.Namespace, chosen: Sequence[benches.Row]) -> None:
+    """Measure rows; keep the figures, or exit if that are not all rows of a list as they are."""
     given.directory.mkdir(parents=True, exist_ok=True)
     inputs.bytecode(given.before)
-    began = time.monotonic()
-    found, rounds = [], given.rounds or ROUNDS
+    began, found = time.monotonic(), []
+    rounds = {"rounds": given.rounds or ROUNDS, "enough": 0 if given.rounds else ENOUGH}
     setting = SETTINGS[given.setting]
-    with benches.opened(given.directory, setting, rounds, given.before, given.alone) as bench:
-        for row in chosen:
+    with benches.opened(
+        given.directory, setting, **rounds, before=given.before, is_alone=given.alone
+    ) as bench:
+        for number, row in enumerate(chosen, 1):
+            print(f"{number} of {len(chosen)}, {time.monotonic() - began:.0f} s: ", end="", flush=True)
             found.append(compare.row(bench, row))
             print(found[-1], flush=True)
-    if not all(each.is_right for each in found):
-        sys.exit("not every row has figures")
-    if not (given.only or given.more or given.before or given.alone or given.setting != "machine"):
-        given.report.write_text(page.page(found, rounds, (time.monotonic() - began) / 60))
+    is_whole = not (given.only or given.before or given.alone or given.setting != "machine")
+    if is_whole:
+        report.save(given.report.with_suffix(""), found)
+    failed = [each.row.key for each in found if not each.is_right]
+    if failed:
+        print(f"without figures: {'; '.join(failed)}", file=sys.stderr)
+    if failed or not is_whole:
+        sys.exit(bool(failed))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,11 +71,12 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name and target contain this")
+    parser.add_argument("--more", action="store_true", help="the second list: start-up, distance, scale")
     parser.add_argument(
-        "--more", action="store_true", help="the second list: start-up, distance, scale, limits"
+        "--page", action="store_true", help="write only the page, of the figures that are there"
     )
     parser.add_argument("--list", action="store_true", help="list the rows")
-    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
+    parser.add_argument("--rounds", type=int, help=f"default: {ENOUGH}, or {ROUNDS} if they differ")
     parser.add_argument(
         "--before", type=path, metavar="DIRECTORY", help="in turn with another version: its checkout"
     )

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, as a command.
 
     ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
-    program can be much faster. ``more``: of the second list, which the page does not show.
+    program can be much faster. ``more``: of the second list, which takes longer.
     """
 
     name: str
@@ -95,8 +96,10 @@ class Bench:
     """What the rows measure with, in one setting.
 
     ``directory``: for inputs and servers; ``file`` and ``block``: the targets. ``group``: the control group
-    of every side, if the setting has limits. ``before``: the checkout of another version of the worker, or
-    where pip has installed it. ``is_alone``: without the rivals.
+    of every side, if the setting has limits. ``rounds``: of each row; ``enough``: of one whose
+    times differ little, 0: as many.
+    ``before``: the checkout of another version of the worker, or where pip has installed it. ``is_alone``:
+    without the rivals.
     """
 
     directory: Path
@@ -106,6 +109,7 @@ class Bench:
     setting: Setting = MACHINE
     group: limits.Cgroup | None = None
     rounds: int = 1
+    enough: int = 0
     before: Path | None = None
     is_alone: bool = False
 
@@ -176,15 +180,13 @@ def importing(url: str, target: Path, *options: str | Path) -> list[str | Path]:
 
 
 @contextlib.contextmanager
-def opened(
-    directory: Path, setting: Setting, rounds: int, before: Path | None, is_alone: bool
-) -> Iterator[Bench]:
-    """Prepare the servers, the targets and the limits of a setting."""
+def opened(directory: Path, setting: Setting, **given: Any) -> Iterator[Bench]:
+    """Prepare the servers, the targets and the limits of a setting; ``given``: other fields of the bench."""
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(inputs.folder(directory, "nginx"))
         web = stack.enter_context(servers.nginx(own, directory))
         block = stack.enter_context(devices.loop(directory, setting.size))
         group = stack.enter_context(setting.limited())
-        bench = Bench(directory, web, directory / "target", block, setting, group, rounds, before, is_alone)
+        bench = Bench(directory, web, directory / "target", block, setting, group, **given)
         stack.callback(bench.fresh, bench.file)
         yield bench

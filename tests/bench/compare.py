@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,10 @@ CDI: Final = "CDI's importer"
 BEFORE: Final = "before"
 #: Characters of a failure that are shown.
 _LENGTH = 200
+#: A round of more seconds is the only one.
+_LONG: Final = 60
+#: The deviation, as a part of the mean, below which a side is stable.
+_STABLE: Final = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +60,24 @@ class Figures:
         """The largest memory of all rounds, in bytes."""
         return max(cost.memory for cost in self.costs)
 
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """The parts of the time in which a CPU and a disk were busy, the work of servers included."""
+        wall = sum(cost.wall for cost in self.costs)
+        own = min(1, sum(cost.cpu for cost in self.costs) / wall)
+        machine = sum(cost.busy for cost in self.costs) / (os.cpu_count() or 1) / wall
+        return {"CPU": max(own, machine), "disk": sum(cost.disk for cost in self.costs) / wall}
+
+    @property
+    def bound_by(self) -> str:
+        """What was busy most of the time; nothing was while all waited for the network."""
+        return ", ".join(name for name, part in self.busy.items() if part >= 0.5) or "network"
+
     def line(self, width: int) -> str:
         """Return a line for the terminal."""
         walls = [cost.wall for cost in self.costs]
         spread = f"{min(walls):7.3f} s … {max(walls):7.3f} s    n={len(walls)}"
-        more = f"CPU {self.cpu:6.3f} s    {self.memory >> 20:4} MiB"
+        more = f"CPU {self.cpu:6.3f} s    {self.memory >> 20:4} MiB    {self.bound_by}"
         return f"  {self.command:{width}}  {self.mean:7.3f} s ± {self.deviation:6.3f} s    {spread}    {more}"
 
 
@@ -125,12 +143,11 @@ def row(bench: Bench, declared: Row) -> Comparison:
 def alternate(bench: Bench, sides: Sequence[Side]) -> list[list[Cost] | str]:
     """Measure all sides in turn; return the costs of each. One that fails ends with its message.
 
-    With several rounds, one more comes first, which is not counted.
+    Of several rounds, a first one is not counted. A round of more than a minute is the only one.
     """
     costs: list[list[Cost]] = [[] for _ in sides]
     failures: dict[int, str] = {}
-    warm_up = int(bench.rounds > 1)
-    for _ in range(bench.rounds + warm_up):
+    while True:
         for number, side in enumerate(sides):
             if number in failures:
                 continue
@@ -142,7 +159,21 @@ def alternate(bench: Bench, sides: Sequence[Side]) -> list[list[Cost] | str]:
             except Exception as err:  # noqa: BLE001  whatever a side does wrong is its result
                 killed = bench.group is not None and bench.group.killed() > before
                 failures[number] = ("killed for memory; " if killed else "") + _short(str(err))
-    return [failures.get(number) or found[warm_up:] for number, found in enumerate(costs)]
+        measured = [each for number, each in enumerate(costs) if number not in failures]
+        is_only = bench.rounds == 1 or sum(each[0].wall for each in measured) > _LONG
+        counted = [each[not is_only :] for each in measured]
+        rounds = min(map(len, counted), default=bench.rounds)
+        if is_only or rounds >= bench.rounds:
+            break
+        if 0 < bench.enough <= rounds and all(map(_is_stable, counted)):
+            break
+    return [failures.get(number) or each[not is_only :] for number, each in enumerate(costs)]
+
+
+def _is_stable(costs: Sequence[Cost]) -> bool:
+    """Return whether the times differ little."""
+    walls = [cost.wall for cost in costs]
+    return statistics.stdev(walls) <= _STABLE * statistics.fmean(walls)
 
 
 def _short(text: str) -> str:

@@ -18,16 +18,21 @@ class Cost:
     CPU counts the command and all its children, not the kernel's own threads. Memory is the sum of
     the proportional set sizes (smaps_rollup, Pss without that of files) of the command and
     its children, sampled every 20 ms.
+
+    ``busy``: CPU seconds of all programs and of the kernel, the servers' too; ``disk``: seconds in which the
+    busiest block device had a request.
     """
 
     wall: float
     cpu: float
     memory: int
+    busy: float = 0
+    disk: float = 0
 
 
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
     """Run one command; raise with its output if it fails."""
-    before = os.times()
+    before, busy, disks = os.times(), _busy(), _disks()
     started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         sampler = _Sampler(process.pid)
@@ -46,7 +51,20 @@ def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
         text = output.decode(errors="replace")[-2000:]
         raise AssertionError(f"{argv!r} ended with {process.returncode}: {text}")
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    return Cost(wall, cpu, sampler.memory)
+    disk = max(then - disks.get(name, then) for name, then in _disks().items())
+    return Cost(wall, cpu, sampler.memory, _busy() - busy, disk)
+
+
+def _busy() -> float:
+    """Return the CPU seconds of the machine since its boot: all but idle, and waiting for I/O."""
+    counts = [int(count) for count in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(counts) - counts[3] - counts[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _disks() -> dict[str, float]:
+    """Return the seconds since boot in which each block device had a request (Documentation/iostats.rst)."""
+    lines = map(str.split, Path("/proc/diskstats").read_text().splitlines())
+    return {line[2]: int(line[12]) / 1000 for line in lines}
 
 
 class _Sampler(threading.Thread):

@@ -2,70 +2,105 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import math
-import os
-import platform
-import re
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Final
 
+from tests.bench import bench as benches
+from tests.bench.bench import Row
 from tests.bench.compare import CDI, OURS, Comparison
-from tests.support import processes
+from tests.bench.report import Report
+
+#: Shown instead of a rival that only moves the bytes of a row over its network.
+WIRE: Final = "its bytes on the wire"
 
 
-def page(found: Sequence[Comparison], rounds: int, minutes: float) -> str:
-    """Return the page. Each row has figures of our side and of its rival."""
-    full = [each for each in found if not each.row.is_least]
-    ratios = [each.times(each.row.rival)[0] for each in full]
+def page(reports: Sequence[Report]) -> str:
+    """Return the page of the reports, one for each release of Debian."""
     return PAGE.format(
-        mean=statistics.geometric_mean(ratios),
-        least=min(ratios),
-        most=max(ratios),
-        count=len(ratios),
-        cpu=statistics.geometric_mean([_cpu(each) for each in full]),
-        memory=max(each.figures[OURS].memory for each in full) >> 20,
-        rounds=rounds,
-        minutes=math.ceil(minutes),
-        date=dt.datetime.now(dt.UTC).date(),
-        machine=f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}",
-        versions=_versions(),
-        table=_table(found),
+        sums="\n".join(map(_sum, reports)),
+        table=_table(reports),
+        measured="\n".join(map(_measured, reports)),
     )
 
 
-def _table(found: Sequence[Comparison]) -> str:
-    """Return a line for each row, with a column for CDI's worker if that was measured."""
-    titles = ["disk, target", "compared with", "its time", OURS, "times as fast", "CPU", "memory"]
-    has_cdi = any(CDI in each.figures for each in found)
-    lines = [[*titles, *[CDI] * has_cdi]]
-    lines.append(["---"] * len(lines[0]))
-    lines += [[*_cells(each), *[_cdi(each)] * has_cdi] for each in found]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _sum(report: Report) -> str:
+    """Return the line of what all rows of a report have in common."""
+    full = [each for each in report.found.values() if _has_rival(each) and not each.row.is_least]
+    ratios = [each.times(each.row.rival)[0] for each in full]
+    if not ratios:
+        return f"- {report.facts['system']}: no row has figures."
+    return SUM.format(
+        system=report.facts["system"],
+        mean=statistics.geometric_mean(ratios),
+        count=len(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        cpu=statistics.geometric_mean([_cpu(each) for each in full]),
+        memory=max(each.figures[OURS].memory for each in full) >> 20,
+    )
 
 
-def _cells(each: Comparison) -> list[str]:
-    ours, rival = each.figures[OURS], each.figures[each.row.rival]
-    ratio, deviation = each.times(each.row.rival)
+def _measured(report: Report) -> str:
+    facts = report.facts
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return f"- {facts['system']}, {facts['date']}: {facts['machine']}. {versions}."
+
+
+def _table(reports: Sequence[Report]) -> str:
+    """Return a line for each row, with the figures of each release beside one another."""
+    has_cdi = any(CDI in each.figures for report in reports for each in report.found.values())
+    titles = ["disk, target", "compared with"]
+    for report in reports:
+        titles += [
+            f"{report.facts['system']}: s",
+            "times as fast",
+            "CPU",
+            "MiB",
+            "bound by",
+            *[CDI] * has_cdi,
+        ]
+    lines = [titles, ["---"] * len(titles)]
+    lines += [_cells(row, reports, has_cdi) for row in benches.ROWS]
+    return "\n".join("|" + "|".join(line) + "|" for line in lines)
+
+
+def _cells(row: Row, reports: Sequence[Report], has_cdi: bool) -> list[str]:
+    found = [report.found.get(row.key) for report in reports]
+    is_wire = not row.rival and any(each and each.bound for each in found)
+    rival = f"`{row.rival}`".replace("|", r"\|") if row.rival else WIRE * is_wire
+    cells = [row.key, rival + "¹" * (row.is_least or is_wire)]
+    for each in found:
+        cells += _figures(each)
+        cells += [_cdi(each)] * has_cdi
+    return cells
+
+
+def _figures(each: Comparison | None) -> list[str]:
+    """Return the cells of a row on one release: the reason, if it has no figures."""
+    if each is None or not (_has_rival(each) or (OURS in each.figures and not each.row.rival)):
+        reason = next(iter(each.failures.values() if each else ()), "not measured")
+        return [reason.replace("|", r"\|"), *[""] * 4]
+    ours, ratio = each.figures[OURS], ""
+    if each.row.rival:
+        ratio = "**{:.2f}** ± {:.2f}".format(*each.times(each.row.rival))
+    elif each.bound:
+        ratio = f"**{each.bound / ours.mean:.2f}**"
     # CPU and memory of the servers are not measured.
-    usage = ["", ""] if each.row.is_least else [f"{_cpu(each):.2f}", f"{ours.memory >> 20} MiB"]
-    return [
-        each.row.key,
-        "`" + rival.command.replace("|", r"\|") + "`" + ("¹" if each.row.is_least else ""),
-        f"{rival.mean:.2f} ± {rival.deviation:.2f} s",
-        f"{ours.mean:.2f} ± {ours.deviation:.2f} s",
-        f"**{ratio:.2f}** ± {deviation:.2f}",
-        *usage,
-    ]
+    cpu = f"{_cpu(each):.2f}" if _has_rival(each) and not each.row.is_least else ""
+    memory = "" if each.row.is_least else f"{ours.memory >> 20}"
+    return [f"{ours.mean:.2f}", ratio, cpu, memory, ours.bound_by]
 
 
-def _cdi(each: Comparison) -> str:
+def _cdi(each: Comparison | None) -> str:
     """Return the time of CDI's worker, by ours."""
-    if CDI not in each.figures:
-        return "failed" if CDI in each.failures else ""
-    figures, (ratio, _) = each.figures[CDI], each.times(CDI)
-    return f"{figures.mean:.2f} ± {figures.deviation:.2f} s ({ratio:.2f})"
+    if each is None or CDI not in each.figures or OURS not in each.figures:
+        return "failed" if each and CDI in each.failures else ""
+    return f"{each.figures[CDI].mean:.2f} ({each.times(CDI)[0]:.2f})"
+
+
+def _has_rival(each: Comparison) -> bool:
+    return {OURS, each.row.rival} <= each.figures.keys()
 
 
 def _cpu(each: Comparison) -> float:
@@ -73,38 +108,29 @@ def _cpu(each: Comparison) -> float:
     return max(each.figures[OURS].cpu, 0.01) / max(each.figures[each.row.rival].cpu, 0.01)
 
 
+SUM = """\
+- {system}: cdi-worker is **{mean:.1f} times as fast** as the commands that people use instead, the
+  geometric mean of {count} rows ({least:.2f} to {most:.2f}), with {cpu:.2f} of their CPU time and at most
+  {memory} MiB of memory."""
+
 PAGE = """\
 # Benchmarks
 
-- On this machine, cdi-worker is **{mean:.1f} times as fast** as the commands that people use instead: the
-  geometric mean of {count} rows, from {least:.2f} to {most:.2f}. It needs {cpu:.2f} of their CPU time, and at
-  most {memory} MiB of memory, whatever the size of the disk.
+{sums}
 - Its time includes what most of them do not do: the image is checked before it is read, and the disk becomes
   usable only when all of it is on storage.
-- Compare the ratios, not the seconds. Repeat it on a clean Debian 13, in about {minutes} minutes, as root,
-  with 10 GiB of free space: `git clone` of this repository, then `make bench`.
+- Compare the ratios, not the seconds. Repeat it as root with 10 GiB of free space: `git clone` of this
+  repository, then `make bench`.
 
 {table}
 
-Times are means of {rounds} runs ± their standard deviation, after one that is not counted. *CPU* is our CPU
-time by that of the command; *memory* is our peak of anonymous memory. The disk is an ext4 file system of
-2 GiB with 400 MiB of files from /usr, served by nginx on loopback. Every command ends with a sync.
-A command with ¹ sends all bytes of the disk to a server that discards them, which is less than is needed: its
-row is not in the mean.
+Seconds are means of three runs or more after one that is not counted; a run of more than a minute is the only
+one. ± is the standard deviation, *CPU* our CPU time by that of the command, *MiB* our peak of anonymous
+memory. The disk is an ext4 file system of 2 GiB with 400 MiB of files from /usr, served by nginx on loopback.
+Every command ends with a sync. One with ¹ does less than is needed: its row is not in the mean.
 
-Measured on {date}: {machine}. {versions}.
+*Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither, when all waited
+for the network. Over a network that needs longer for the bytes than the seconds here, expect its time.
+
+{measured}
 """
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (each.partition(": ")[2] for each in lines if each.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _versions() -> str:
-    """Return the versions of the programs that are measured."""
-    tools = ("qemu-img", "curl", "xz", "zstd")
-    found = {tool: re.search(r"\d+(?:\.\d+)+", processes.run(tool, "--version").stdout) for tool in tools}
-    named = [f"{tool} {version[0] if version else ''}" for tool, version in found.items()]
-    return ", ".join([f"Python {platform.python_version()}", *named])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench import bench as benches
-from tests.bench import compare, page, rows
+from tests.bench import compare, go, measure, page, report, rows
 from tests.bench.bench import Bench, Row, Sides
-from tests.bench.compare import BEFORE, CDI, OURS, Comparison
+from tests.bench.compare import BEFORE, CDI, OURS, Comparison, Figures
 from tests.bench.measure import Cost
 from tests.bench.settings import POD
 from tests.support import limits, processes, repository, servers, worker
@@ -23,13 +25,21 @@ RIVAL = "curl | dd"
 
 
 def measured(bench: Bench, sides: Sides, **declared: bool) -> Comparison:
-    return compare.row(bench, Row("raw", lambda _: contextlib.nullcontext(sides), rival=RIVAL, **declared))
+    return compare.row(bench, Row("raw", opening(sides), rival=RIVAL, **declared))
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     web = servers.Web("http", 1, tmp_path, tmp_path)
     return Bench(tmp_path, web, tmp_path / "target", tmp_path / "block", rounds=3)
+
+
+def nothing(_: Bench) -> contextlib.AbstractContextManager[Sides]:
+    raise AssertionError
+
+
+def opening(sides: Sides) -> Callable[[Bench], contextlib.AbstractContextManager[Sides]]:
+    return lambda _: contextlib.nullcontext(sides)
 
 
 def always(wall: float) -> Callable[[], Cost]:
@@ -54,30 +64,115 @@ def test_sides_alternate_after_a_warm_up(bench: Bench) -> None:
     assert "3.000 s ±  1.000 s" in str(found)
 
 
-def test_page_has_a_line_for_each_row(bench: Bench) -> None:
+def test_row_that_varies_little_ends_early(bench: Bench) -> None:
+    bench = dataclasses.replace(bench, rounds=5, enough=3)
+    assert len(measured(bench, Sides(always(1), always(2))).figures[RIVAL].costs) == 3
+    walls = iter([1, 1, 1, 2, 1, 1])
+    found = measured(bench, Sides(lambda: Cost(next(walls), 1, 0), always(2)))
+    assert len(found.figures[RIVAL].costs) == 5
+
+
+def test_round_of_more_than_a_minute_is_the_only_one(bench: Bench) -> None:
+    assert [cost.wall for cost in measured(bench, Sides(always(61))).figures[OURS].costs] == [61]
+
+
+@pytest.mark.parametrize(
+    ("cost", "expected"),
+    [
+        (Cost(10, 6, 0), "CPU"),
+        (Cost(10, 1, 0, busy=6 * (os.cpu_count() or 1)), "CPU"),
+        (Cost(10, 1, 0, disk=6), "disk"),
+        (Cost(10, 6, 0, disk=6), "CPU, disk"),
+        (Cost(10, 1, 0, busy=1, disk=1), "network"),
+    ],
+)
+def test_row_is_bound_by_what_is_busy(cost: Cost, expected: str) -> None:
+    assert Figures(OURS, [cost, cost]).bound_by == expected
+
+
+def test_cost_counts_the_machine_and_its_disk(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    outside = measure.run(["unshare", "--pid", "--fork", sys.executable, "-c", burn])
+    assert outside.busy > 0.4
+    write = f"dd if=/dev/zero of={tmp_path / 'file'} bs=1M count=64 oflag=direct status=none"
+    assert measure.run(write.split()).disk > 0
+
+
+def kept(folder: Path, *found: Comparison) -> list[str]:
+    """Return the lines of the page of these figures."""
+    report.save(folder, found)
+    return page.page([report.load(path) for path in sorted(folder.glob("*.jsonl"))]).splitlines()
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declare the rows of these tests, no others."""
+    declared = [
+        Row("raw", nothing, rival=RIVAL),
+        Row("upload", nothing, rival=RIVAL, is_least=True),
+        Row("far", nothing, more=True),
+    ]
+    monkeypatch.setattr(benches, "ROWS", declared)
+
+
+@pytest.mark.usefixtures("declared")
+def test_page_has_a_line_for_each_row(bench: Bench, tmp_path: Path) -> None:
     walls = iter([9.0, 2.0, 4.0, 3.0])
-    sides = Sides(lambda: Cost(1, 0.5, 30 * MiB), lambda: Cost(next(walls), 1.0, 0))
-    least = measured(bench, Sides(always(8), always(1)), is_least=True)
-    text = page.page([measured(bench, sides), least], 3, 0.2)
-    assert (
-        r"| raw, file | `curl \| dd` | 3.00 ± 1.00 s | 1.00 ± 0.00 s | **3.00** ± 1.00 | 0.50 | 30 MiB |"
-        in text
-    )
-    assert r"| raw, file | `curl \| dd`¹ | 1.00 ± 0.00 s | 8.00 ± 0.00 s | **0.12** ± 0.00 |  |  |" in text
-    assert "**3.0 times as fast**" in text
-    assert CDI not in text
+    raw = Sides(lambda: Cost(1, 0.5, 30 * MiB), lambda: Cost(next(walls), 1.0, 0))
+    least = dataclasses.replace(benches.ROWS[1], open=opening(Sides(always(8), always(1))))
+    far = dataclasses.replace(benches.ROWS[2], open=opening(Sides(always(4), bound=3)))
+    found = [measured(bench, raw), compare.row(bench, least), compare.row(bench, far)]
+    lines = kept(tmp_path / "report", *found)
+    assert r"|raw, file|`curl \| dd`|1.00|**3.00** ± 1.00|0.50|30|CPU|" in lines
+    assert r"|upload, file|`curl \| dd`¹|8.00|**0.12** ± 0.00|||CPU|" in lines
+    assert "|far, file|its bytes on the wire¹|4.00|**0.75**||0|CPU|" in lines
+    assert "**3.0 times as fast**" in " ".join(lines)
+    assert CDI not in " ".join(lines)
 
 
-def test_worker_of_cdi_has_a_column_where_it_was_measured(bench: Bench) -> None:
+@pytest.mark.usefixtures("declared")
+def test_row_without_figures_says_why(bench: Bench, tmp_path: Path) -> None:
+    def skipped() -> Cost:
+        raise AssertionError("needs a | server")
+
+    lines = kept(tmp_path / "report", measured(bench, Sides(always(1), skipped)))
+    assert r"|raw, file|`curl \| dd`|needs a \| server|||||" in lines
+    assert r"|upload, file|`curl \| dd`¹|not measured|||||" in lines
+    assert "|far, file||not measured|||||" in lines
+    # As from before the row had a rival.
+    lines = kept(tmp_path / "report", measured(bench, Sides(always(4))))
+    assert r"|raw, file|`curl \| dd`|not measured|||||" in lines
+
+
+@pytest.mark.usefixtures("declared")
+def test_releases_are_beside_one_another(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    report.save(folder, [measured(bench, Sides(always(1), always(2)))])
+    (own,) = folder.iterdir()
+    system = report.load(own).facts["system"]
+    own.rename(folder / "debian-0.jsonl")
+    report.save(folder, [measured(bench, Sides(always(2), always(3)))])
+    lines = page.page([report.load(path) for path in sorted(folder.iterdir())]).splitlines()
+    (row,) = [line for line in lines if line.startswith("|raw, ")]
+    assert row.endswith("|1.00|**2.00** ± 0.00|0.50|0|CPU|2.00|**1.50** ± 0.00|0.67|0|CPU|")
+    versions = report.load(own).facts["versions"]
+    assert all(re.fullmatch(r"\d+(\.\d+)+", version) for version in versions.values())
+    assert sum(line.startswith(f"- {system}, ") for line in lines) == 2
+
+
+@pytest.mark.usefixtures("declared")
+def test_worker_of_cdi_has_a_column_where_it_was_measured(bench: Bench, tmp_path: Path) -> None:
     def fail() -> Cost:
         raise AssertionError("no such option")
 
     with_cdi = measured(bench, Sides(always(2), always(4), always(3)))
-    failed = measured(bench, Sides(always(2), always(4), fail))
-    without = measured(bench, Sides(always(2), always(4)))
-    lines = page.page([with_cdi, failed, without], 3, 0.2).splitlines()
-    column = [line.split(" | ")[-1] for line in lines if line.startswith("| ")]
-    assert column == [f"{CDI} |", "--- |", "3.00 ± 0.00 s (1.50) |", "failed |", " |"]
+    failed = dataclasses.replace(measured(bench, Sides(always(2), always(4), fail)), row=benches.ROWS[1])
+    without = dataclasses.replace(measured(bench, Sides(always(2))), row=benches.ROWS[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(go.PROGRAMS, str(tmp_path))
+        lines = kept(tmp_path / "report", with_cdi, failed, without)
+    column = [line.split("|")[-2] for line in lines if line.startswith("|")]
+    assert column == [CDI, "---", "3.00 (1.50)", "failed", ""]
     assert failed.is_right
 
 
@@ -141,4 +236,4 @@ def test_rows_have_names_of_their_own() -> None:
     assert rows
     keys = [row.key for row in benches.ROWS]
     assert len(keys) == len({*keys})
-    assert all(row.rival for row in benches.ROWS)
+    assert all(row.rival for row in benches.ROWS if not row.more)
