@@ -68,7 +68,7 @@ bench: setup ## compare with the commands that people use (as root); writes docs
 # In a fresh Debian root; the figures come back also if a row has none.
 define bench_in_root
 tools/try-debian $(RELEASE) 'make bench BENCH_ARGS="--report build/report.md $(BENCH_ARGS)"'; status=$$?; \
-	cp build/try/$(RELEASE)/root/cdi-worker/build/report/*.jsonl docs/about/benchmarks && \
+	mkdir -p docs/about/benchmarks && cp build/try/$(RELEASE)/root/cdi-worker/build/report/*.jsonl docs/about/benchmarks && \
 	.venv/bin/python -m tests.bench --page && exit $$status
 endef
 
