@@ -89,7 +89,8 @@ def _versions(has_cdi: bool) -> dict[str, str]:
         commands["CDI"] = ["go", "version", "-m", f"{os.environ[go.PROGRAMS]}/cdi-importer"]
     found = {"Python": platform.python_version()}
     for name, command in commands.items():
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # By env: one that is not installed prints no version.
+        done = subprocess.run(["env", *command], capture_output=True, text=True, check=False)
         wanted = r"vcs\.revision=(\w{12})" if name == "CDI" else r"(\d+(?:\.\d+)+)"
         version = re.search(wanted, done.stdout + done.stderr)
         found[name] = version[1] if version else "of unknown version"

@@ -161,6 +161,16 @@ def test_releases_are_beside_one_another(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("declared")
+def test_program_without_version_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_TOOLS", ["no-such-program"])
+    report.save(tmp_path, [])
+    (path,) = tmp_path.iterdir()
+    assert report.load(path).facts["versions"]["no-such-program"] == "of unknown version"
+
+
+@pytest.mark.usefixtures("declared")
 def test_worker_of_cdi_has_a_column_where_it_was_measured(bench: Bench, tmp_path: Path) -> None:
     def fail() -> Cost:
         raise AssertionError("no such option")
