@@ -112,9 +112,9 @@ class ReadBack:
             spans.add(start // volume.CHUNK * volume.CHUNK, -(-end // volume.CHUNK) * volume.CHUNK)
         try:
             with (
-                volume.RemoteVolume(stored, self._noted.total)
-                if stored.is_remote
-                else volume.Volume(stored.readable)
+                volume.Volume(stored.readable)
+                if stored.is_raw
+                else volume.StoredVolume(stored, self._noted.total)
             ) as disk:
                 for part in itertools.chain.from_iterable(disk.pieces(*span) for span in spans):
                     self._scope.check()

@@ -184,8 +184,8 @@ class Volume:
             done += count
 
 
-class RemoteVolume(Volume):
-    """The first ``size`` bytes of a target behind an NBD server."""
+class StoredVolume(Volume):
+    """The first ``size`` bytes of a target that is not a raw disk."""
 
     def __init__(self, stored: storage.Storage, size: int) -> None:
         self.path = stored.path

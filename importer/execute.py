@@ -153,8 +153,7 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
 @contextlib.contextmanager
 def claim(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Claim the target, until the end of the block. ``key``: see ``targets.Terms``."""
-    is_served = request.form is not None or targets.is_export(request.target)
-    connect = destination.connect(request, cancel) if is_served else None
+    connect = destination.connect(request, cancel) if targets.is_export(request.target) else None
     terms = targets.Terms(request.wait, cancel, request.permissions, key, connect)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take
@@ -637,7 +636,7 @@ def _keeping(
     if noted is None:
         yield
         return
-    if not out.storage.is_remote:
+    if out.storage.is_raw:
         noted.store_in(out.storage.readable)
     if not out.resumed:
         noted.forget()

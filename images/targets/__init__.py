@@ -128,9 +128,7 @@ def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) 
 
 def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
     with errors.on_target(path, "open"):
-        made = claim.wait_for(make, terms)
-    made.connect = terms.connect
-    return made
+        return claim.wait_for(make, terms)
 
 
 def _lock_file(path: str) -> str:

@@ -171,7 +171,7 @@ class BlockStorage(storage.Storage):
         """Warn if the disk has a partition table for other sectors than those of the device."""
         size = raw.partition_sector_size(bytes(self.head))
         # The smallest block of an NBD export is not the sector that a machine sees.
-        if size not in {None, self._sector} and not self.is_remote:
+        if size not in {None, self._sector} and self.is_raw:
             log.warning(
                 "%s has sectors of %d bytes, the partition table is for %d: the disk does not boot from it, "
                 "except in a virtual machine that sees sectors of %d bytes",

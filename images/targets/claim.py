@@ -106,8 +106,6 @@ class Claim:
     over, and do so again on every later call: then nothing may be written or removed.
     """
 
-    #: Connects to NBD exports, for targets that are written through a server.
-    connect: remote.Connect | None = None
     #: Whether the disk at ``path`` is one that a killed run of the same command has left, untouched.
     may_replace: bool = False
 

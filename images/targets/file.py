@@ -82,7 +82,7 @@ class FileTarget(base.Target):
             fd, name, self.resumed = self._open(held.path, options)
             undo.callback(os.close, fd)
             self._inode = os.fstat(fd)
-            stored = self.opens(held, fd, options.cancel, direct=options.direct and not self.opens.is_remote)
+            stored = self.opens(held, fd, options.cancel, direct=options.direct)
             super().__init__(stored, size, options)
             undo.pop_all()
         self.owned.callback(os.close, self._directory)

@@ -37,8 +37,8 @@ class Storage:
     ``errors.Cancelled``.
     """
 
-    #: Whether its bytes are behind an NBD server: ``fd`` does not name them then.
-    is_remote = False
+    #: Whether ``fd`` has the bytes of the disk at their offsets.
+    is_raw = True
 
     def __init__(
         self, held: claim.Claim, fd: int, cancel: cancelling.Cancel, *, direct: bool = False
@@ -190,7 +190,7 @@ class Storage:
 class RemoteStorage(Storage):
     """The bytes behind an NBD server: ``device``, to which it is connected. ``fd`` does not name them."""
 
-    is_remote = True
+    is_raw = False
     device: remote.Device
     _is_preallocated = False
 

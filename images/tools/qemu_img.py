@@ -73,12 +73,6 @@ def name(node: Node) -> str:
     return str(node.get("filename", "the image"))
 
 
-def writing(fd: int, *, direct: bool) -> Node:
-    """Return the node of a qcow2 file, open as ``fd``, for a server that writes to it."""
-    file: Node = {"driver": "file", "filename": f"/proc/self/fd/{fd}", "cache": {"direct": direct}}
-    return {**_image("qcow2", file), "discard": "unmap"}
-
-
 def create(path: str, fd: int, options: Iterable[str], size: int) -> None:
     """Write an empty qcow2 file of virtual ``size`` to the open file ``fd``; ``path`` is for messages."""
     _change(path, fd, ["create", "-q", "-fqcow2", *(f"-o{option}" for option in options)], str(size))

@@ -23,24 +23,27 @@ _OPEN: Final = 180.0
 def serve(
     node: qemu_img.Node,
     *,
-    writable: bool = False,
-    pass_fds: tuple[int, ...] = (),
     patience: float = _OPEN,
     cancel: cancelling.Cancel = cancelling.NEVER,
 ) -> Iterator[str]:
-    """Serve a disk until the end of the block, also to several connections; yield its NBD address.
+    """Serve a disk read-only until the end of the block, over several connections; yield its NBD address.
 
     Raises ``errors.ToolFailed`` if qemu-nbd cannot open it, ``errors.NoProgress`` if that takes longer than
     ``patience`` seconds.
     """
     with workspace.Workspace() as folder:
         socket = f"{folder}/nbd"
-        options = () if writable else ("--read-only",)
         # Without --shared it serves one connection, without --persistent it ends with its last.
         # It writes the file with its process id when it listens.
-        given = ("--persistent", "--shared=64", f"--socket={socket}", f"--pid-file={folder}/pid", *options)
+        given = (
+            "--persistent",
+            "--shared=64",
+            f"--socket={socket}",
+            f"--pid-file={folder}/pid",
+            "--read-only",
+        )
         argv = ("qemu-nbd", *given, qemu_img.text(node))
-        command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE, pass_fds)
+        command = process.Command(argv, "qemu-utils", _ADDRESS_SPACE)
         with process.Process(command) as running:
             opening = process.Watch("qemu-nbd", patience)
             while not pathlib.Path(folder, "pid").exists():

@@ -56,7 +56,7 @@ def findings() -> Iterator[Finding]:
     works = importlib.util.find_spec("nbd") is not None
     yield Finding(
         "libnbd for Python",
-        "nbd://, vddk, qcow2 files as targets, and rare features of disk images",
+        "nbd://, vddk, verification of qcow2 files, and rare features of disk images",
         works,
         version.install_libnbd(),
     )

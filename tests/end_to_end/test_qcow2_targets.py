@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ pytest.importorskip("nbd")
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.images.targets import file_format
-from cdi_worker.images.tools import process
-from cdi_worker.sources.nbd import connection
 from tests.support import (
     devices,
     disks,
@@ -39,8 +35,6 @@ OPTIONS = (
     ("qcow2,cluster_size=2M",),
     ("qcow2,preallocation=metadata",),
 )
-#: A disk that takes seconds, also over many connections.
-SLOWER = {"drip": (64 << 10, 0.05)}
 
 
 def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
@@ -307,38 +301,6 @@ def test_kills_at_random_moments(
             server.serve("/disk", misbehave.Page(DATA))
             cdi_worker.run(request(url, target))
         check(target, expected)
-
-
-def test_server_of_qemu_that_is_killed(server: misbehave.Server, target: Path, expected: Path) -> None:
-    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOWER))
-    with worker.started("import", url, target, "-O", "qcow2") as running:
-        processes.wait_for(lambda: server.sent("/disk") > SIZE // 2, "a part of the disk")
-        (pid,) = processes.run("pgrep", "-x", "qemu-nbd", "-P", str(running.pid)).stdout.split()
-        processes.run("kill", "-KILL", pid)
-        _, messages = running.communicate(timeout=60)
-    assert running.returncode == 6, messages
-    assert "qemu-nbd" in messages
-    assert not target.exists()
-    server.serve("/disk", misbehave.Page(DATA))
-    cdi_worker.run(request(url, target))
-    check(target, expected)
-
-
-def test_server_of_qemu_that_hangs(
-    server: misbehave.Server, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Seconds until a stopped program is killed, and until its connection is given up.
-    monkeypatch.setattr(process, "_GRACE", 0.5)
-    monkeypatch.setattr(connection, "_NOTICE", 0.5)
-    url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **SLOWER))
-    asked = request(url, target, fetch=cdi_worker.FetchOptions(no_progress=1))
-    with futures.ThreadPoolExecutor(1) as beside:
-        running = beside.submit(cdi_worker.run, asked)
-        processes.wait_for(lambda: server.sent("/disk") > MIB, "the import")
-        (pid,) = processes.run("pgrep", "-x", "qemu-nbd", "-P", str(os.getpid())).stdout.split()
-        os.kill(int(pid), signal.SIGSTOP)
-        with pytest.raises(errors.TargetError, match="qemu-nbd"):
-            running.result(60)
 
 
 # -- the options
