@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import mmap
 import os
@@ -16,8 +17,15 @@ UNIT: Final = 4096
 # The size of a huge page of x86-64 and arm64.
 _HUGE: Final = 2 << 20
 
+#: Bytes of a buffer that has a huge page on every kernel: before Linux 6.7, the kernel does not align them.
+LARGE: Final = 2 * _HUGE
+
 # The memory of bytes(n) is never written: it maps the kernel's zero page, which stays in the CPU cache.
 _ZEROS: Final = bytes(4 << 20)
+
+
+_libc: Final = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Buffer:
@@ -49,6 +57,18 @@ def is_zero(data: memoryview) -> bool:
     """Return whether all bytes are zero. Stops at the first byte that is not."""
     step = len(_ZEROS)
     return all(_ZEROS.startswith(data[start : start + step]) for start in range(0, len(data), step))
+
+
+def equal(one: bytes | memoryview, other: bytes | memoryview) -> bool:
+    """Return whether both have the same bytes: of two views, ``==`` compares byte by byte."""
+    return len(one) == len(other) and not (one and _libc.memcmp(_address(one), _address(other), len(one)))
+
+
+def _address(data: bytes | memoryview) -> object:
+    """Return what ctypes takes for the address of ``data``, which it keeps."""
+    if isinstance(data, memoryview) and not data.readonly:
+        return ctypes.byref(ctypes.c_char.from_buffer(data))
+    return bytes(data)
 
 
 def extents(data: memoryview, block: int = UNIT) -> list[tuple[int, int, bool]]:

@@ -27,12 +27,11 @@ def differing(storage: Storage, offset: int, data: memoryview) -> list[Range]:
     return unlike(storage.read(offset, len(data)), offset, data)
 
 
-def unlike(stored: bytes, offset: int, data: memoryview) -> list[Range]:
+def unlike(stored: bytes | memoryview, offset: int, data: memoryview) -> list[Range]:
     """Return the blocks in which ``data`` at ``offset`` differs from ``stored``, which may end early."""
-    stored = stored.ljust(len(data), b"\0")
-    # ``bytes.startswith`` is a memcmp; comparing two views is a loop.
-    if stored.startswith(data):
+    if directio.equal(stored, data):
         return []
+    stored = bytes(stored).ljust(len(data), b"\0")
     runs = []
     start = 0
     while start < len(data):

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from cdi_worker import units
 from cdi_worker.formats import spans
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
@@ -93,11 +92,11 @@ class ComparingSink:
     def _parts(self, start: int, end: int) -> list[ranges.Range]:
         return [(start, end)] if self._within is None else parts(self._within, [(start, end)])
 
-    def _read(self, start: int, length: int) -> bytes:
+    def _read(self, start: int, length: int) -> bytes | memoryview:
         with self._lock:
             self.read += length
         self._tell(length)
-        return self._stored.read(start, length)
+        return self._stored.view(start, length)
 
     def _data(self, start: int, data: memoryview) -> None:
         stored = self._read(start, len(data))
@@ -109,18 +108,18 @@ class ComparingSink:
         for first, stored in self._nonzero(start, end):
             self._differs(first, first + len(stored), b"", stored)
 
-    def _nonzero(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def _nonzero(self, start: int, end: int) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield offset and bytes of what is not zero on the disk; its holes are not read."""
         for at in range(start, end, _STEP):
             self._scope.check()
             for first, after in self._stored.allocated(at, min(end, at + _STEP)):
-                for low in range(first, after, units.MIB):
-                    stored = self._read(low, min(units.MIB, after - low))
+                for low in range(first, after, directio.LARGE):
+                    stored = self._read(low, min(directio.LARGE, after - low))
                     for begin, stop, is_zero in directio.extents(memoryview(stored)):
                         if not is_zero:
                             yield low + begin, stored[begin:stop]
 
-    def _differs(self, start: int, end: int, data: memoryview | bytes, stored: bytes) -> None:
+    def _differs(self, start: int, end: int, data: memoryview | bytes, stored: memoryview | bytes) -> None:
         """Note a range; ``data`` empty: the source has zeros. The disk may end within it."""
         with self._lock:
             self.differed += end - start
@@ -153,7 +152,7 @@ class SummingSink(ComparingSink):
         for first, stored in self._nonzero(start, end):
             self._add(first, b"", stored)
 
-    def _add(self, start: int, data: memoryview | bytes, stored: bytes) -> None:
+    def _add(self, start: int, data: memoryview | bytes, stored: memoryview | bytes) -> None:
         added = checksum(start, data), checksum(start, stored)
         with self._lock:
             self.sums = [each + more for each, more in zip(self.sums, added, strict=True)]

@@ -55,10 +55,10 @@ class BlockStorage(storage.Storage):
         self.head[start : start + inside] = bytes(inside)
         super().zero(start + inside, end)
 
-    def read(self, offset: int, length: int) -> bytes:
+    def view(self, offset: int, length: int) -> bytes | memoryview:
         inside = self._inside(offset, length)
         head = bytes(self.head[offset : offset + inside])
-        return head + super().read(offset + inside, length - inside) if inside < length else head
+        return head + super().view(offset + inside, length - inside) if inside < length else head
 
     def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         if inside := self._inside(start, end - start):

@@ -9,7 +9,7 @@ import stat
 import threading
 from typing import Final
 
-from cdi_worker import errors, units
+from cdi_worker import errors
 from cdi_worker.formats import detect
 from cdi_worker.images import directio
 from cdi_worker.images.engine import cancelling
@@ -56,19 +56,19 @@ class _Local(storage.Storage):
         with contextlib.suppress(OSError):
             self._direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
 
-    def _pread(self, length: int, offset: int) -> bytes:
+    def _view(self, length: int, offset: int) -> bytes | memoryview:
         if (direct := self._direct_fd) is None:
-            return super()._pread(length, offset)
+            return self._pread(length, offset)
         start = offset // directio.UNIT * directio.UNIT
         wanted = -(-(offset + length - start) // directio.UNIT) * directio.UNIT
         buffer = getattr(self._own, "buffer", None)
         if buffer is None or buffer.size < wanted:
-            buffer = self._own.buffer = directio.Buffer(max(wanted, units.MIB))
+            buffer = self._own.buffer = directio.Buffer(max(wanted, directio.LARGE))
         try:
             count = os.preadv(direct, [buffer.view[:wanted]], start)
         except OSError as err:
             if err.errno != errno.EINVAL:
                 raise
             # The storage needs a larger alignment.
-            return super()._pread(length, offset)
-        return bytes(buffer.view[offset - start : min(count, offset + length - start)])
+            return self._pread(length, offset)
+        return buffer.view[offset - start : min(count, offset + length - start)]

@@ -90,11 +90,15 @@ class Storage:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes from ``offset``, fewer at the end."""
+        return bytes(self.view(offset, length))
+
+    def view(self, offset: int, length: int) -> bytes | memoryview:
+        """Return the same bytes, which are valid until the next call of this thread."""
         with self.guard("read back"):
             # A read that meets a bad sector returns what is before it.
-            stored = self._pread(length, offset)
+            stored = self._view(length, offset)
             while len(stored) < length and (more := self._pread(length - len(stored), offset + len(stored))):
-                stored += more
+                stored = bytes(stored) + more
             return stored
 
     def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -160,6 +164,9 @@ class Storage:
         self.fd, self._direct_fd = -1, None
         for fd in descriptors:
             os.close(fd)
+
+    def _view(self, length: int, offset: int) -> bytes | memoryview:
+        return self._pread(length, offset)
 
     def _pread(self, length: int, offset: int) -> bytes:
         return os.pread(self.fd, length, offset)

@@ -44,3 +44,21 @@ def test_new_buffer_is_aligned_and_zero() -> None:
     buffer.view[5000:5002] = b"ab"
     found = [(0, 4096, True), (4096, 8192, False), (8192, 12289, True)]
     assert directio.extents(buffer.view[: 3 * 4096 + 1]) == found
+
+
+@pytest.mark.parametrize("one", [bytes, bytearray], ids=["read-only", "writable"])
+@pytest.mark.parametrize("other", [bytes, bytearray], ids=["read-only", "writable"])
+def test_views_are_equal_only_if_all_their_bytes_are(
+    one: type[bytes | bytearray], other: type[bytes | bytearray]
+) -> None:
+    data = bytes(range(1, 251)) * 40
+    first = memoryview(one(b"before" + data + b"after"))[6:-5]
+    for at in (None, 0, 5000, len(data) - 1):
+        changed = bytearray(data)
+        if at is not None:
+            changed[at] = 0
+        second = memoryview(other(b"x" + changed + b"yz"))[1:-2]
+        assert directio.equal(first, second) is (at is None)
+        assert directio.equal(data, second) is (at is None)
+    assert not directio.equal(first, first[:-1])
+    assert directio.equal(first[:0], second[:0])
