@@ -83,7 +83,7 @@ class Window:
 
     def tables(self) -> Iterator[Batch]:
         """Yield the batches to fetch; each piece in them is a table to ``load``."""
-        return pieces.whole(sorted(self._tables), self._allocation.size)
+        return pieces.tables(self._tables, self._allocation.size)
 
     def load(self, table: Piece, data: bytes | memoryview) -> None:
         """Decode one table. Thread-safe for different tables."""

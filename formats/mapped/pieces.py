@@ -76,6 +76,21 @@ def whole(pieces: Iterable[Piece], size: int, gap: int = GAP) -> Iterator[Batch]
         yield Batch(start, min(end, size) - start, group)
 
 
+def tables(tables: Iterable[Piece], size: int) -> Iterator[Batch]:
+    """Group tables into batches. One with others nearby reaches to the next: the data between is read, too.
+
+    Programs write a table before the data that it maps.
+    """
+    last: Batch | None = None
+    for batch in whole(sorted(tables), size):
+        if last is not None:
+            is_near = batch.offset - last.offset - last.length <= GAP
+            yield last._replace(length=batch.offset - last.offset) if is_near else last
+        last = batch
+    if last is not None:
+        yield last
+
+
 def _split(piece: Piece) -> Iterator[Piece]:
     host, length, guest, _, compressed, _ = piece
     if compressed or length <= PLAIN:

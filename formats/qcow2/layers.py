@@ -67,7 +67,7 @@ class FilePart:
         self.load = layer.load
         self.shown: list[Piece] = []
         self._end = layer.size
-        self._tables = list(pieces.whole(sorted(layer.tables(*span)), layer.size))
+        self._tables = list(pieces.tables(layer.tables(*span), layer.size))
 
     def tables(self) -> Iterator[Batch]:
         """Yield the batches to fetch; each piece in them is a table to ``load``."""

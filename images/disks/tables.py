@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdi_worker.formats import views
-from cdi_worker.formats.mapped.pieces import Batch, Inflate
+from cdi_worker.formats.mapped.pieces import Batch, Inflate, Piece
 from cdi_worker.images import directio
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import fetch
@@ -31,6 +32,9 @@ _SHORT: Final = 256 << 10
 # A batch of so many pieces is written by one thread at a time. Each write lets another thread run, and then
 # waits for it: for extents of 8 KiB, six threads took a third more CPU time than one.
 _MANY: Final = 32
+# Bytes of data that are kept because they were read with tables, of all files. As much as the longest window
+# of an image whose tables are not far from each other.
+_NEAR: Final = 64 << 20
 
 
 #: The tables of a disk, a part of the disk, and what one file holds of it: of one file, or of a chain.
@@ -73,11 +77,19 @@ class MappedDisk(base.Disk):
         placer = Placer(sink, direct=self._direct)
         unread = sum(fetcher.size for fetcher in fetchers)
         self.declared = 0
+        neighbours = [Near(_NEAR // len(fetchers)) for _ in fetchers]
         for window in self._tables([fetcher.read for fetcher in fetchers]).windows():
-            load(window, fetchers)
             parts: Sequence[Part] = window.parts
-            batches = chain.from_iterable(chain(part.tables(), part.data()) for part in parts)
-            unread -= sum(batch.length for batch in batches)
+            load(window, fetchers, neighbours)
+            unread -= sum(batch.length for part in parts for batch in part.tables())
+            arrived: list[list[tuple[Batch, memoryview]]] = []
+            for part, near in zip(parts, neighbours, strict=True):
+                arrived.append([])
+                for batch, data in near.split(part.data()):
+                    if data is None:
+                        unread -= batch.length
+                    else:
+                        arrived[-1].append((batch, data))
             if window.is_last:
                 meter.skip(unread)
                 unread = 0
@@ -88,25 +100,85 @@ class MappedDisk(base.Disk):
                 self.declared += sum(length for _, length in window.holes())
             # An iterator: with a chain, the first file's turn zeroes the holes.
             zero = functools.partial(raw.zero, sink, missing, iter(window.holes()))
-            for part, fetcher in zip(parts, fetchers, strict=True):
+            for part, fetcher, near, here in zip(parts, fetchers, neighbours, arrived, strict=True):
 
                 def place(batch: Batch, data: memoryview, inflate: Inflate = part.inflate) -> None:
                     placer.put(batch, data, inflate)
                     meter.moved(batch.length)
 
-                _each(fetcher, _missing(part.data(), missing, meter), place, meanwhile=zero)
+                def place_near(batch: Batch, data: memoryview, inflate: Inflate = part.inflate) -> None:
+                    placer.put(batch, data, inflate)
+                    # Like the tables, they are read again after a kill.
+                    meter.moved(0)
+
+                first = (functools.partial(place_near, *each) for each in here if _lacks(missing, each[0]))
+                others = (batch for batch, data in near.split(part.data()) if data is None)
+                _each(fetcher, _missing(others, missing, meter), place, first=first, meanwhile=zero)
         return self.size
 
 
-def load(window: Window, fetchers: Sequence[fetch.Fetcher]) -> None:
-    """Load and check the tables of a window."""
-    parts: Sequence[Part] = window.parts
-    for part, fetcher in zip(parts, fetchers, strict=True):
+class Near:
+    """The bytes between the tables of a window that were read with them, at most ``room``.
 
-        def keep(batch: Batch, data: memoryview, part: Part = part) -> None:
+    An image of a few extents in each table has them there.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._used = 0
+        self._kept: list[tuple[int, memoryview]] = []
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        self._used = 0
+        self._kept.clear()
+
+    def keep(self, batch: Batch, data: memoryview) -> None:
+        """Keep what was read with these tables, if they are not all of it. Thread-safe."""
+        if len(data) == sum(table.length for table in batch.pieces):
+            return
+        with self._lock:
+            if len(data) <= self._room - self._used:
+                # The same memory for all windows: the allocator would keep that of other sizes, too.
+                kept = self._buffer.view[self._used :][: len(data)]
+                kept[:] = data
+                self._used += len(data)
+                bisect.insort(self._kept, (batch.offset, kept))
+
+    def split(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, memoryview | None]]:
+        """Split batches of data into those that are kept, with their bytes, and others."""
+        for batch in batches:
+            for kept, group in groupby(batch.pieces, self._holder) if self._kept else [(None, batch.pieces)]:
+                pieces = list(group)
+                start, end = pieces[0].host, max(piece.host + piece.length for piece in pieces)
+                part = Batch(start, min(end, batch.offset + batch.length) - start, pieces)
+                yield part, None if kept is None else kept[1][start - kept[0] :][: part.length]
+
+    @functools.cached_property
+    def _buffer(self) -> directio.Buffer:
+        return directio.Buffer(self._room)
+
+    def _holder(self, piece: Piece) -> tuple[int, memoryview] | None:
+        """Return the offset and the bytes of the kept part that holds a piece."""
+        index = bisect.bisect(self._kept, (piece.host + 1,)) - 1
+        if index >= 0:
+            offset, data = self._kept[index]
+            if piece.host + piece.length <= offset + len(data):
+                return self._kept[index]
+        return None
+
+
+def load(window: Window, fetchers: Sequence[fetch.Fetcher], neighbours: Sequence[Near] = ()) -> None:
+    """Load and check the tables of a window. ``neighbours`` keep what was read with those of each file."""
+    parts: Sequence[Part] = window.parts
+    for part, fetcher, near in zip(parts, fetchers, neighbours or [Near(0) for _ in parts], strict=True):
+        near.forget()
+
+        def keep(batch: Batch, data: memoryview, part: Part = part, near: Near = near) -> None:
             for table in batch.pieces:
                 start = table.host - batch.offset
                 part.load(table, data[start : start + table.length])
+            near.keep(batch, data)
 
         _each(fetcher, part.tables(), keep, tables=True)
     window.check()
@@ -114,10 +186,14 @@ def load(window: Window, fetchers: Sequence[fetch.Fetcher]) -> None:
 
 def _missing(batches: Iterable[Batch], missing: base.Missing, meter: base.DeliveryMeter) -> Iterator[Batch]:
     for batch in batches:
-        if any(missing([(piece.guest, piece.guest + piece.size)]) for piece in batch.pieces):
+        if _lacks(missing, batch):
             yield batch
         else:
             meter.keep(batch.length)
+
+
+def _lacks(missing: base.Missing, batch: Batch) -> bool:
+    return bool(missing((piece.guest, piece.guest + piece.size) for piece in batch.pieces))
 
 
 def _each(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
@@ -40,6 +40,7 @@ class ByteRange(NamedTuple):
     length: int
 
 
+T = TypeVar("T")
 #: Takes a fetched range. Called from the engine's threads; the data is only valid during the call.
 Deliver = Callable[[int, memoryview], None]
 
@@ -204,12 +205,14 @@ class Fetcher:
         deliver: Deliver,
         *,
         tables: bool = False,
+        first: Iterable[Callable[[], None]] = (),
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        ``tables``: each request is confirmed by another one. ``meanwhile`` is called in this thread, while
-        others fetch and deliver. Raises the first failure of a read or of ``deliver``, after ending the
+        ``tables``: each request is confirmed by another one. ``first``: what the threads call before, such
+        as deliveries that need no request. ``meanwhile`` is called in this thread, while others fetch and
+        deliver. Raises the first failure of a read or of ``deliver``, after ending the
         others. When this returns, no thread is in ``deliver`` or will be.
         """
         at_once = tables or self._is_batching
@@ -217,16 +220,20 @@ class Fetcher:
         most = self.options.chunk if self._seams is not None or self._is_batching else 0
         is_long = self._seams is not None and not tables
         pending = _together(ranges, self.request_length if is_long else lambda _: most)
+        calls = iter(first)
         gate = threading.Lock()
         workers = crew.Crew(self._scope)
 
-        def take() -> list[ByteRange] | None:
+        def take(coming: Iterator[T]) -> T | None:
             with gate:
-                return None if self._scope.is_set() else next(pending, None)
+                return None if self._scope.is_set() else next(coming, None)
 
         def work() -> None:
+            while (call := take(calls)) is not None:
+                with workers.hold_close():
+                    call()
             buffer = directio.Buffer(self.step)
-            while (group := take()) is not None:
+            while (group := take(pending)) is not None:
                 self.expect(group, tables=tables)
                 for items in [group] if at_once else [[item] for item in group]:
                     start, length = _span(items)

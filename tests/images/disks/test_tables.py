@@ -14,6 +14,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats import views
 from cdi_worker.formats.mapped import image
+from cdi_worker.formats.mapped.pieces import Batch, Piece, batches
 from cdi_worker.formats.qcow2 import header, layout
 from cdi_worker.images.disks import tables
 from cdi_worker.images.engine import fetch
@@ -121,6 +122,40 @@ def test_short_pieces_are_written_by_one_thread_at_a_time(direct: bool) -> None:
     assert (target.most > 1) == direct
     assert sum(map(len, target.written.values())) == count * CLUSTER
     assert target.zeros == count * (spacing - CLUSTER)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_data_near_its_table_is_read_once(packed: bool, tmp_path: Path) -> None:
+    """Tables between which there is little data are read with it: the whole file, once."""
+    options = ["-c"] if packed else []
+    spaced, file = tmp_path / "spaced", tmp_path / "disk.qcow2"
+    spaced.write_bytes(
+        b"".join(bytes([1 + number % 255]) * 20_000 + bytes(MiB - 20_000) for number in range(60))
+    )
+    processes.run("qemu-img", "convert", "-O", "qcow2", "-o", "cluster_size=4k", *options, spaced, file)
+    data, size = file.read_bytes(), spaced.stat().st_size
+    source, target, counts = FailsAfter(data, 1 << 30), placing.Dirty(size), placing.Counts()
+    placing.deliver(placing.tables_of(data, placing.fetcher(source)), target, counts=counts)
+    assert target.data == spaced.read_bytes()
+    assert source.fetched <= len(data)
+    assert source.fetched + counts.skipped == len(data)
+
+
+def test_data_near_tables_is_kept_in_bounded_memory() -> None:
+    """Of what does not fit, the data is read again."""
+    near, table = tables.Near(3000), Piece(4096, 512, 0, 1 << 20, compressed=False)
+    for offset in (4096, 8192, 16384):
+        batch = Batch(offset, 1024, [table._replace(host=offset)])
+        near.keep(batch, memoryview(bytes([offset >> 10]) * 1024))
+    data = [Piece(at + 512, 512, at, 512, compressed=False) for at in (4096, 8192, 16384)]
+    found = list(near.split(batches(data, 1 << 20)))
+    assert [(part.offset, held and bytes(held)) for part, held in found] == [
+        (4096 + 512, bytes([4]) * 512),
+        (8192 + 512, bytes([8]) * 512),
+        (16384 + 512, None),
+    ]
+    near.forget()
+    assert [held for _, held in near.split(batches(data, 1 << 20))] == [None]
 
 
 def test_first_level_table_of_a_huge_disk_is_read_in_parts() -> None:
