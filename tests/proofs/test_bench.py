@@ -161,6 +161,18 @@ def test_releases_are_beside_one_another(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("declared")
+def test_figures_of_rows_that_exist_stay(bench: Bench, tmp_path: Path) -> None:
+    """The two lists are measured in different runs; a row may have left since."""
+    report.save(tmp_path, [measured(bench, Sides(always(1)))])
+    upload = dataclasses.replace(measured(bench, Sides(always(2))), row=benches.ROWS[1])
+    report.save(tmp_path, [upload])
+    (path,) = tmp_path.iterdir()
+    assert report.load(path).found.keys() == {"raw, file", "upload, file"}
+    del benches.ROWS[0]
+    assert report.load(path).found.keys() == {"upload, file"}
+
+
+@pytest.mark.usefixtures("declared")
 def test_program_without_version_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
