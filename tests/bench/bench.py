@@ -51,7 +51,7 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, as a command.
 
     ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
-    program can be much faster. ``more``: of the second list, which takes longer.
+    program can be much faster. ``more``: of the second list, which is not in the mean.
     """
 
     name: str

@@ -26,7 +26,8 @@ def page(reports: Sequence[Report]) -> str:
 
 def _sum(report: Report) -> str:
     """Return the line of what all rows of a report have in common."""
-    full = [each for each in report.found.values() if _has_rival(each) and not each.row.is_least]
+    measured = [each for each in report.found.values() if _has_rival(each)]
+    full = [each for each in measured if not (each.row.is_least or each.row.more)]
     ratios = [each.times(each.row.rival)[0] for each in full]
     if not ratios:
         return f"- {report.facts['system']}: no row has figures."
@@ -127,7 +128,8 @@ PAGE = """\
 Seconds are means of three runs or more after one that is not counted; a run of more than a minute is the only
 one. ± is the standard deviation, *CPU* our CPU time by that of the command, *MiB* our peak of anonymous
 memory. The disk is an ext4 file system of 2 GiB with 400 MiB of files from /usr, served by nginx on loopback.
-Every command ends with a sync. One with ¹ does less than is needed: its row is not in the mean.
+Every command ends with a sync. One with ¹ does less than is needed; the mean leaves out these, start-up,
+distance and scale.
 
 *Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither, when all waited
 for the network. Over a network that needs longer for the bytes than the seconds here, expect its time.

@@ -111,6 +111,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
         Row("raw", nothing, rival=RIVAL),
         Row("upload", nothing, rival=RIVAL, is_least=True),
         Row("far", nothing, more=True),
+        Row("start", nothing, rival=RIVAL, more=True),
     ]
     monkeypatch.setattr(benches, "ROWS", declared)
 
@@ -122,7 +123,9 @@ def test_page_has_a_line_for_each_row(bench: Bench, tmp_path: Path) -> None:
     least = dataclasses.replace(benches.ROWS[1], open=opening(Sides(always(8), always(1))))
     far = dataclasses.replace(benches.ROWS[2], open=opening(Sides(always(4), bound=3)))
     found = [measured(bench, raw), compare.row(bench, least), compare.row(bench, far)]
-    lines = kept(tmp_path / "report", *found)
+    starting = dataclasses.replace(benches.ROWS[3], open=opening(Sides(always(2), always(1))))
+    lines = kept(tmp_path / "report", *found, compare.row(bench, starting))
+    assert r"|start, file|`curl \| dd`|2.00|**0.50** ± 0.00|2.00|0|CPU|" in lines
     assert r"|raw, file|`curl \| dd`|1.00|**3.00** ± 1.00|0.50|30|CPU|" in lines
     assert r"|upload, file|`curl \| dd`¹|8.00|**0.12** ± 0.00|||CPU|" in lines
     assert "|far, file|its bytes on the wire¹|4.00|**0.75**||0|CPU|" in lines
@@ -194,7 +197,7 @@ def test_worker_of_cdi_has_a_column_where_it_was_measured(bench: Bench, tmp_path
         patch.setenv(go.PROGRAMS, str(tmp_path))
         lines = kept(tmp_path / "report", with_cdi, failed, without)
     column = [line.split("|")[-2] for line in lines if line.startswith("|")]
-    assert column == [CDI, "---", "3.00 (1.50)", "failed", ""]
+    assert column == [CDI, "---", "3.00 (1.50)", "failed", "", ""]
     assert failed.is_right
 
 

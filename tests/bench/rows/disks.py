@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from tests.bench import bench as benches
 from tests.bench import go
 from tests.bench.bench import Bench, Sides
-from tests.support import worker
 
 #: The steps between the download and the disk.
 PIPES = {"raw": "", "raw.gz": "pigz -dc | ", "raw.xz": "xz -T0 -dc | ", "raw.zst": "zstd -dc | "}
@@ -39,13 +38,3 @@ def _rival(bench: Bench, name: str, kind: str, curl: str) -> benches.Side:
 
 for _name, _kind in (*((name, "file") for name in RIVALS), ("raw", "block"), ("qcow2", "block")):
     benches.row(_name, target=_kind, rival=RIVALS[_name])(functools.partial(served, name=_name, kind=_kind))
-
-
-@benches.row("blank 1 GiB", rival="qemu-img create")
-def blank(bench: Bench) -> Iterator[Sides]:
-    """Measure the start-up time."""
-    yield Sides(
-        bench.command([*worker.COMMAND, "blank", bench.file, "1Gi"], bench.file),
-        bench.shell(f"qemu-img create -q -f raw {bench.file} 1G && sync {bench.file}", bench.file),
-        go.importer(bench, "file", "", IMPORTER_SOURCE="none"),
-    )

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 
 from tests.bench import bench as benches
-from tests.bench import inputs
+from tests.bench import go, inputs
 from tests.bench.bench import Bench, Sides
 from tests.support import repository
 
@@ -26,10 +26,14 @@ def version(bench: Bench) -> Iterator[Sides]:
     yield Sides(bench.command([*COMMAND, "--version"], bench.file))
 
 
-@benches.row("a sparse file", more=True)
+@benches.row("a sparse file", rival="qemu-img create", more=True)
 def blank(bench: Bench) -> Iterator[Sides]:
     """Measure an import without a source."""
-    yield Sides(bench.command([*COMMAND, "blank", bench.file, "1Gi"], bench.file))
+    yield Sides(
+        bench.command([*COMMAND, "blank", bench.file, "1Gi"], bench.file),
+        bench.shell(f"qemu-img create -q -f raw {bench.file} 1G && sync {bench.file}", bench.file),
+        go.importer(bench, "file", "", IMPORTER_SOURCE="none"),
+    )
 
 
 def small(bench: Bench, name: str) -> Iterator[Sides]:
