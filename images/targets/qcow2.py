@@ -66,10 +66,10 @@ class Qcow2Storage(storage.Storage):
         for first, after, at in self._parts(start, end) if self._ladder is not None else ():
             super().zero(at, at + after - first)
 
-    def read(self, offset: int, length: int) -> bytes:
+    def view(self, offset: int, length: int) -> bytes:
         into = bytearray(max(0, min(length, self._header.virtual_size - offset)))
         for start, end, at in self._parts(offset, offset + len(into)):
-            stored = super().read(at, end - start)
+            stored = super().view(at, end - start)
             into[start - offset : start - offset + len(stored)] = stored
         return bytes(into)
 
