@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A range of the virtual disk in bytes, as a source reports it. ``zero``: it reads as zeros."""
 
     offset: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from typing import Final
@@ -54,4 +53,4 @@ def read_back(result: Result, request: Request, progress: Progress) -> Result:
     if result.sha256 not in {"", digest}:
         reason = f"read back: sha256 {digest} is not that of the source, {result.sha256}; {ADVICE}"
         raise errors.TargetError(path=result.target, reason=reason)
-    return dataclasses.replace(result, sha256=digest, confirmed=compare.total)
+    return result._replace(sha256=digest, confirmed=compare.total)

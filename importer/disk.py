@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from cdi_worker.formats import views
-from cdi_worker.formats.mapped import layout as mapped
 from cdi_worker.images.disks import base, raw
 from cdi_worker.images.engine import fetch, retry
 from cdi_worker.images.image import Image
@@ -17,6 +15,10 @@ from cdi_worker.importer.attempt import Attempt
 from cdi_worker.importer.plan import Route
 from cdi_worker.scratch import space
 from cdi_worker.sources import extents
+
+if TYPE_CHECKING:
+    from cdi_worker.formats import views
+    from cdi_worker.formats.mapped import layout as mapped
 
 #: Makes the disk to deliver; again for a sample, whose failure must not end the reads of the attempt.
 Make: TypeAlias = Callable[[Attempt], base.Disk]

@@ -98,7 +98,7 @@ def completed(results: list[Result], request: Request, progress: Progress, start
     if request.read_back:
         results = [audit.read_back(each, request, progress) for each in results]
     progress.done()
-    return [dataclasses.replace(each, seconds=time.monotonic() - started) for each in results]
+    return [each._replace(seconds=time.monotonic() - started) for each in results]
 
 
 # -- the way of one import
@@ -403,8 +403,7 @@ def _spooled(attempt: Attempt) -> Iterator[Attempt]:
                 survey=dataclasses.replace(
                     attempt.survey, ranges=True, compressions=(), layout=found.layout, head=found.head
                 ),
-                plan=dataclasses.replace(
-                    attempt.plan,
+                plan=attempt.plan._replace(
                     route=Route.PLACE if is_placed else Route.CONVERT,
                     random=True,
                     virtual_size=found.virtual_size,

@@ -10,7 +10,7 @@ from cdi_worker.formats import checksum, detect
 from cdi_worker.images.engine import cancelling
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
-from cdi_worker.sources import base, staged
+from cdi_worker.sources import base
 from cdi_worker.sources.trust import Demanded
 
 
@@ -76,7 +76,7 @@ def not_a_disk(request: Request, survey: Survey) -> errors.Unsupported:
 
     files = list(walk.files(survey.head))
     endpoint = request.location.endpoint
-    name = endpoint if request.source == "local" else staged.file_name(endpoint)
+    name = endpoint if request.source == "local" else base.file_name(endpoint)
     # Behind a disk the descriptor is not among the first bytes.
     if any(each.lower().endswith((".ovf", ".ova")) for each in (name, *(each.name for each in files))):
         reason = (

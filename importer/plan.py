@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+from typing import NamedTuple
 
 from cdi_worker import errors, units
 from cdi_worker.formats import detect, facts
@@ -30,8 +30,7 @@ class Route(enum.StrEnum):
     EXTRACT = "extract"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A route and the reason for it.
 
     ``random``: the source is read by ranges, in parallel and out of order; else in order.
@@ -93,7 +92,7 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
         if (request.compares or request.existing == "update") and survey.present:
             done = "nothing is written to it" if request.compares else "only what differs is written"
             reason = f"{chosen.reason}; compared with the target, {done}"
-            chosen = dataclasses.replace(chosen, reason=reason, compared=True)
+            chosen = chosen._replace(reason=reason, compared=True)
     if chosen.scratch and survey.scratch is None:
         raise errors.ScratchRequired(reason=chosen.reason)
     if chosen.scratch and stated.size is not None and stated.size > (survey.scratch or 0):
@@ -101,7 +100,7 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
     # On the command line a size is that of the disk. In a pod it is that of the volume, a device.
     is_kept = request.is_delta or (survey.block and not request.is_exact)
     grow_to = 0 if is_kept else min(asked, survey.usable)
-    return dataclasses.replace(chosen, virtual_size=size, grow_to=grow_to)
+    return chosen._replace(virtual_size=size, grow_to=grow_to)
 
 
 def _choose(demanded: Demanded, stated: Facts, survey: Survey, two_passes: str) -> Plan:

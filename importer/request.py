@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from cdi_worker import errors, sources, units
 from cdi_worker.formats import checksum
@@ -16,7 +16,7 @@ from cdi_worker.images import targets
 from cdi_worker.images.engine import fetch
 from cdi_worker.images.targets import file_format
 from cdi_worker.importer import contract
-from cdi_worker.sources import base, fields, staged, trust
+from cdi_worker.sources import base, fields, trust
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -56,8 +56,7 @@ CONNECT_PATIENCE = 20.0
 JOURNAL_INTERVAL = 10.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(NamedTuple):
     """The space for a disk, as a cluster has made it. Sizes in bytes.
 
     ``size``: of the volume; the disk is the largest that fits. ``limit``: the largest disk for a file system,
@@ -398,7 +397,7 @@ def for_upload(made: Request, content_type: str, checksum_text: str | None, owne
         content_type=content_type,
         checksum=checksum_text,
         target=str(pathlib.Path(made.target).parent) if in_folder else made.target,
-        room=dataclasses.replace(made.room, owner=owner),
+        room=made.room._replace(owner=owner),
     )
 
 
@@ -537,7 +536,7 @@ def _source_faults(made: Request) -> Iterator[str]:
         yield "layers are files of one disk, not an archive"
     if made.checksum is not None or made.demand.checksum_file:
         yield "a checksum is of one file, this disk has several; import them one after the other"
-    last = staged.file_name(made.layers[-1].endpoint)
+    last = base.file_name(made.layers[-1].endpoint)
     if made.stage.current not in {"", last}:
         # The disk would be remembered as that of another file, whose delta may then be applied to it.
         text = f"{{}} {made.stage.current!r}: the last layer is {last!r}; name that"

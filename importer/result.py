@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdi_worker.formats import checksum
 from cdi_worker.importer import plan
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from cdi_worker.images.sinks import compared
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(NamedTuple):
     """The result of an import: what was asked, stated, looked at, planned and done. Sizes in bytes.
 
     ``facts``: of the disk; ``served``: of what was opened, which may be a package with the disk. ``counts``:

@@ -192,7 +192,6 @@ def examine(
 def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Cancel) -> Survey:
     """Check each file of a chain, and whether they are one."""
     from cdi_worker.formats.qcow2 import chain
-    from cdi_worker.sources import staged
 
     files = []
     for each in images:
@@ -208,7 +207,7 @@ def _chain(images: Sequence[base.Image], request: Request, cancel: cancelling.Ca
         checked = safety.check(content.format, content.head, read=read, size=source.size, layer=True)
         if content.format in {"raw", "iso"}:
             checked = checked._replace(virtual_size=units.whole_sectors(source.size))
-        files.append(chain.ChainFile(source.name, staged.file_name(source.name), source.size, checked))
+        files.append(chain.ChainFile(source.name, base.file_name(source.name), source.size, checked))
     chain.check(files, request.stage.previous or None)
     return Survey(format="qcow2", virtual_size=files[-1].virtual_size, chain=tuple(files))
 

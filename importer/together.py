@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -49,9 +48,7 @@ def run_all(
     served, verified = whole.facts, stated(demanded.checksum)
     signatures = (*served.signatures, *demanded.signatures)
     results = [
-        dataclasses.replace(
-            each, served=served, verified={**each.verified, **verified}, signatures=signatures
-        )
+        each._replace(served=served, verified={**each.verified, **verified}, signatures=signatures)
         for each in results
     ]
     return execute.completed(results, request, progress, started)
@@ -122,4 +119,4 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
         run.reads.check()
         disks.publish()
     provenance = whole.finish()
-    return [dataclasses.replace(results[path], provenance=provenance) for path in sorted(results)]
+    return [results[path]._replace(provenance=provenance) for path in sorted(results)]

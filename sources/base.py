@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import posixpath
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -264,6 +265,17 @@ def is_web(url: str) -> bool:
         parts = urllib.parse.urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     return False
+
+
+def file_name(endpoint: str) -> str:
+    """Return the last part of a path, of the path of a URL, or of the key of an object, which is as it is."""
+    if not endpoint.startswith(("http://", "https://", "file:")):
+        return posixpath.basename(endpoint)
+    try:
+        path = urllib.parse.urlsplit(endpoint).path
+    except ValueError:
+        return ""
+    return urllib.parse.unquote(posixpath.basename(path))
 
 
 def _texts(value: object) -> Iterator[str]:

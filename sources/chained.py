@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from cdi_worker.sources import base, staged
+from cdi_worker.sources import base
 
 
 class Files(base.Source):
@@ -23,7 +23,7 @@ class Files(base.Source):
         has_identity = all(each.identity for each in facts)
         is_signed = all(each.signatures for each in facts)
         return base.Facts(
-            name=" + ".join([facts[0].name, *(staged.file_name(each.name) for each in facts[1:])]),
+            name=" + ".join([facts[0].name, *(base.file_name(each.name) for each in facts[1:])]),
             size=sum(each.size or 0 for each in facts),
             head=facts[0].head,
             identity=_identity(facts) if has_identity else None,
@@ -51,8 +51,7 @@ def _identity(files: Sequence[base.Facts]) -> str:
     """
     heads = (hashlib.sha256(each.head).hexdigest() if each.weak else "" for each in files)
     text = "\n".join(
-        f"{staged.file_name(each.name)} {each.identity} {head}"
-        for each, head in zip(files, heads, strict=True)
+        f"{base.file_name(each.name)} {each.identity} {head}" for each, head in zip(files, heads, strict=True)
     )
     # A local path need not be UTF-8.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -92,7 +91,7 @@ def coarse(runs: Iterable[base.Extent]) -> Iterator[base.Extent]:
         if last is not None:
             is_data = last.length < ENOUGH and (not run.zero or run.length < SHORTEST_ZERO)
             if last.offset + last.length == run.offset and (run.zero if last.zero else is_data):
-                last = dataclasses.replace(last, length=last.length + run.length)
+                last = last._replace(length=last.length + run.length)
                 continue
             yield last
         last = run
@@ -133,5 +132,5 @@ def overlay(areas: Iterable[base.Extent], runs: Iterator[base.Extent]) -> Iterat
             if start < run.offset:
                 raise errors.SourceError(reason=f"extents are missing from byte {start} to {run.offset}")
             end = min(stop, run.offset + run.length)
-            yield dataclasses.replace(run, offset=start, length=end - start)
+            yield run._replace(offset=start, length=end - start)
             start = end

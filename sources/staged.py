@@ -57,7 +57,7 @@ class Files(Staged):
 
     @property
     def file_name(self) -> str:
-        return self.current or file_name(self.endpoint)
+        return self.current or base.file_name(self.endpoint)
 
     def at_stage(self) -> Self:
         """Return the location of the file that has the name of the current checkpoint.
@@ -75,14 +75,3 @@ class Files(Staged):
         parts = urllib.parse.urlsplit(self.endpoint)
         path = f"{parts.path.rpartition('/')[0]}/{urllib.parse.quote(self.current)}"
         return dataclasses.replace(self, endpoint=urllib.parse.urlunsplit(parts._replace(path=path)))
-
-
-def file_name(endpoint: str) -> str:
-    """Return the last part of a path, of the path of a URL, or of the key of an object, which is as it is."""
-    if not endpoint.startswith(("http://", "https://", "file:")):
-        return posixpath.basename(endpoint)
-    try:
-        path = urllib.parse.urlsplit(endpoint).path
-    except ValueError:
-        return ""
-    return urllib.parse.unquote(posixpath.basename(path))

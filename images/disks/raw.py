@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -102,7 +101,7 @@ class ExtentsDisk(base.Disk):
             if extent.offset < self.size:
                 length = min(extent.length, self.size - extent.offset)
                 self.declared += length
-                yield dataclasses.replace(extent, length=length)
+                yield extent._replace(length=length)
 
 
 def whole(ranges: OpenRanges, size: int) -> ExtentsDisk:

@@ -5,12 +5,11 @@ Block devices, and file systems without user attributes, keep none.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
 import os
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import smalljson
@@ -29,8 +28,7 @@ _UNABLE: Final = frozenset({errno.E2BIG, errno.ERANGE, *_NONE})
 _SHORT: Final = 512
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The state of a disk. A checkpoint may have several names.
 
     ``at``: the checkpoint that the disk holds. ``to``: the one that an unfinished delta leads to; empty if

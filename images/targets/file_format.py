@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Final
+from typing import Final, NamedTuple
 
 from cdi_worker import errors, units
 
@@ -14,8 +13,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Qcow2Format:
+class Qcow2Format(NamedTuple):
     """A qcow2 file. ``options``: those of ``qemu-img create``, as given. ``cluster_size`` in bytes."""
 
     options: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +46,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Request:
         **paths.settings,
         **own,
         "scratch": paths.scratch if Path(paths.scratch).is_dir() else None,
-        "room": dataclasses.replace(own.get("room", Room()), mount=None if is_block else paths.data),
+        "room": own.get("room", Room())._replace(mount=None if is_block else paths.data),
     }
     if is_archive and settings.get("existing") == "update":
         settings["existing"] = "remove"

@@ -80,7 +80,7 @@ def read(env: Mapping[str, str], paths: contract.Paths) -> Settings:
         **own,
         "layers": (),
         "scratch": paths.scratch if pathlib.Path(paths.scratch).is_dir() else None,
-        "room": dataclasses.replace(own.get("room", Room()), mount=mount),
+        "room": own.get("room", Room())._replace(mount=mount),
         "existing": "remove",
     }
     port = reading.text("LISTEN_PORT")

@@ -13,5 +13,5 @@ KINDS = (
         archives=True,
     ),
     kind.Kind("volume", source=f"{__name__}.file:volume", location=f"{__name__}.locations:Local"),
-    kind.Kind("none", source=f"{__name__}.blank:Blank", location=f"{__name__}.locations:Nowhere"),
+    kind.Kind("none", source=f"{__name__}.blank:Blank", location=f"{__name__}.blank:Nowhere"),
 )

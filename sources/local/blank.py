@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cdi_worker.sources import base
+
+
+class Nowhere(base.Location):
+    """The location of a blank disk. It has no endpoint."""
+
+    __slots__ = ()
+
+    def faults(self) -> Iterator[str]:
+        return iter(())
 
 
 class Blank(base.Source):

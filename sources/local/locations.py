@@ -6,7 +6,6 @@ import dataclasses
 import os
 import posixpath
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 from cdi_worker import errors
@@ -54,12 +53,3 @@ def path_of(endpoint: str) -> str:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFile(Local, staged.Files):
     """A local disk that may be a stage: a file of its own for each checkpoint."""
-
-
-class Nowhere(base.Location):
-    """The location of a blank disk. It has no endpoint."""
-
-    __slots__ = ()
-
-    def faults(self) -> Iterator[str]:
-        return iter(())

@@ -46,7 +46,7 @@ class Http(staged.Files):
     @property
     def file_name(self) -> str:
         # In a node pull the URL is that of the container beside us.
-        return "" if self.pull_method == "node" else self.current or staged.file_name(self.endpoint)
+        return "" if self.pull_method == "node" else self.current or base.file_name(self.endpoint)
 
     @property
     def unverifiable(self) -> str:

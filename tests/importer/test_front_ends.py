@@ -77,7 +77,7 @@ def test_front_ends_make_the_same_request(
     pod = dataclasses.replace(
         by_manifest,
         target=f"{paths.data}/disk.img",
-        room=dataclasses.replace(cluster, mount=paths.data),
+        room=cluster._replace(mount=paths.data),
         existing="remove",
         permissions=contract.FILE_MODE,
         wait=contract.WAIT,

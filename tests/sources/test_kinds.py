@@ -10,6 +10,7 @@ import pytest
 
 from cdi_worker import errors, sources
 from cdi_worker.sources import base
+from cdi_worker.sources.local import blank
 from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.ovirt import locations as ovirt
 
@@ -95,5 +96,5 @@ def test_unknown_kind_lists_the_known_ones() -> None:
 
 
 def test_blank_source_has_no_endpoint() -> None:
-    assert list(local.Nowhere("").faults()) == []
+    assert list(blank.Nowhere("").faults()) == []
     assert list(local.Local("").faults()) == ["no endpoint (IMPORTER_ENDPOINT) given"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdi_worker.sources import staged
+from cdi_worker.sources import base
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from cdi_worker.sources import staged
     ],
 )
 def test_name_of_a_file_is_that_of_its_address(address: str, name: str) -> None:
-    assert staged.file_name(address) == name
+    assert base.file_name(address) == name
