@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from cdi_worker import errors
@@ -105,21 +104,26 @@ class ReadBack:
         return self._compare.differing
 
     def _run(self) -> None:
-        stored = self._stored
-        stored.drop_cache()
         spans = journal.Ranges()
         for (start, end), _ in self._compare.left:
             spans.add(start // volume.CHUNK * volume.CHUNK, -(-end // volume.CHUNK) * volume.CHUNK)
-        try:
-            with (
-                volume.Volume(stored.readable)
-                if stored.is_raw
-                else volume.StoredVolume(stored, self._noted.total)
-            ) as disk:
-                for part in itertools.chain.from_iterable(disk.pieces(*span) for span in spans):
-                    self._scope.check()
-                    self._compare.take(part)
-        except (errors.Unreachable, errors.TransferFailed) as err:
-            reason = f"read back: {err.fields['reason']}"
-            raise errors.TargetError(path=stored.path, reason=reason) from err
+        for part in parts(self._stored, self._noted.total, spans):
+            self._scope.check()
+            self._compare.take(part)
         self._compare.end()
+
+
+def parts(stored: storage.Storage, size: int, spans: Iterable[journal.Range]) -> Iterator[volume.Part]:
+    """Yield the parts of a disk of ``size`` bytes in ``spans`` of whole chunks, past the page cache.
+
+    Raises ``errors.TargetError``.
+    """
+    stored.drop_cache()
+    try:
+        opened = volume.Volume(stored.readable) if stored.is_raw else volume.StoredVolume(stored, size)
+        with opened as disk:
+            for start, end in spans:
+                yield from disk.pieces(start, end)
+    except (errors.Unreachable, errors.TransferFailed) as err:
+        reason = f"read back: {err.fields['reason']}"
+        raise errors.TargetError(path=stored.path, reason=reason) from err

@@ -7,7 +7,8 @@ import logging
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.images import readback, volume
+from cdi_worker.images import directio, readback, targets, volume
+from cdi_worker.images.engine import cancelling
 from cdi_worker.importer import destination
 from cdi_worker.importer.plan import Route
 from cdi_worker.importer.progress import Progress
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 ADVICE: Final = "do not use this disk; check its storage"
 #: The routes after which a disk may be read back: not a blank disk, nor a folder.
 WRITTEN: Final = frozenset(Route) - {Route.BLANK, Route.UNPACK}
-_PIECE: Final = 4 << 20
 
 
 def read_back(result: Result, request: Request, progress: Progress) -> Result:
@@ -35,12 +35,18 @@ def read_back(result: Result, request: Request, progress: Progress) -> Result:
     compare = readback.Compare(received, result.target)
     hashed = hashlib.sha256()
     at = 0
-    with errors.on_target(result.target, "read back"), destination.open_disk(request, result.target) as read:
-        while at < result.size and (data := read(at, min(result.size - at, _PIECE))):
-            hashed.update(data)
-            compare.take(volume.Data(at, memoryview(data)))
-            progress.advance(len(data))
-            at += len(data)
+    is_qcow2 = request.form is not None
+    with (
+        destination.open_finished(request, result.target, cancelling.NEVER, is_qcow2=is_qcow2) as held,
+        targets.open(result.target, None, targets.TargetOptions(claim=held)) as out,
+    ):
+        for part in readback.parts(out.storage, result.size, [(0, result.size)]):
+            compare.take(part)
+            at = part.offset + part.length
+            zeros = directio.zeros(part.offset, at)
+            for _, data in [part] if isinstance(part, volume.Data) else zeros:
+                hashed.update(data)
+                progress.advance(len(data))
     if at < result.size:
         reason = f"read back: {result.size - at} bytes are missing at its end"
         raise errors.TargetError(path=result.target, reason=reason)

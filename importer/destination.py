@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -52,21 +51,6 @@ def claim_export(request: Request, cancel: cancelling.Cancel) -> AbstractContext
     if not targets.is_export(request.target):
         return contextlib.nullcontext()
     return targets.take(request.target, targets.Terms(connect=connect(request, cancel)))
-
-
-@contextlib.contextmanager
-def open_disk(request: Request, path: str) -> Iterator[Callable[[int, int], bytes]]:
-    """Yield a function that reads the finished disk at an offset, fewer bytes at its end. Raises OSError."""
-    with contextlib.ExitStack() as stack:
-        if request.form is None and not targets.is_export(request.target):
-            stream = stack.enter_context(open(path, "rb", buffering=0))
-            # Just written pages are in the cache.
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            yield lambda offset, length: os.pread(stream.fileno(), length, offset)
-            return
-        url = path if request.form is None else stack.enter_context(_serve(path))
-        connected = connect(request, cancelling.NEVER)(url, writable=False, name=path)
-        yield stack.enter_context(contextlib.closing(connected)).read
 
 
 def _serve(path: str) -> AbstractContextManager[str]:
@@ -144,12 +128,13 @@ def contents(path: str, claim: targets.Claim | None = None) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_finished(request: Request, cancel: cancelling.Cancel) -> Iterator[targets.Claim]:
+def open_finished(
+    request: Request, path: str, cancel: cancelling.Cancel, *, is_qcow2: bool
+) -> Iterator[targets.Claim]:
     """Open a finished disk to read it: connect to an NBD export, serve a qcow2 file. Nothing is locked."""
-    path = request.target
     with contextlib.ExitStack() as stack:
         device, url = None, path
-        if request.is_qcow2:
+        if is_qcow2:
             from cdi_worker.images.targets import qcow2
 
             qcow2.check(path)

@@ -152,7 +152,7 @@ def compare(connect: Connect, request: Request, run: execute.Run) -> Verificatio
         )
     with (
         destination.refuse_changes(request.target),
-        destination.open_finished(request, run.reads) as held,
+        destination.open_finished(request, request.target, run.reads, is_qcow2=request.is_qcow2) as held,
     ):
         attempt, found = _pass(connect, request, held, run._replace(comparing=Comparing()))
         facts = attempt.facts

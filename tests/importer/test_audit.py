@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,28 @@ SIZE = 11 * MIB + 3 * 512
 DATA = random.Random(8).randbytes(5 * MIB) + bytes(4 * MIB) + random.Random(9).randbytes(2 * MIB + 3 * 512)
 
 
-class Damaging(cdi_worker.NullProgress):
-    """Changes a byte of the disk when it is complete, before it is read back."""
+class Doing(cdi_worker.NullProgress):
+    """Does something with a disk when it is complete, before it is read back."""
 
-    def __init__(self, path: Path, offset: int) -> None:
-        self.path, self.offset = path, offset
+    def __init__(self, path: Path, what: Callable[[Path], object]) -> None:
+        self.path, self.what = path, what
 
     def phase(self, name: str, _total: int | None) -> None:
         if name == "readback":
-            with self.path.open("r+b") as file:
-                file.seek(self.offset)
-                byte = file.read(1)[0]
-                file.seek(self.offset)
-                file.write(bytes([byte ^ 1]))
+            self.what(self.path)
+
+
+def damaging(path: Path, offset: int) -> Doing:
+    """Change a byte of the disk."""
+
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 1]))
+
+    return Doing(path, change)
 
 
 def request(url: str, target: Path, **options: Any) -> cdi_worker.Request:
@@ -68,7 +79,27 @@ def test_whole_disk_is_compared_with_what_was_received(
         assert (done.confirmed, done.sha256) == (SIZE, hashlib.sha256(DATA).hexdigest())
         for offset in (0, MIB - 1, 7 * MIB, SIZE - 1):
             with pytest.raises(errors.TargetError, match=r"read back: .* bytes differ from those received"):
-                cdi_worker.run(request(url, target), Damaging(target, offset))
+                cdi_worker.run(request(url, target), damaging(target, offset))
+
+
+@pytest.mark.parametrize("target", [None, "raw", "qcow2"], ids=["device", "raw", "qcow2"])
+def test_hole_or_end_where_data_was_received_is_found(
+    server: misbehave.Server, tmp_path: Path, target: str | None
+) -> None:
+    """Holes are not read back: their place is compared."""
+    url = served(server, "raw", tmp_path)
+
+    def punch(path: Path) -> None:
+        qemu = ["qemu-io", "-f", target or "raw", "-c", "discard 2M 1M", path]
+        processes.run(*qemu) if target == "qcow2" else processes.run("fallocate", "-pn", "-o2M", "-l1M", path)
+
+    with devices.target("file" if target else "block", tmp_path, 16 * MIB) as path:
+        made = request(url, path, **({"format": target} if target == "qcow2" else {}))
+        with pytest.raises(errors.TargetError, match=r"read back: 1048576 bytes differ .* byte 2097152 on"):
+            cdi_worker.run(made, Doing(path, punch))
+        if target == "raw":
+            with pytest.raises(errors.TargetError, match="read back: 1 bytes are missing"):
+                cdi_worker.run(made, Doing(path, lambda path: os.truncate(path, SIZE - 1)))
 
 
 def test_update_is_read_back_too(server: misbehave.Server, tmp_path: Path) -> None:
@@ -77,7 +108,7 @@ def test_update_is_read_back_too(server: misbehave.Server, tmp_path: Path) -> No
     target.write_bytes(DATA)
     assert cdi_worker.run(request(url, target, existing="update")).confirmed == SIZE
     with pytest.raises(errors.TargetError, match="differ from those received"):
-        cdi_worker.run(request(url, target, existing="update"), Damaging(target, 10 * MIB))
+        cdi_worker.run(request(url, target, existing="update"), damaging(target, 10 * MIB))
 
 
 def test_digest_of_the_source_is_compared(server: misbehave.Server, tmp_path: Path) -> None:
@@ -86,7 +117,7 @@ def test_digest_of_the_source_is_compared(server: misbehave.Server, tmp_path: Pa
     checksum = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
     assert cdi_worker.run(request(url, target, checksum=checksum)).confirmed == SIZE
     with pytest.raises(errors.TargetError, match="read back"):
-        cdi_worker.run(request(url, target, checksum=checksum), Damaging(target, 3))
+        cdi_worker.run(request(url, target, checksum=checksum), damaging(target, 3))
 
 
 def test_what_qemu_reads_is_read_back(server: misbehave.Server, tmp_path: Path) -> None:
