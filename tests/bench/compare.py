@@ -120,7 +120,8 @@ class Comparison:
 
 
 def row(bench: Bench, declared: Row) -> Comparison:
-    """Measure a row; a failure of a side is part of the result."""
+    """Measure a row; a failure of a side is part of the result, one of a server at its end is not."""
+    found = None
     try:
         with declared.open(bench) as sides:
             if bench.is_alone:
@@ -129,15 +130,17 @@ def row(bench: Bench, declared: Row) -> Comparison:
             names[BEFORE] = bench.earlier(sides.ours)
             given = {name: side for name, side in names.items() if side is not None}
             measured = dict(zip(given, alternate(bench, [*given.values()]), strict=True))
-            failures = {name: found for name, found in measured.items() if isinstance(found, str)}
+            failures = {name: costs for name, costs in measured.items() if isinstance(costs, str)}
             figures = {
-                name: Figures(name, found) for name, found in measured.items() if not isinstance(found, str)
+                name: Figures(name, costs) for name, costs in measured.items() if not isinstance(costs, str)
             }
-            return Comparison(declared, figures, failures, sides.bound)
+            found = Comparison(declared, figures, failures, sides.bound)
     except pytest.skip.Exception as err:
         return Comparison(declared, {}, {OURS: f"not run: {err}"})
     except Exception as err:  # noqa: BLE001  the other rows must still be measured
-        return Comparison(declared, {}, {OURS: _short(f"not run: {type(err).__name__}: {err}")})
+        failure = _short(f"not run: {type(err).__name__}: {err}")
+        return found or Comparison(declared, {}, {OURS: failure})
+    return found
 
 
 def alternate(bench: Bench, sides: Sequence[Side]) -> list[list[Cost] | str]:

@@ -222,6 +222,17 @@ def test_failure_to_start_a_row_does_not_end_the_run(bench: Bench) -> None:
     assert not found.is_right
 
 
+def test_server_that_does_not_end_leaves_the_figures(bench: Bench) -> None:
+    @contextlib.contextmanager
+    def opening(_: Bench) -> Iterator[Sides]:
+        yield Sides(always(1))
+        raise AssertionError("did not end")
+
+    found = compare.row(bench, Row("row", opening))
+    assert found.figures[OURS].mean == 1
+    assert found.is_right
+
+
 def test_row_killed_for_memory_says_so(bench: Bench) -> None:
     with limits.cgroup(memory=32 * MiB, cpus=1) as group:
         pod = dataclasses.replace(bench, setting=POD, group=group, rounds=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 from tests.bench import bench as benches
@@ -37,11 +36,10 @@ def s3(bench: Bench) -> Iterator[Sides]:
     with inputs.folder(bench.directory, "seaweed") as own, objectservers.seaweed(own) as store:
         secret = own / "secret"
         secret.write_text(objectservers.SECRET_KEY)
-        # SeaweedFS does not end while a client is connected.
-        with contextlib.closing(store.client()) as client:
-            client.upload_file(str(path), objectservers.BUCKET, path.name)
-            object_ = {"Bucket": objectservers.BUCKET, "Key": path.name}
-            presigned = client.generate_presigned_url("get_object", object_)
+        client = store.client()
+        client.upload_file(str(path), objectservers.BUCKET, path.name)
+        object_ = {"Bucket": objectservers.BUCKET, "Key": path.name}
+        presigned = client.generate_presigned_url("get_object", object_)
         keys = ("--source", "s3", "--user", objectservers.ACCESS_KEY, "--password-file", str(secret))
         yield Sides(
             bench.imports(store.url(path.name), bench.file, *keys),
