@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import logging
 import re
-import socket
 import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -52,24 +51,22 @@ class Session:
         host, port = parts.hostname or "", parts.port or 443
         pin = location.thumbprint
         context = _pinned(pin) if pin else wire.tls_context(location.access)
-        with (
-            self._translate_errors("connect"),
-            socket.create_connection((host, port), wire.TIMEOUT[0]) as plain,
-            context.wrap_socket(plain, server_hostname=host) as wrapped,
-        ):
-            # VDDK always requires the thumbprint.
-            self.server = Server(host, port, _digest(wrapped))
         self._stub = pyvmomi().SoapStubAdapter(
             host,
             port,
             version=VERSION,
             sslContext=context,
-            httpConnectionTimeout=TIMEOUT,
+            httpConnectionTimeout=wire.TIMEOUT[0],
             # What a compressed response expands to could not be limited.
             acceptCompressedResponses=False,
         )
         # pyvmomi's name for the class of its connections.
         self._stub.scheme = _Connection
+        with self._translate_errors("connect"):
+            # VDDK always requires the thumbprint.
+            connected = self._stub.GetConnection()
+            self.server = Server(host, port, _digest(connected.sock))
+            self._stub.ReturnConnection(connected)
         self._instance = pyvmomi().vim.ServiceInstance("ServiceInstance", self._stub)
 
     def __enter__(self) -> Self:
@@ -183,6 +180,10 @@ class _Response(responses.Bounded):
 
 class _Connection(http.client.HTTPSConnection):
     response_class = _Response
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(TIMEOUT)
 
 
 class _PinnedContext(ssl.SSLContext):

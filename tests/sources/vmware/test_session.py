@@ -17,7 +17,7 @@ from cdi_worker import errors
 from cdi_worker.sources import base, extents
 from cdi_worker.sources.vmware import locations, session
 from cdi_worker.sources.vmware import machine as vsphere_machine
-from tests.support import objectservers, processes, tls, vmware
+from tests.support import objectservers, processes, tls, upload_relay, vmware
 
 MiB = 1 << 20
 #: Of a response.
@@ -171,6 +171,15 @@ def test_thumbprint_is_accepted_in_any_form(vcsim: vmware.Vcsim) -> None:
     with session.Session(vcsim.location(thumbprint=plain)) as opened:
         assert opened.server.thumbprint == vcsim.thumbprint
         assert opened.is_vcenter
+
+
+def test_one_connection_serves_the_session_and_the_thumbprint(vcsim: vmware.Vcsim) -> None:
+    # The relay cuts the second one.
+    with upload_relay.Relay(vcsim.port, None, 1) as relay:
+        location = vcsim.location(endpoint=f"https://localhost:{relay.port}/sdk")
+        with session.Session(location) as opened:
+            assert vsphere_machine.Machine(opened, vmware.INSTANCE_UUID).disk(vcsim.file(0))
+            assert opened.server == session.Server("localhost", relay.port, vcsim.thumbprint)
 
 
 def test_unreachable_server_is_reported() -> None:
