@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import bench as benches
+from tests.bench import measure
 from tests.bench.bench import Bench, Side, Sides
 from tests.support import worker
 
@@ -30,6 +33,37 @@ def qcow2(bench: Bench) -> Iterator[Sides]:
     compare = f"qemu-img compare -q -f qcow2 -F raw {bench.temporary} {bench.block}"
     rival = f"curl -sf {url} -o {bench.temporary} && {compare}"
     yield Sides(_verify(bench, url, bench.block), _after(bench, rival, bench.block))
+
+
+def longer(bench: Bench, name: str, kind: str) -> Iterator[Sides]:
+    """Measure a comparison against the longer of its two readings alone, to nowhere."""
+    url = bench.web.url(bench.form(name))
+    disk = bench.block if kind == "block" else bench.file.with_name("verified.img")
+    bench.run(benches.importing(url, disk))
+    source = ["curl", "-sf", url, "-o", "/dev/null"]
+    storage = ["dd", f"if={disk}", "of=/dev/null", "bs=4M", "iflag=direct", "status=none"]
+
+    def alone() -> measure.Cost:
+        return max(bench.run(source), bench.run(storage), key=lambda cost: cost.wall)
+
+    yield Sides(_verify(bench, url, disk), alone)
+    if kind == "file":
+        disk.unlink()
+
+
+for _name, _kind in itertools.product(("raw", "qcow2"), ("file", "block")):
+    benches.row(
+        f"verify {_name}, least", target=_kind, rival="the longer of curl and dd", is_least=True, more=True
+    )(functools.partial(longer, name=_name, kind=_kind))
+
+
+@benches.row("import --verify", rival="qemu-img convert; sha256sum", more=True)
+def read_back(bench: Bench) -> Iterator[Sides]:
+    """Measure an import that reads its disk back, which is hashed."""
+    url, image = bench.web.url(bench.form("qcow2")), bench.temporary
+    convert = f"curl -sf {url} -o {image} && qemu-img convert -f qcow2 -O raw {image} {bench.file}"
+    hashed = f"{DROP.format(disk=bench.file)} && sha256sum {bench.file}"
+    yield Sides(bench.imports(url, bench.file, "--verify"), bench.shell(f"{convert} && {hashed}", bench.file))
 
 
 def _verify(bench: Bench, url: str, disk: Path) -> Side:
