@@ -191,9 +191,12 @@ class Digests:
         first, last = self.whole_units(low, high)
         for unit in [unit for unit in self._parts if first <= unit < last]:
             del self._parts[unit]
-        edges = {low // UNIT * UNIT, (high - 1) // UNIT * UNIT}
-        parts = [unit for unit in edges if not first <= unit < last and self._is_missing(unit)]
-        if data is not None:
+        # Of a unit that is not kept, the rest is finished or zero.
+        parts = [unit for unit in {low // UNIT * UNIT, (high - 1) // UNIT * UNIT} if not first <= unit < last]
+        if data is None:
+            parts = [unit for unit in parts if unit in self._parts]
+        else:
+            parts = [unit for unit in parts if unit in self._parts or self._is_missing(unit)]
             for unit in parts:
                 begin, after = max(low, unit), min(high, unit + UNIT)
                 kept = self._parts.setdefault(unit, bytearray(UNIT))

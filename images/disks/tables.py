@@ -102,16 +102,15 @@ class MappedDisk(base.Disk):
             zero = functools.partial(raw.zero, sink, missing, iter(window.holes()))
             for part, fetcher, near, here in zip(parts, fetchers, neighbours, arrived, strict=True):
 
-                def place(batch: Batch, data: memoryview, inflate: Inflate = part.inflate) -> None:
+                def place(
+                    batch: Batch, data: memoryview, inflate: Inflate = part.inflate, *, is_near: bool = False
+                ) -> None:
                     placer.put(batch, data, inflate)
-                    meter.moved(batch.length)
+                    # What is near tables is read again with them after a kill.
+                    meter.moved(0 if is_near else batch.length)
 
-                def place_near(batch: Batch, data: memoryview, inflate: Inflate = part.inflate) -> None:
-                    placer.put(batch, data, inflate)
-                    # Like the tables, they are read again after a kill.
-                    meter.moved(0)
-
-                first = (functools.partial(place_near, *each) for each in here if _lacks(missing, each[0]))
+                lacking = (each for each in here if _lacks(missing, each[0]))
+                first = (functools.partial(place, *each, is_near=True) for each in lacking)
                 others = (batch for batch, data in near.split(part.data()) if data is None)
                 _each(fetcher, _missing(others, missing, meter), place, first=first, meanwhile=zero)
         return self.size
@@ -148,7 +147,10 @@ class Near:
     def split(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, memoryview | None]]:
         """Split batches of data into those that are kept, with their bytes, and others."""
         for batch in batches:
-            for kept, group in groupby(batch.pieces, self._holder) if self._kept else [(None, batch.pieces)]:
+            if not self._kept:
+                yield batch, None
+                continue
+            for kept, group in groupby(batch.pieces, self._holder):
                 pieces = list(group)
                 start, end = pieces[0].host, max(piece.host + piece.length for piece in pieces)
                 part = Batch(start, min(end, batch.offset + batch.length) - start, pieces)

@@ -141,6 +141,24 @@ def test_data_near_its_table_is_read_once(packed: bool, tmp_path: Path) -> None:
     assert source.fetched + counts.skipped == len(data)
 
 
+def test_data_near_its_table_is_not_delivered_again() -> None:
+    """After a failure it is read again with the tables, and only what is missing is written."""
+    data, size = scattered(MiB, 60), 60 * MiB
+    whole = placing.Dirty(size)
+    placing.deliver(placing.tables_of(data, placing.fetcher(placing.Bytes(data))), whole)
+    for reads in range(1, 20):
+        target, notes = placing.Dirty(size), journal.Journal.in_memory(size)
+        with pytest.raises(errors.TransferFailed):
+            placing.deliver(placing.tables_of(data, placing.fetcher(FailsAfter(data, reads))), target, notes)
+        if not notes.missing(0, CLUSTER):
+            break
+    target.covered = bytearray(len(target.covered))
+    placing.deliver(placing.tables_of(data, placing.fetcher(placing.Bytes(data))), target, notes)
+    assert target.data == whole.data
+    assert not any(target.covered[: CLUSTER // 512])
+    assert any(target.covered)
+
+
 def test_data_near_tables_is_kept_in_bounded_memory() -> None:
     """Of what does not fit, the data is read again."""
     near, table = tables.Near(3000), Piece(4096, 512, 0, 1 << 20, compressed=False)
