@@ -30,7 +30,7 @@ def _sum(report: Report) -> str:
     full = [each for each in measured if not (each.row.is_least or each.row.more)]
     ratios = [each.times(each.row.rival)[0] for each in full]
     if not ratios:
-        return f"- {report.facts['system']}: no row has figures."
+        return f"- {report.facts['system']}: not measured"
     return SUM.format(
         system=report.facts["system"],
         mean=statistics.geometric_mean(ratios),
@@ -109,19 +109,21 @@ def _cpu(each: Comparison) -> float:
     return max(each.figures[OURS].cpu, 0.01) / max(each.figures[each.row.rival].cpu, 0.01)
 
 
-SUM = """\
-- {system}: cdi-worker is **{mean:.1f} times as fast** as the commands that people use instead, the
-  geometric mean of {count} rows ({least:.2f} to {most:.2f}), with {cpu:.2f} of their CPU time and at most
-  {memory} MiB of memory."""
+SUM = (
+    "- {system}: **{mean:.1f} times as fast** ({count} rows, {least:.2f} to {most:.2f}), {cpu:.2f} of their"
+    " CPU time, at most {memory} MiB"
+)
 
 PAGE = """\
 # Benchmarks
 
+cdi-worker, compared with the commands that people use instead (geometric means):
+
 {sums}
-- Its time includes what most of them do not do: the image is checked before it is read, and the disk becomes
-  usable only when all of it is on storage.
-- Compare the ratios, not the seconds. Repeat it as root with 10 GiB of free space: `git clone` of this
-  repository, then `make bench`.
+
+Its time includes what most of them do not do: the image is checked before it is read, and the disk becomes
+usable only when all of it is on storage. Compare the ratios, not the seconds. Repeat it as root with 10 GiB
+of free space: `git clone` of this repository, then `make bench`.
 
 {table}
 
