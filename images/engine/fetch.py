@@ -29,6 +29,8 @@ _WORTH = 4
 #: Near the end, a connection still gets at least ``_TURNS`` requests of its share, so that all end together.
 _LARGE = 16 * MIB
 _TURNS = 2
+#: Seconds of the last requests, and half of those of a stream, whose reader waits for the first of several.
+_BRIEF = 0.25
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
 
@@ -139,12 +141,15 @@ class Fetcher:
         ``ahead``: limit for the requests of all connections together. Default: by the server's latency.
         """
         cost, most = self.pace.cost, self.size // self.options.connections
+        brief = self.pace.within(_BRIEF) or self.options.chunk
         if ahead is None:
             left = (self.size - start) // self.options.connections
             share = max(_WORTH * cost, min(_LARGE, left // _TURNS))
         else:
-            share = ahead // self.options.connections
-        return max(self.options.chunk, cost, min(share, most, pace.MOST))
+            share = min(ahead // self.options.connections, max(_WORTH * cost, _TURNS * brief))
+        length = max(min(self.options.chunk, brief), cost, min(share, most, pace.MOST))
+        # In whole pieces: a shorter rest is another request.
+        return -(-length // self.step) * self.step
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes, for headers and tables, and check them by another request.

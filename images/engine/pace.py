@@ -58,10 +58,14 @@ class Pace:
     @property
     def cost(self) -> int:
         """The bytes that one connection receives in the time before an answer; 0: not measured."""
+        return 0 if math.isinf(self._wait) else self.within(self._wait)
+
+    def within(self, seconds: float) -> int:
+        """Return the bytes that one connection receives in that time; 0: not measured."""
         with self._lock:
-            if not self._bytes or not self._seconds or math.isinf(self._wait):
+            if not self._bytes or not self._seconds:
                 return 0
-            return int(min(self._wait * self._bytes / self._seconds, MOST))
+            return int(min(seconds * self._bytes / self._seconds, MOST))
 
     def enough(self, most: int) -> int:
         """Return how many of ``most`` connections to use: a few, if the server is near and fast.

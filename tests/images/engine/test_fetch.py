@@ -161,7 +161,7 @@ def test_neighbouring_ranges_are_announced_together() -> None:
 
 @pytest.mark.parametrize(
     ("size", "start", "length"),
-    [(40, 0, 4), (100, 0, 8), (1000, 0, 16), (1000, 800, 16), (1000, 900, 8), (1000, 960, 4), (1000, 999, 4)],
+    [(40, 0, 4), (100, 0, 9), (1000, 0, 16), (1000, 800, 16), (1000, 900, 9), (1000, 960, 4), (1000, 999, 4)],
 )
 def test_requests_for_large_objects_are_long_first_and_short_at_the_end(
     size: int, start: int, length: int
@@ -169,6 +169,29 @@ def test_requests_for_large_objects_are_long_first_and_short_at_the_end(
     """In MiB, with six connections: each of them has at least two more to come."""
     opened = fetch.Fetcher(Seamed(), size * fetch.MIB, fetch.FetchOptions(), scope=cancelling.Cancel())
     assert opened.request_length(start * fetch.MIB) // fetch.MIB == length
+
+
+@pytest.mark.parametrize(
+    ("speed", "left", "ahead", "length"),
+    [
+        pytest.param(3, 200, None, 16, id="far-from-the-end"),
+        pytest.param(3, 23, None, 2, id="near-the-end"),
+        pytest.param(3, 1, None, 1, id="last"),
+        pytest.param(3, 200, 48, 2, id="stream"),
+        pytest.param(300, 1, None, 4, id="last-of-a-fast-server"),
+        pytest.param(300, 200, 48, 8, id="stream-of-a-fast-server"),
+    ],
+)
+def test_last_requests_and_those_of_a_stream_are_brief(
+    speed: int, left: int, ahead: int | None, length: int
+) -> None:
+    """In MiB, with six connections of so many MiB a second to a server 50 ms away."""
+    reader = Seamed()
+    opened = fetch.Fetcher(reader, 1000 * fetch.MIB, fetch.FetchOptions(), scope=cancelling.Cancel())
+    opened.pace.received(speed * fetch.MIB, 1.0)
+    limit = None if ahead is None else ahead * fetch.MIB
+    opened.pace.answered(0.05 if speed < 100 else 0.001)
+    assert opened.request_length((1000 - left) * fetch.MIB, limit) == length * fetch.MIB
 
 
 class Batched(Memory):

@@ -40,6 +40,12 @@ def test_cost_is_what_would_arrive_before_an_answer(events: list[Event], cost: i
     assert measured(*events).cost == cost
 
 
+def test_bytes_within_a_time_are_those_of_one_connection() -> None:
+    assert measured((MIB, 0.5)).within(0.25) == MIB // 2
+    assert measured(0.05).within(0.25) == 0
+    assert measured((1 << 40, 1e-6)).within(0.25) == pace.MOST
+
+
 def test_cost_follows_the_network() -> None:
     made = measured(1.0, (200 * MIB, 1.0))
     assert made.cost == 200 * MIB
