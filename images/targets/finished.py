@@ -33,14 +33,16 @@ class Finished(base.Target):
             detect.refuse_unfinished(shown.device.read(0, directio.UNIT))
             super().__init__(shown, held.size, options)
             return
-        fd = os.open(held.path, _FLAGS)
-        found = os.fstat(fd)
-        self.is_device = stat.S_ISBLK(found.st_mode)
-        if not (self.is_device or stat.S_ISREG(found.st_mode)):
-            os.close(fd)
-            raise errors.TargetError(path=held.path, reason="is neither a file nor a block device")
-        file.refuse_unfinished(held.path, fd)
-        super().__init__(_Local(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
+        with contextlib.ExitStack() as undo:
+            fd = os.open(held.path, _FLAGS)
+            undo.callback(os.close, fd)
+            found = os.fstat(fd)
+            self.is_device = stat.S_ISBLK(found.st_mode)
+            if not (self.is_device or stat.S_ISREG(found.st_mode)):
+                raise errors.TargetError(path=held.path, reason="is neither a file nor a block device")
+            file.refuse_unfinished(held.path, fd)
+            super().__init__(_Local(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
+            undo.pop_all()
         self.storage.drop_cache()
 
     def _abandon(self) -> None:
