@@ -70,16 +70,18 @@ class ImageFile(upload_sender.Stream):
         super().__init__(reporter)
         self.path = path
         try:
-            # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            found = os.fstat(self._fd)
-            if stat.S_ISFIFO(found.st_mode):
-                os.close(self._fd)
-                raise errors.Unreachable(
-                    url=path, reason="is a pipe, which cannot be sent again; write it to a file first"
-                )
-            targets.refuse_unfinished(path, self._fd)
-            self.length = os.lseek(self._fd, 0, os.SEEK_END)
+            with contextlib.ExitStack() as undo:
+                # Without O_NONBLOCK, opening a pipe without a writer blocks and cannot be cancelled.
+                self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                undo.callback(os.close, self._fd)
+                found = os.fstat(self._fd)
+                if stat.S_ISFIFO(found.st_mode):
+                    raise errors.Unreachable(
+                        url=path, reason="is a pipe, which cannot be sent again; write it to a file first"
+                    )
+                targets.refuse_unfinished(path, self._fd)
+                self.length = os.lseek(self._fd, 0, os.SEEK_END)
+                undo.pop_all()
         except OSError as err:
             is_missing = isinstance(err, FileNotFoundError)
             remedy = errors.Remedy([("check the path", "command")]) if is_missing else None
