@@ -95,6 +95,13 @@ class Comparison:
         """Return whether every side but CDI's has figures."""
         return self.failures.keys() <= {CDI}
 
+    @property
+    def bound_by(self) -> str:
+        """What our side was bound by; by the network whose bytes took most of the time."""
+        ours = self.figures[OURS]
+        # Whatever else was busy: the wire itself is a program.
+        return "network" if self.bound >= ours.mean / 2 else ours.bound_by
+
     def times(self, other: str) -> tuple[float, float]:
         """Return how many times as long another side takes, and the deviation of that."""
         both = self.figures[other], self.figures[OURS]

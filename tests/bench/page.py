@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Final
 
 from tests.bench import bench as benches
 from tests.bench.bench import Row
 from tests.bench.compare import CDI, OURS, Comparison
 from tests.bench.report import Report
-
-#: Shown instead of a rival that only moves the bytes of a row over its network.
-WIRE: Final = "its bytes on the wire"
 
 
 def page(reports: Sequence[Report]) -> str:
@@ -68,9 +64,8 @@ def _table(reports: Sequence[Report]) -> str:
 
 def _cells(row: Row, reports: Sequence[Report], has_cdi: bool) -> list[str]:
     found = [report.found.get(row.key) for report in reports]
-    is_wire = not row.rival and any(each and each.bound for each in found)
-    rival = f"`{row.rival}`".replace("|", r"\|") if row.rival else WIRE * is_wire
-    cells = [row.key, rival + "¹" * (row.is_least or is_wire)]
+    rival = f"`{row.rival}`".replace("|", r"\|") if row.rival else ""
+    cells = [row.key, rival + "¹" * row.is_least]
     for each in found:
         cells += _figures(each)
         cells += [_cdi(each)] * has_cdi
@@ -85,12 +80,11 @@ def _figures(each: Comparison | None) -> list[str]:
     ours, ratio = each.figures[OURS], ""
     if each.row.rival:
         ratio = "**{:.2f}** ± {:.2f}".format(*each.times(each.row.rival))
-    elif each.bound:
-        ratio = f"**{each.bound / ours.mean:.2f}**"
+    seconds = f"{ours.mean:.2f}" + (f" (wire {each.bound:.2f})" if each.bound else "")
     # CPU and memory of the servers are not measured.
     cpu = f"{_cpu(each):.2f}" if _has_rival(each) and not each.row.is_least else ""
     memory = "" if each.row.is_least else f"{ours.memory >> 20}"
-    return [f"{ours.mean:.2f}", ratio, cpu, memory, ours.bound_by]
+    return [seconds, ratio, cpu, memory, each.bound_by]
 
 
 def _cdi(each: Comparison | None) -> str:
@@ -131,7 +125,7 @@ Seconds are means of three runs or more after one that is not counted; a run of 
 one. ± is the standard deviation, *CPU* our CPU time by that of the command, *MiB* our peak of anonymous
 memory. The disk is an ext4 file system of 2 GiB with 400 MiB of files from /usr, served by nginx on loopback.
 Every command ends with a sync. One with ¹ does less than is needed; the mean leaves out these, start-up,
-distance and scale.
+distance and scale. *wire*: the seconds of the bytes on it.
 
 *Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither, when all waited
 for the network. Over a network that needs longer for the bytes than the seconds here, expect its time.

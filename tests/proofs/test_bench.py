@@ -128,7 +128,7 @@ def test_page_has_a_line_for_each_row(bench: Bench, tmp_path: Path) -> None:
     assert r"|start, file|`curl \| dd`|2.00|**0.50** ± 0.00|2.00|0|CPU|" in lines
     assert r"|raw, file|`curl \| dd`|1.00|**3.00** ± 1.00|0.50|30|CPU|" in lines
     assert r"|upload, file|`curl \| dd`¹|8.00|**0.12** ± 0.00|||CPU|" in lines
-    assert "|far, file|its bytes on the wire¹|4.00|**0.75**||0|CPU|" in lines
+    assert "|far, file||4.00 (wire 3.00)|||0|network|" in lines
     assert "**3.0 times as fast**" in " ".join(lines)
     assert CDI not in " ".join(lines)
 
