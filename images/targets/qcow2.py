@@ -40,22 +40,26 @@ class Qcow2Storage(storage.Storage):
 
     is_raw = False
 
-    def load(self, *, can_grow: bool) -> header.Qcow2Header:
-        """Read the header and the tables. Raises ``errors.ImageError`` for what this class does not write.
+    def load(self, size: int, cluster_size: int) -> None:
+        """Read the header and the tables of a file as this program creates it, which may be incomplete.
 
-        ``can_grow``: clusters may be appended, after which ``write_refcounts`` must be called.
+        Raises ``errors.ImageError`` for any other file.
         """
         self._allocating = threading.Lock()
         found = self._header = header.parse(os.pread(self.fd, header.HEAD_SIZE, 0))
-        last = found.l1_offset + found.l1_needed * 8 - 1
+        sizes = found.version, found.virtual_size, found.cluster_size
+        if (*sizes, found.snapshots, found.extended_l2) != (3, size, cluster_size, 0, False):
+            raise errors.Corrupt(format="qcow2", reason="another program or another run has written the file")
+        # An empty disk has no table.
+        last = max(0, found.l1_offset + found.l1_needed * 8 - 1)
         for table in self._offsets(found.l1_offset, found.l1_needed):
             last = max(last, table, *self._offsets(table, found.table_entries))
         #: Where the next cluster is appended, and the length of the file.
-        self._end = self._length = (last // found.cluster_size + 1) * found.cluster_size
-        if can_grow:
-            # After a power cut, clusters without an entry may follow; new ones must read as zeros.
-            os.ftruncate(self.fd, self._end)
-        return found
+        self._end = self._length = (last // cluster_size + 1) * cluster_size
+        # After a power cut, clusters without an entry may follow, and a table may lack; new ones must read as
+        # zeros, also after another power cut.
+        os.ftruncate(self.fd, self._end)
+        os.fsync(self.fd)
 
     def write(self, offset: int, data: memoryview) -> None:
         for start, end, at in self._parts(offset, offset + len(data), allocate=True):
@@ -159,8 +163,7 @@ class Qcow2Target(file.FileTarget):
     def __init__(self, held: claim.Claim, size: int | None, options: base.TargetOptions) -> None:
         assert options.form is not None  # noqa: S101  (see ``targets.open``)
         self._form = options.form
-        self._is_preallocated = self._form.preallocation != "off"
-        if size is None and self._is_preallocated:
+        if size is None and self._form.preallocation != "off":
             reason = "the size of the disk is known only at its end, so a qcow2 file cannot be preallocated"
             raise errors.Unsupported(reason=reason)
         limit = min(_UNKNOWN, _ENTRIES * self._form.cluster_size**2 // 8)
@@ -171,20 +174,16 @@ class Qcow2Target(file.FileTarget):
     def _prepare(self) -> None:
         fd = self.storage.fd
         if self.resumed:
-            # Only if it is a qcow2 file as this run creates it.
-            expected = 3, self._created, self._form.cluster_size, 0, False
             try:
-                found = self.storage.load(can_grow=not self._is_preallocated)
-                sizes = found.version, found.virtual_size, found.cluster_size
-                self.resumed = (*sizes, found.snapshots, found.extended_l2) == expected
+                self.storage.load(self._created, self._form.cluster_size)
             except errors.ImageError:
                 self.resumed = False
-        if self.resumed:
-            kept = zeroing.ALLOCATED if self._form.preallocation in {"falloc", "full"} else zeroing.SPARSE
-            self.storage.zero_by(kept, units.SECTOR)
-            return
+            else:
+                kept = zeroing.ALLOCATED if self._form.preallocation in {"falloc", "full"} else zeroing.SPARSE
+                self.storage.zero_by(kept, units.SECTOR)
+                return
         qemu_img.create(self.path, fd, self._form.options, self._created)
-        self.storage.load(can_grow=not self._is_preallocated)
+        self.storage.load(self._created, self._form.cluster_size)
         journal = file.journal(self.path)
         file.remove(journal)
         os.close(os.open(journal, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -192,8 +191,7 @@ class Qcow2Target(file.FileTarget):
     def _ready(self, size: int) -> None:
         fd = self.storage.fd
         self.storage.sync()
-        if not self._is_preallocated:
-            self.storage.write_refcounts()
+        self.storage.write_refcounts()
         if size < self._created:
             # Nothing was written after the end; to shrink it, qemu-img would make a table for each 512 MiB.
             storage.write_all(fd, _SIZE_FIELD, memoryview(size.to_bytes(8, "big")))
