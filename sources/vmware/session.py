@@ -65,6 +65,9 @@ class Session:
         with self._translate_errors("connect"):
             # VDDK always requires the thumbprint.
             connected = self._stub.GetConnection()
+            if connected.sock is None:
+                # pyvmomi 8 connects with the first request.
+                connected.connect()
             self.server = Server(host, port, _digest(connected.sock))
             self._stub.ReturnConnection(connected)
         self._instance = pyvmomi().vim.ServiceInstance("ServiceInstance", self._stub)

@@ -180,6 +180,18 @@ def test_one_connection_serves_the_session_and_the_thumbprint(vcsim: vmware.Vcsi
         with session.Session(location) as opened:
             assert vsphere_machine.Machine(opened, vmware.INSTANCE_UUID).disk(vcsim.file(0))
             assert opened.server == session.Server("localhost", relay.port, vcsim.thumbprint)
+            # Connecting has a shorter one.
+            ((connection, _),) = opened._stub.pool
+            assert connection.sock.gettimeout() == session.TIMEOUT
+
+
+def test_thumbprint_is_read_if_pyvmomi_has_not_connected_yet(
+    vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pyvmomi 8 does."""
+    monkeypatch.setattr("pyVmomi.SoapAdapter._Connect", lambda **_: None, raising=False)
+    with session.Session(vcsim.location()) as opened:
+        assert opened.server.thumbprint == vcsim.thumbprint
 
 
 def test_unreachable_server_is_reported() -> None:
