@@ -292,7 +292,8 @@ def test_metrics_are_served_while_the_source_is_waited_for(
         with processes.running(
             command, log=tmp_path / "log", ready=lambda: processes.is_listening(port), env=env
         ):
-            page = meters.scrape(port)
-            assert f'\ncdi_worker_phase{{ownerUID="{UID}",phase="connect"}} 1.0' in page
+            connecting = f'\ncdi_worker_phase{{ownerUID="{UID}",phase="connect"}} 1.0'
+            # The port listens before the import begins.
+            processes.wait_for(lambda: connecting in meters.scrape(port), "the phase")
             # The volume may hold what an earlier attempt has moved.
-            assert "progress" not in page
+            assert "progress" not in meters.scrape(port)
