@@ -30,11 +30,12 @@ _AT_TERMINAL: Final = {
 
 
 def connect(request: Request, cancel: cancelling.Cancel) -> remote.Connect:
-    """Return what connects to an NBD export for the target of a request."""
+    """Return what connects to an NBD export for the target of a request. Raises ``errors.MissingExtra``."""
+    from cdi_worker.sources.nbd import handshake, locations, writer
+
+    handshake.library()
 
     def connected(url: str, *, writable: bool = True, name: str = "") -> remote.Device:
-        from cdi_worker.sources.nbd import locations, writer
-
         # qemu-nbd on this machine is waited for as long as a remote server.
         location = sources.find("nbd").accept(request.to or base.Location(request.target))
         assert isinstance(location, locations.Nbd)  # noqa: S101  (the class of this kind)

@@ -153,7 +153,9 @@ def import_disk(source: base.Source, request: Request, run: Run) -> Result:
 @contextlib.contextmanager
 def claim(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterator[targets.Claim]:
     """Claim the target, until the end of the block. ``key``: see ``targets.Terms``."""
-    connect = destination.connect(request, cancel) if targets.is_export(request.target) else None
+    # To read a qcow2 file back, its export is read: what that needs must not be missing after the import.
+    is_served = targets.is_export(request.target) or (request.read_back and request.form is not None)
+    connect = destination.connect(request, cancel) if is_served else None
     terms = targets.Terms(request.wait, cancel, request.permissions, key, connect)
     folder = request.is_archive and not targets.is_block(request.target)
     take = targets.take_folder if folder else targets.take

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ def test_hole_or_end_where_data_was_received_is_found(
         if target == "raw":
             with pytest.raises(errors.TargetError, match="read back: 1 bytes are missing"):
                 cdi_worker.run(made, Doing(path, lambda path: os.truncate(path, SIZE - 1)))
+
+
+def test_missing_libnbd_is_found_before_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nbd", None)
+    target = tmp_path / "disk.qcow2"
+    made = request("http://127.0.0.1:9/never-asked", target, format="qcow2")
+    with pytest.raises(errors.MissingExtra, match="libnbd"):
+        cdi_worker.run(made)
+    assert not target.exists()
 
 
 def test_update_is_read_back_too(server: misbehave.Server, tmp_path: Path) -> None:
