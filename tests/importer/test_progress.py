@@ -119,7 +119,7 @@ def test_disk_in_a_compressed_layer_counts_as_bytes_of_the_layer(
     """The holes of the disk are a few bytes of the layer."""
     disk = bytes(64 * MiB) + random.Random(4).randbytes(8 * MiB)
     image = containers.Image((containers.layer(*containers.disk(disk)),))
-    (layer,), (piece, pause) = image.layers, (64 << 10, 0.05)
+    (layer,), (piece, pause) = image.layers, (64 << 10, 0.1)
     server.serve("/v2/r/manifests/latest", misbehave.Page(image.manifest.data))
     server.serve(f"/v2/r/blobs/{image.config_blob.digest}", misbehave.Page(image.config_blob.data))
     server.serve(f"/v2/r/blobs/{layer.digest}", misbehave.Page(layer.data, drip=(piece, pause)))
