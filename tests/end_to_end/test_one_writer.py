@@ -20,7 +20,7 @@ MIB = 1 << 20
 SIZE = 8 * MIB
 ONE, OTHER = (random.Random(seed).randbytes(SIZE) for seed in (1, 2))
 #: Takes more than a second over six connections.
-SLOW = misbehave.Page(ONE, drip=(64 << 10, 0.03))
+SLOW = misbehave.Page(ONE, drip=(64 << 10, 0.06))
 #: Wait for the first bytes, not for the end.
 BEGUN = MIB
 

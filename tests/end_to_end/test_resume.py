@@ -30,6 +30,10 @@ ELSEWHERE = "Wed, 01 Jan 2020 00:00:00 GMT"
 target = devices.targets("file", size=16 * MIB)
 
 
+#: With one connection, the first ``kills.KEPT`` bytes are those that are kept.
+IN_ORDER = {"fetch": cdi_worker.FetchOptions(connections=1, chunk=MIB, no_progress=20)}
+
+
 def image(tmp_path: Path, form: str, data: bytes = DATA) -> bytes:
     if form == "raw":
         return data
@@ -38,9 +42,11 @@ def image(tmp_path: Path, form: str, data: bytes = DATA) -> bytes:
     return (tmp_path / "image").read_bytes()
 
 
-def kill_late(server: misbehave.Server, page: misbehave.Page, target: Path) -> cdi_worker.Request:
+def kill_late(
+    server: misbehave.Server, page: misbehave.Page, target: Path, **options: object
+) -> cdi_worker.Request:
     """Kill an import of the page, which is then served at full speed; return the request."""
-    wanted = kills.request(server.url("/disk"), target)
+    wanted = kills.request(server.url("/disk"), target, **options)
     kills.late(server, page, wanted)
     return wanted
 
@@ -224,7 +230,7 @@ def test_device_reused_after_a_kill_gives_the_right_disk(
 def test_range_that_differs_is_fetched_again(
     server: misbehave.Server, target: Path, tmp_path: Path, form: str, part: str
 ) -> None:
-    wanted = kill_late(server, misbehave.Page(image(tmp_path, form)), target)
+    wanted = kill_late(server, misbehave.Page(image(tmp_path, form)), target, **IN_ORDER)
     start, length = {"sector": (2 * MIB + 512, 512), "hole": (5 * MIB, 512), "all": (MIB, SIZE - MIB)}[part]
     change(written(target), start, bytes(512) if part == "sector" else b"x" * length)
     sent = server.sent("/disk")
@@ -240,7 +246,7 @@ def test_read_back_passes_the_page_cache(server: misbehave.Server, tmp_path: Pat
     """The bytes of the loop device's file are changed behind the device's page cache."""
     backing = devices.fill(tmp_path / "backing", 16 * MIB)
     with devices.attached(backing) as device:
-        wanted = kill_late(server, misbehave.Page(DATA), device)
+        wanted = kill_late(server, misbehave.Page(DATA), device, **IN_ORDER)
         device.read_bytes()  # fills its page cache
         change(backing, 3 * MIB, b"lost write")
         assert cdi_worker.run(wanted).refetched > 0
