@@ -214,7 +214,7 @@ class Qcow2Target(file.FileTarget):
 
 
 def check(path: str) -> None:
-    """Check that a finished qcow2 file is safe to open."""
+    """Check that a finished qcow2 file is safe to open. Reads then return what is on storage."""
     try:
         with (
             errors.on_target(path, "open"),
@@ -226,6 +226,7 @@ def check(path: str) -> None:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise errors.TargetError(path=path, reason="is not a regular file; name another target")
             fd = stream.fileno()
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             safety.check(
                 "qcow2",
                 os.pread(fd, detect.HEAD, 0),

@@ -256,3 +256,9 @@ def nbdkit_device(
         attached(disk, sector=sector) as device,
     ):
         yield device
+
+
+def cached(path: Path) -> int:
+    """Return how many bytes of a file are in the page cache, as fincore(1) reports."""
+    out = processes.run("fincore", "--bytes", "--noheadings", "--output=RES", path).stdout
+    return int(out.strip() or 0)

@@ -13,7 +13,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import directio, targets
-from tests.support import devices, oracle, pairs, processes
+from tests.support import devices, oracle, pairs
 
 MiB = 1 << 20
 SIZE = 8 * MiB
@@ -172,13 +172,7 @@ def test_dirty_pages_are_bounded(tmp_path: Path) -> None:
     ):
         for offset in range(0, 256 * MiB, len(data)):
             disk.write(offset, data)
-        assert cached(point / "disk.img.part") <= 64 * MiB
-
-
-def cached(path: Path) -> int:
-    """Return how many bytes of a file are in the page cache, as fincore(1) reports."""
-    out = processes.run("fincore", "--bytes", "--noheadings", "--output=RES", path).stdout
-    return int(out.strip() or 0)
+        assert devices.cached(point / "disk.img.part") <= 64 * MiB
 
 
 @pytest.mark.parametrize("block", [4096], indirect=True)

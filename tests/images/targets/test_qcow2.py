@@ -11,7 +11,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.images import targets
-from cdi_worker.images.targets import file_format
+from cdi_worker.images.targets import file_format, qcow2
 from tests.support import devices, processes
 
 MIB = 1 << 20
@@ -105,6 +105,18 @@ def test_disk_without_bytes(tmp_path: Path, form: str) -> None:
     with targets.open(tmp_path / "disk", 0, options(form)) as disk:
         disk.commit()
     assert guest(tmp_path / "disk") == b""
+
+
+def test_finished_file_is_read_past_the_page_cache(tmp_path: Path) -> None:
+    # Debian 13 has /tmp in memory.
+    with devices.filesystem("ext4", tmp_path) as point:
+        path = point / "disk"
+        with targets.open(path, 8 * MIB, options("qcow2")) as disk:
+            disk.write(0, memoryview(random.Random(1).randbytes(8 * MIB)))
+            disk.commit()
+        assert devices.cached(path) > MIB
+        qcow2.check(str(path))
+        assert devices.cached(path) < MIB
 
 
 def test_disk_larger_than_the_tables_is_refused(tmp_path: Path) -> None:
