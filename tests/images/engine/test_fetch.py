@@ -334,6 +334,25 @@ def test_failing_delivery_is_the_last_one() -> None:
     time.sleep(0.1)
 
 
+def test_no_call_runs_on_after_the_failure_of_another() -> None:
+    entered = threading.Event()
+    ended: list[str] = []
+
+    def slow() -> None:
+        entered.set()
+        # Longer than threads that deliver nothing are waited for.
+        time.sleep(1.2)
+        ended.append("slow")
+
+    def fail() -> None:
+        entered.wait()
+        raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        fetcher(Memory()).each([], lambda _o, _d: None, first=[slow, fail])
+    assert ended == ["slow"]
+
+
 def test_read_outside_the_file_is_truncated() -> None:
     engine = fetcher(Memory())
     assert engine.read(10, 5) == DATA[10:15]
