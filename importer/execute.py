@@ -230,10 +230,6 @@ def load(plan: Plan, found: Survey) -> None:
 
     Raises ``errors.MissingTool`` or ``errors.MissingExtra`` if a program or a library is missing.
     """
-    if "xz" in found.compressions:
-        from cdi_worker.images.tools import process, xz
-
-        process.require(*xz.PROGRAM)
     is_converted = plan.route is Route.SPOOL and (found.layout is None or found.ordered)
     if is_converted or plan.route in {Route.CONVERT, Route.MERGE}:
         from cdi_worker.images.tools import process, qemu_img

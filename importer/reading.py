@@ -111,7 +111,7 @@ def plain(
     whole = whole or attempt.demanded.checksum is not None or facts.once or is_packed
     with served(attempt, advance, whole=whole, stored=stored) as bytes_served:
         if facts.format is None:
-            found, reader = layers.open(bytes_served, limit=limit, tool=lambda packed: _xz(attempt, packed))
+            found, reader = layers.open(bytes_served, limit=limit)
             head = found.head
         else:
             peeked = readers.Peek(bytes_served, detect.HEAD)
@@ -181,9 +181,3 @@ def _verify(attempt: Attempt, hashing: checksum.HashingReader) -> None:
     drain(attempt, hashing)
     hashing.verify()
     attempt.counts.verified = True
-
-
-def _xz(attempt: Attempt, packed: base.Reader) -> base.Reader:
-    from cdi_worker.images.tools import xz
-
-    return xz.XzReader(packed, attempt.scope)

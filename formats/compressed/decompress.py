@@ -18,6 +18,7 @@ from isal import igzip_lib
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
+from cdi_worker.formats.compressed import xz
 from cdi_worker.formats.zstd import zstd
 
 #: Bytes read at once, passed to the decompressor at once, and returned by it at once. _STEP is smaller than
@@ -31,11 +32,8 @@ _OUTPUT = 1 << 20
 _FRUITLESS, _FRUITLESS_MEMBERS = 64 << 20, 64 << 10
 
 #: zstd --ultra -22 needs a window of 128 MiB, xz -9 one of 64 MiB; larger ones (zstd --long=28) are refused.
-#: The same limit applies to the xz tool.
 _WINDOW_LOG = 27
-MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
-
-Tool = Callable[[readers.Reader], readers.Reader]
+_MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ KINDS = {
         Kind(
             name="xz",
             magic=re.compile(rb"\xfd7zXZ\x00"),
-            start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=MEMORY),
+            start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=_MEMORY),
             error=lzma.LZMAError,
             padding=4,
             resumes=True,
@@ -90,24 +88,16 @@ KINDS = {
 
 
 def open(  # noqa: A001 - read as decompress.open
-    kind: str, reader: readers.Reader, *, limit: int | None = None, tool: Tool | None = None
+    kind: str, reader: readers.Reader, *, limit: int | None = None
 ) -> readers.Reader:
     """Return a reader that decompresses ``reader``; ``kind``: gz, xz, zst or bz2.
 
-    ``limit``: more decompressed bytes than this raise ``errors.TooLarge``. ``tool``: a multi-threaded xz
-    reader, used for streams with more than one block; it must check the end of the stream itself.
+    ``limit``: more decompressed bytes than this raise ``errors.TooLarge``.
 
     The reader raises ``errors.Corrupt``, ``errors.Truncated``, ``errors.TrailingGarbage``, and
     ``errors.Unsupported`` for a window larger than 128 MiB.
     """
-    start = b""
-    if kind == "xz" and tool is not None:
-        reader = peek = readers.Peek(reader, 64)
-        start = peek.head
-    # Several threads need the compressed size in the block headers, which only the multi-threaded encoder
-    # writes (xz-file-format.txt, 3.1). A block header of size 0 marks the index: the stream has no blocks.
-    is_multi_block = len(start) > 13 and KINDS[kind].magic.match(start) and start[12] and start[13] & 0x40
-    plain = tool(reader) if tool is not None and is_multi_block else Members(KINDS[kind], reader)
+    plain = Members(KINDS[kind], reader)
     return plain if limit is None else readers.LimitedReader(plain, limit)
 
 
@@ -117,7 +107,7 @@ class Members(readers.Wrapper):
     def __init__(self, kind: Kind, reader: readers.Reader) -> None:
         super().__init__(reader)
         self._kind = kind
-        self._member = kind.start()
+        self._member: Any = None
         self._input = memoryview(bytearray(_INPUT))
         self._at = 0
         self._end = 0
@@ -128,10 +118,12 @@ class Members(readers.Wrapper):
     def readinto(self, into: memoryview, /) -> int:
         limit = min(len(into), _OUTPUT)
         while True:
-            if self._member.eof:
+            if self._member is None:
+                self._member = self._start()
+            elif self._member.eof:
                 if self._at_end():
                     return 0
-                self._member = self._kind.start()
+                self._member = self._start()
                 self._fruitless_members += 1
                 self._check_fruitful()
             if plain := self._step(limit):
@@ -139,28 +131,53 @@ class Members(readers.Wrapper):
                 self._fruitful, self._fruitless_members = self._taken, 0
                 return len(plain)
 
-    def _step(self, limit: int) -> bytes:
+    def close(self) -> None:
+        if isinstance(self._member, xz.Stream):
+            self._member.close()
+        super().close()
+
+    def _start(self) -> Any:
+        if (
+            self._kind.name == "xz"
+            and self._fill(xz.START)
+            and xz.has_sizes(self._input[self._at : self._end])
+        ):
+            return xz.Stream(self._read, _MEMORY)
+        return self._kind.start()
+
+    def _step(self, limit: int) -> bytes | memoryview:
         """Decompress once, with new input if the member needs it; return at most ``limit`` bytes."""
         data = self._input[:0]
         if self._member.needs_input:
             # ISA-L misreads a gzip header with several fields when it is split: the first input of a member
             # must hold all of it. A header longer than _STEP is reported as corrupt.
             if not self._fill(_STEP):
-                reason = f"the stream ends at byte {self._taken}"
-                raise errors.Truncated(format=self._kind.name, reason=reason)
+                raise self._truncated()
             data = self._input[self._at : min(self._at + _STEP, self._end)]
             self._at += len(data)
         try:
-            plain: bytes = self._member.decompress(data, max_length=limit)
+            plain: bytes | memoryview = self._member.decompress(data, max_length=limit)
         except self._kind.error as err:
             # The libraries have no error code for an exceeded memory limit, only a message.
             if "memory" in str(err).lower():
-                raise too_large_window(self._kind.name) from err
+                raise _too_large_window(self._kind.name) from err
             reason = f"{err} (before byte {self._taken})"
             raise errors.Corrupt(format=self._kind.name, reason=reason) from err
         if self._member.eof:
             self._at -= len(self._member.unused_data)
         return plain
+
+    def _read(self, into: memoryview) -> int:
+        """Read 1 to ``len(into)`` bytes. Raises ``errors.Truncated`` at the end."""
+        if not self._fill(1):
+            raise self._truncated()
+        data = self._input[self._at : self._end][: len(into)]
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _truncated(self) -> errors.Truncated:
+        return errors.Truncated(format=self._kind.name, reason=f"the stream ends at byte {self._taken}")
 
     def _fill(self, count: int) -> int:
         """Read until ``count`` bytes are buffered or the input ends; return the number of bytes buffered."""
@@ -201,7 +218,7 @@ class Members(readers.Wrapper):
         return False
 
 
-def too_large_window(kind: str) -> errors.Unsupported:
+def _too_large_window(kind: str) -> errors.Unsupported:
     """Return the error for a stream whose window, xz's dictionary, is larger than 128 MiB."""
     window = f"{'window (dictionary)' if kind == 'xz' else 'window'} of"
     needs = f"the {kind} stream needs a {window} more than {1 << _WINDOW_LOG >> 20} MiB"

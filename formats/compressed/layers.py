@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.formats import detect, readers
-
-if TYPE_CHECKING:
-    from cdi_worker.formats.compressed import decompress
 
 #: Limit of nested compressions, against decompression bombs.
 _DEPTH = 3
@@ -50,12 +47,11 @@ def look(head: bytes, *, whole: bool = False, size: int = detect.HEAD) -> Conten
 
 
 def open(  # noqa: A001 - read as layers.open
-    reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
+    reader: readers.Reader, *, limit: int | None = None
 ) -> tuple[Content, readers.Reader]:
     """Decompress all layers of ``reader``: return the content, and a reader of it from its start.
 
-    ``limit`` bounds the bytes of every layer; ``tool``: see ``decompress.open``. Closing the result
-    closes ``reader``. A failure closes it too, because a tool may be running.
+    ``limit`` bounds the bytes of every layer. Closing the result closes ``reader``; so does a failure.
     """
     compressions: tuple[str, ...] = ()
     opened = reader
@@ -63,7 +59,7 @@ def open(  # noqa: A001 - read as layers.open
         opened = top = readers.Peek(reader, detect.HEAD)
         while (kind := detect.detect(top.head)) in detect.COMPRESSIONS:
             compressions = _deeper(compressions, kind)
-            opened = decompressed(kind, top, limit=limit, tool=tool)
+            opened = decompressed(kind, top, limit=limit)
             opened = top = readers.Peek(opened, detect.HEAD)
     except BaseException:
         opened.close()
@@ -71,13 +67,11 @@ def open(  # noqa: A001 - read as layers.open
     return Content(compressions, kind, top.head), top
 
 
-def decompressed(
-    kind: str, reader: readers.Reader, *, limit: int | None = None, tool: decompress.Tool | None = None
-) -> readers.Reader:
+def decompressed(kind: str, reader: readers.Reader, *, limit: int | None = None) -> readers.Reader:
     """Return a reader of one layer: ``decompress.open``."""
     from cdi_worker.formats.compressed import decompress
 
-    return decompress.open(kind, reader, limit=limit, tool=tool)
+    return decompress.open(kind, reader, limit=limit)
 
 
 def _deeper(compressions: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Run programs: in a clean environment, with limits and a watch, ended with their ``with`` block.
 
 The only user of ``subprocess``. A program gets an empty private directory, a small fixed environment, no
-standard input unless requested, and a limit on its address space. It is killed when the thread that started
+standard input, and a limit on its address space. It is killed when the thread that started
 it ends, so a killed worker leaves no process behind.
 """
 
@@ -95,7 +95,6 @@ class Process:
         self,
         command: Command,
         *,
-        stdin: int = NULL,
         stdout: int = NULL,
         on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -114,7 +113,7 @@ class Process:
             self._popen = subprocess.Popen(  # noqa: S603  (no shell; arguments are ours)
                 wrapper + command.argv,
                 bufsize=0,
-                stdin=stdin,
+                stdin=NULL,
                 stdout=stdout,
                 stderr=PIPE,
                 cwd=here,
@@ -128,22 +127,16 @@ class Process:
             raise
         self.pid = self._popen.pid
         log.debug("program pid=%d argv=%r", self.pid, command.argv)
-        pipes = self._popen.stdin, self._popen.stdout, self._popen.stderr
         self._stderr: int | None
-        #: The descriptors of its standard input and output, -1 unless they are pipes.
-        self.stdin, self.stdout, self._stderr = (-1 if pipe is None else pipe.fileno() for pipe in pipes)
+        #: The descriptor of its standard output, -1 unless it is a pipe.
+        pipes = self._popen.stdout, self._popen.stderr
+        self.stdout, self._stderr = (-1 if pipe is None else pipe.fileno() for pipe in pipes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def close_stdin(self) -> None:
-        """Close the program's standard input (needs ``stdin=PIPE``)."""
-        self.stdin = -1
-        if self._popen.stdin is not None:
-            self._popen.stdin.close()
 
     def end(self) -> None:
         """End the program and its children if they still run. Its pipes stay open for other threads."""
@@ -218,8 +211,8 @@ class Process:
         """End the program, close its pipes and remove its directory. Idempotent."""
         self.end()
         # A closed descriptor's number is soon that of another file.
-        self.stdin, self.stdout, self._stderr = -1, -1, None
-        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+        self.stdout, self._stderr = -1, None
+        for pipe in (self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 pipe.close()
         self._directory.cleanup()

@@ -20,7 +20,6 @@ from cdi_worker.sources import certificates, smallfile
 #: Programs, the Debian packages with them, and what needs them.
 PROGRAMS = (
     ("qemu-img", "qemu-utils", "qcow2 files as targets, and rare features of disk images"),
-    ("xz", "xz-utils", "images compressed with xz"),
     ("gpgv", "gpgv", "signatures of OpenPGP"),
     ("tar", "tar", "clones of file systems"),
     ("wipefs", "util-linux", "block devices as targets"),

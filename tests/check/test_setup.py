@@ -94,7 +94,7 @@ def test_setup_is_quiet_and_disables_exactly_what_packages_enabled(tmp_path: Pat
     assert "/etc/systemd/system/multi-user.target.wants/of-before.service" in before
     # As Debian's own tools disable a script of sysvinit.
     assert after == f"{before}/etc/rc2.d/K01of-apt\n"
-    assert re.fullmatch(r"Installing Debian packages: .* xz-utils\nCreating .venv .*\n", output)
+    assert re.fullmatch(r"Installing Debian packages: .* qemu-utils\nCreating .venv .*\n", output)
     assert "noise" not in errors
     # Completions and manual pages are where a wheel has them: as links, as ``make share`` changes them.
     checkout, share = tmp_path / "checkout", repository.ROOT / "share"

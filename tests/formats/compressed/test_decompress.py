@@ -11,7 +11,6 @@ import lzma
 import random
 import resource
 import struct
-import subprocess
 import zlib
 
 import hypothesis
@@ -222,33 +221,6 @@ def test_xz_refuses_large_dictionary():
     assert plain("xz", xz_dictionary(128 << 20)) == PLAIN
     with pytest.raises(errors.Unsupported, match="window"):
         plain("xz", xz_dictionary(256 << 20))
-
-
-@pytest.fixture
-def xz_multi_block():
-    """Return xz data in blocks with sizes in their headers, made by the threaded encoder of xz(1)."""
-    command = ["xz", "--threads=2", "--block-size=65536", "--stdout"]
-    data = random.Random(3).randbytes(300_000)
-    return subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True).stdout
-
-
-def test_xz_tool_reads_several_blocks(xz_multi_block):
-    inputs = []
-
-    def tool(reader):
-        inputs.append(reading.read_all(reader))
-        return readers.BytesReader(PLAIN)
-
-    assert reading.read_all(decompress.open("xz", readers.BytesReader(xz_multi_block), tool=tool)) == PLAIN
-    assert inputs == [xz_multi_block]
-
-
-def test_xz_tool_is_not_started_for_a_single_block():
-    assert plain("xz", lzma.compress(PLAIN), tool=pytest.fail) == PLAIN
-    assert plain("xz", lzma.compress(b""), tool=pytest.fail) == b""
-    assert plain("gz", gzip.compress(PLAIN), tool=pytest.fail) == PLAIN
-    with pytest.raises(errors.Truncated):
-        plain("xz", b"\xfd7zXZ\0", tool=pytest.fail)
 
 
 @pytest.mark.slow
