@@ -82,9 +82,14 @@ def _decompress(read: Read, memory: int) -> Generator[bytes, None, None]:
             record = _number(len(header) + packed + check) + _number(plain)
             count, empty = count + 1, empty + (not plain)
             records += record
-            if len(records) > _INDEX or empty > _EMPTY:
-                reason = f"more than {_INDEX >> 20} MiB of index, or {_EMPTY} empty blocks"
-                raise errors.Refused(format="xz", rule="too many blocks", reason=reason)
+            if empty > _EMPTY:
+                reason = f"more than {_EMPTY} of its blocks have no content"
+                raise errors.Refused(format="xz", rule="no content", reason=reason)
+            if len(records) > _INDEX:
+                reason = (
+                    f"the xz stream has an index of more than {_INDEX} bytes; compress it in larger blocks"
+                )
+                raise errors.Unsupported(reason=reason)
             length, tail = packed + -packed % 4 + check, _tail(1, record, flags)
             # A dictionary uses memory for the content that it has seen, which is at most that of its block.
             needed = length + 2 * plain

@@ -165,8 +165,18 @@ def test_blocks_without_content_are_limited() -> None:
 
         def close(self) -> None: ...
 
-    with pytest.raises(errors.Refused, match="too many blocks"):
+    with pytest.raises(errors.Refused, match="no content"):
         reading.read_all(decompress.open("xz", Endless()))
+
+
+def test_longest_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept until the end of the stream."""
+    _, found, _ = parts(blocks())
+    monkeypatch.setattr(xz, "_INDEX", 8 * len(found))
+    assert plain(blocks()) == PLAIN
+    monkeypatch.setattr(xz, "_INDEX", 4 * len(found))
+    with pytest.raises(errors.Unsupported, match="compress it in larger blocks"):
+        plain(blocks())
 
 
 def test_closing_early_ends_the_threads() -> None:
