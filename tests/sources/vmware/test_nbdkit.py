@@ -170,9 +170,18 @@ def test_error_of_the_block_is_raised_while_nbdkit_runs() -> None:
         raise errors.Cancelled
 
 
-def test_start_can_be_cancelled() -> None:
-    cancel = cancelling.Cancel()
-    cancel.set()
-    plugin = nbdkit.Plugin("eval", {"get_ready": "sleep 60", "get_size": "echo 1M"})
+def test_start_can_be_cancelled(tmp_path: Path) -> None:
+    cancel, told = cancelling.Cancel(), tmp_path / "told"
+    # The folder of a killed plugin would stay in /tmp.
+    starting = f"rm -r $tmpdir; touch {told}; sleep 60"
+
+    def stop() -> None:
+        processes.wait_for(told.exists, "the start")
+        cancel.set()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    plugin = nbdkit.Plugin("eval", {"get_ready": starting, "get_size": "echo 1M"})
     with pytest.raises(errors.Cancelled), nbdkit.serve(plugin, nbdkit.Follow(cancel=cancel)):
         pass
+    stopping.join()
