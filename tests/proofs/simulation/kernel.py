@@ -512,12 +512,13 @@ class _Calls(types.ModuleType):
 
 
 class _Libc:
-    """The functions of the C library that images/kernel calls."""
+    """The functions of the C library that the product calls; those of memory are real."""
 
     def __init__(self, calls: Any, failed: Callable[[int], None]) -> None:
         self.fallocate = _Function(calls.fallocate, failed)
         self.sync_file_range = _Function(calls.sync_file_range, failed)
         self.syncfs = _Function(calls.syncfs, failed)
+        self.memcmp = real_ctypes.CDLL(None).memcmp
 
 
 class _Function:
@@ -579,7 +580,7 @@ def _ctypes(calls: Any) -> types.ModuleType:
     made.__dict__.update(
         {name: getattr(real_ctypes, name) for name in dir(real_ctypes) if name.startswith("c_")}
     )
-    made.__dict__.update(CDLL=lambda *_, **__: libc, get_errno=lambda: numbers[0])
+    made.__dict__.update(CDLL=lambda *_, **__: libc, get_errno=lambda: numbers[0], byref=real_ctypes.byref)
     return made
 
 
