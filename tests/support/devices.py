@@ -132,7 +132,7 @@ def attached(backing: Path, *options: str, sector: int = 512, direct: bool = Tru
 def _is_attached(device: Path, backing: Path) -> bool:
     try:
         return Path("/sys/block", device.name, "loop/backing_file").read_text().startswith(str(backing))
-    except FileNotFoundError:
+    except OSError:  # ENOENT, or ENODEV if it is detached between the opening and the read
         return False
 
 
