@@ -191,7 +191,7 @@ class Digests:
         first, last = self.whole_units(low, high)
         for unit in [unit for unit in self._parts if first <= unit < last]:
             del self._parts[unit]
-        # Of a unit that is not kept, the rest is finished or zero.
+        # Zeros have no digest: they only complete units of which other data is kept.
         parts = [unit for unit in {low // UNIT * UNIT, (high - 1) // UNIT * UNIT} if not first <= unit < last]
         if data is None:
             parts = [unit for unit in parts if unit in self._parts]

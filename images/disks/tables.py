@@ -119,7 +119,7 @@ class MappedDisk(base.Disk):
 class Near:
     """The bytes between the tables of a window that were read with them, at most ``room``.
 
-    An image of a few extents in each table has them there.
+    An image with few extents in each table has its data there.
     """
 
     def __init__(self, room: int) -> None:

@@ -29,7 +29,8 @@ _WORTH = 4
 #: Near the end, a connection still gets at least ``_TURNS`` requests of its share, so that all end together.
 _LARGE = 16 * MIB
 _TURNS = 2
-#: Seconds of the last requests, and half of those of a stream, whose reader waits for the first of several.
+#: Seconds that the last requests take. Those of a stream take at most twice as long: its reader waits for
+#: them one after the other.
 _BRIEF = 0.25
 #: Reading this many unused bytes between two ranges is cheaper than another request.
 GAP = 256 << 10
@@ -215,9 +216,9 @@ class Fetcher:
     ) -> None:
         """Fetch all ``ranges``, nearby ones with one request, and deliver each as it arrives.
 
-        ``tables``: each request is confirmed by another one. ``first``: what the threads call before, such
-        as deliveries that need no request. ``meanwhile`` is called in this thread, while others fetch and
-        deliver. Raises the first failure of a read or of ``deliver``, after ending the
+        ``tables``: each request is confirmed by another one. ``first``: calls that the threads make
+        before they fetch, such as deliveries of data that is here. ``meanwhile`` is called in this thread,
+        while others fetch and deliver. Raises the first failure of a read or of ``deliver``, after ending the
         others. When this returns, no thread is in ``deliver`` or will be.
         """
         at_once = tables or self._is_batching

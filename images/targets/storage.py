@@ -93,7 +93,7 @@ class Storage:
         return bytes(self.view(offset, length))
 
     def view(self, offset: int, length: int) -> bytes | memoryview:
-        """Return the same bytes, which are valid until the next call of this thread."""
+        """Do what ``read`` does without a copy: the bytes are valid until the next call of this thread."""
         with self.guard("read back"):
             # A read that meets a bad sector returns what is before it.
             stored = self._view(length, offset)
