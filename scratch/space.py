@@ -46,7 +46,7 @@ class Scratch:
                 is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
                 if resume and is_ours and not found.st_mode & 0o022:
                     return
-            _remove(self.folder)
+            remove(self.folder)
             self.folder.mkdir(mode=0o700)
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Scratch:
         if not self._kept:
             # An earlier failure is reported, not that of the clean-up.
             with contextlib.suppress(OSError):
-                _remove(self.folder)
+                remove(self.folder)
 
     def path(self, name: str) -> str:
         """Return the path of a file in the folder."""
@@ -88,13 +88,14 @@ def _folder(directory: str | os.PathLike[str], target: str) -> pathlib.Path:
     return pathlib.Path(directory) / f"cdi-worker-{name}"
 
 
-def _remove(folder: pathlib.Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
+def remove(path: pathlib.Path, *, ignore_errors: bool = False) -> None:
+    """Remove a file, or a directory with all that is in it, if it exists."""
+    if path.is_dir() and not path.is_symlink():
         import shutil
 
-        shutil.rmtree(folder)
+        shutil.rmtree(path, ignore_errors=ignore_errors)
     else:
-        folder.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 class Spill:

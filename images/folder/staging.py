@@ -14,6 +14,7 @@ from typing import Final, Self
 from cdi_worker import errors
 from cdi_worker.images import kernel
 from cdi_worker.images.targets import claim, file
+from cdi_worker.scratch import space
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +31,7 @@ def remove_left_over(directory: str | os.PathLike[str]) -> None:
     """Remove the staging folder of a killed attempt, so that its space counts as free."""
     path = pathlib.Path(directory, _NAME)
     with errors.on_target(path, "remove"):
-        _remove(path)
-
-
-def _remove(path: pathlib.Path, *, ignore_errors: bool = False) -> None:
-    """Remove a file, or a directory with all that is in it."""
-    import shutil
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=ignore_errors)
-    else:
-        path.unlink(missing_ok=True)
+        space.remove(path)
 
 
 def empty(volume: str | os.PathLike[str]) -> None:
@@ -65,7 +56,7 @@ def empty(volume: str | os.PathLike[str]) -> None:
         log.info("removing file of an earlier attempt path=%r", str(path))
         # Errors are ignored: files that stay reduce the available space, which is checked later.
         with contextlib.suppress(OSError):
-            _remove(path, ignore_errors=True)
+            space.remove(path, ignore_errors=True)
 
 
 class Staging:
