@@ -158,8 +158,7 @@ def claim(request: Request, cancel: cancelling.Cancel, key: str = "") -> Iterato
     connect = destination.connect(request, cancel) if is_served else None
     terms = targets.Terms(request.wait, cancel, request.permissions, key, connect)
     folder = request.is_archive and not targets.is_block(request.target)
-    take = targets.take_folder if folder else targets.take
-    with take(request.target, terms) as held:
+    with targets.take(request.target, terms, folder=folder) as held:
         if not folder:
             destination.check_replaceable(held, request)
         yield held

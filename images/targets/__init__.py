@@ -7,7 +7,6 @@ import errno
 import os
 import pathlib
 import stat
-from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from cdi_worker import errors
@@ -100,14 +99,19 @@ def names_used(path: str | os.PathLike[str]) -> tuple[str, ...]:
     return path, file.part(path), file.journal(path), file.changing(path), file.lock_file(path)
 
 
-def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
+def take(
+    path: str | os.PathLike[str], terms: claim.Terms = claim.NOW, *, folder: bool = False
+) -> claim.Claim:
     """Claim a target, so that no other run writes to it; nothing on it is changed yet.
 
-    Raises ``errors.TargetBusy`` and ``errors.TargetError``.
+    ``folder``: it is the folder of an archive, whose claim excludes a disk on the same volume. Raises
+    ``errors.TargetBusy`` and ``errors.TargetError``.
     """
     path = os.fspath(path)
 
     def make() -> claim.Claim:
+        if folder:
+            return claim.LockFileClaim(path, _lock_file(f"{path}/{file.DISK}"), terms.permissions)
         if path == STDOUT:
             return claim.OutputClaim()
         if is_export(path) and terms.connect is not None:
@@ -116,17 +120,6 @@ def take(path: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.
             return claim.DeviceClaim(path)
         return claim.LockFileClaim(path, _lock_file(path), terms.permissions, terms.key)
 
-    return _take(path, make, terms)
-
-
-def take_folder(folder: str | os.PathLike[str], terms: claim.Terms = claim.NOW) -> claim.Claim:
-    """Claim a folder for an archive, as ``take`` does. The claim excludes a disk on the same volume."""
-    folder = os.fspath(folder)
-    path = f"{folder}/{file.DISK}"
-    return _take(folder, lambda: claim.LockFileClaim(folder, _lock_file(path), terms.permissions), terms)
-
-
-def _take(path: str, make: Callable[[], claim.Claim], terms: claim.Terms) -> claim.Claim:
     with errors.on_target(path, "open"):
         return claim.wait_for(make, terms)
 

@@ -47,7 +47,7 @@ def test_file_behind_a_mount_point_is_not_removed(tmp_path: Path) -> None:
     """A folder of the archive is a mount point of the volume: its files cannot be moved there."""
     with devices.filesystem("tmpfs", tmp_path, 1 << 20) as inner:
         (inner / "file").write_text("kept")
-        with targets.take_folder(tmp_path) as held, staging.Staging(held) as work:
+        with targets.take(tmp_path, folder=True) as held, staging.Staging(held) as work:
             (work.path / inner.name).mkdir()
             (work.path / inner.name / "file").write_text("new")
             with pytest.raises(errors.TargetError, match="move into place: device or resource busy"):

@@ -392,7 +392,7 @@ def test_missing_directory_is_reported(tmp_path):
 @contextlib.contextmanager
 def staged(directory, **options):
     """Yield a staging folder of a claimed directory."""
-    with targets.take_folder(directory) as held, staging.Staging(held, **options) as work:
+    with targets.take(directory, folder=True) as held, staging.Staging(held, **options) as work:
         yield work
 
 

@@ -74,12 +74,12 @@ def test_links_and_their_file_are_one_target(tmp_path: Path) -> None:
 
 
 def test_folder_and_its_disk_are_one_target(tmp_path: Path) -> None:
-    with targets.take_folder(tmp_path):
-        for take in (targets.take_folder, lambda folder: targets.take(folder / "disk.img")):
+    with targets.take(tmp_path, folder=True):
+        for path, folder in ((tmp_path, True), (tmp_path / "disk.img", False)):
             with pytest.raises(errors.TargetBusy):
-                take(tmp_path)
+                targets.take(path, folder=folder)
     with targets.take(tmp_path / "disk.img"), pytest.raises(errors.TargetBusy):
-        targets.take_folder(tmp_path)
+        targets.take(tmp_path, folder=True)
     assert os.listdir(tmp_path) == []
 
 
