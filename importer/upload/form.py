@@ -7,30 +7,22 @@ from collections.abc import Iterator
 import multipart
 
 from cdi_worker import errors
+from cdi_worker.formats import readers
 from cdi_worker.sources import upload
 
 #: Bytes that are parsed at once.
 PIECE = 256 << 10
 
 
-class FormFile:
+class FormFile(readers.RunsReader):
     """Reader of the part named ``file`` in the body of a form upload. ``kind``: the Content-Type of the body.
 
     Reading raises ``errors.RequestError`` if the form is malformed, truncated, or has no such part.
     """
 
     def __init__(self, kind: str, content: upload.Content) -> None:
+        super().__init__(map(memoryview, self._file(kind)))
         self._content = content
-        self._pieces = self._file(kind)
-        self._rest = memoryview(b"")
-
-    def readinto(self, into: memoryview, /) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._pieces, b""))
-        count = min(len(into), len(self._rest))
-        into[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
 
     def interrupt(self) -> None:
         self._content.interrupt()
