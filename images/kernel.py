@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Final
+
+log = logging.getLogger(__name__)
 
 #: Errors of a kernel, file system, device or seccomp filter that does not support a call.
 REFUSALS: Final = frozenset(
@@ -68,6 +71,28 @@ def supports_direct(path: str | os.PathLike[str], flags: int = 0) -> bool:
             return True
     except OSError:
         return False
+
+
+def allocated(fd: int, start: int, end: int, name: str) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a range of a file that are not holes; all of it from where holes are not known."""
+    while start < end:
+        reason = "it is changed, or its file system returns wrong offsets"
+        data = hole = start
+        try:
+            data = os.lseek(fd, start, os.SEEK_DATA)
+            hole = os.lseek(fd, data, os.SEEK_HOLE)
+        except OSError as err:
+            if err.errno == errno.ENXIO:
+                return  # no data after ``start``
+            # EINVAL: the file system does not know holes.
+            reason = "" if err.errno == errno.EINVAL else os.strerror(err.errno or 0).lower()
+        if not start <= data < hole:
+            if reason:
+                log.warning("no extents of %r at byte %d reason=%s", name, start, reason)
+            data, hole = start, end
+        if data < end:
+            yield data, min(hole, end)
+        start = hole
 
 
 def allocate(fd: int, offset: int, length: int) -> None:

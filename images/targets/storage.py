@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cdi_worker import errors
-from cdi_worker.images import directio
+from cdi_worker.images import directio, kernel
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import claim, remote, writeback, zeroing
 
@@ -103,17 +103,7 @@ class Storage:
 
     def allocated(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of a range that are not holes; everything if holes are not known."""
-        while start < end:
-            try:
-                data = os.lseek(self.fd, start, os.SEEK_DATA)
-                hole = os.lseek(self.fd, data, os.SEEK_HOLE)
-            except OSError as err:
-                if err.errno == errno.ENXIO:
-                    return  # no data after ``start``
-                data, hole = start, end
-            if data < end:
-                yield data, min(hole, end)
-            start = hole
+        return kernel.allocated(self.fd, start, end, self.path)
 
     def nonzero(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of a range, in whole pages, that are not all zeros."""

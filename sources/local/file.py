@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import select
 import stat
@@ -14,12 +13,10 @@ from collections.abc import Callable, Iterator
 
 from cdi_worker import errors, units
 from cdi_worker.formats import readers
-from cdi_worker.images import directio, targets
+from cdi_worker.images import directio, kernel, targets
 from cdi_worker.images.engine import cancelling, retry
-from cdi_worker.sources import base
+from cdi_worker.sources import base, extents
 from cdi_worker.sources.local import locations
-
-log = logging.getLogger(__name__)
 
 STDIN = 0
 
@@ -145,32 +142,10 @@ class LocalSource(base.Source):
         return count
 
     def _list_extents(self) -> Iterator[base.Extent]:
-        """Yield data and holes (``SEEK_DATA``, ``SEEK_HOLE``)."""
-        position, size = 0, self._size or 0
-        while position < size:
-            data = self._seek(position, os.SEEK_DATA, size)
-            if data > position:
-                yield base.Extent(position, data - position, zero=True)
-            position = self._seek(data, os.SEEK_HOLE, size) if data < size else size
-            if position > data:
-                yield base.Extent(data, position - data, zero=False)
-
-    def _seek(self, position: int, whence: int, size: int) -> int:
-        """Return the next offset of data or a hole. What the file system does not know is data."""
-        unknown = size if whence == os.SEEK_HOLE else position
-        try:
-            found = min(os.lseek(self._fd, position, whence), size)
-        except OSError as err:
-            if err.errno == errno.ENXIO:
-                return size
-            if err.errno != errno.EINVAL:
-                log.warning("no extents of %r at byte %d reason=%s", self.name, position, errors.words(err))
-            return unknown
-        # Data and hole at the same offset: the file is being changed, or a FUSE file system is wrong.
-        if found < position + (whence == os.SEEK_HOLE):
-            log.warning("no extents of %r at byte %d: %d follows", self.name, position, found)
-            return unknown
-        return found
+        size = self._size or 0
+        parts = kernel.allocated(self._fd, 0, size, self.name)
+        data = (base.Extent(start, end - start, zero=False) for start, end in parts)
+        return extents.complete(data, size)
 
     def _read_next(self, offset: int, into: memoryview) -> int:
         """Wait for the next bytes of a pipe and read them. ``offset`` is for messages."""
