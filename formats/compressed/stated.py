@@ -6,11 +6,13 @@ An xz file has it in the index at its end (xz file format 1.2.1), a zstd file in
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from typing import Final
 
 from cdi_worker.formats import views
+from cdi_worker.formats.compressed import xz
 from cdi_worker.formats.zstd import zstd
 
 _FOOTER: Final = struct.Struct("<IIH2s")
@@ -79,20 +81,9 @@ def _stream(read: views.Read, end: int) -> tuple[int, int] | None:
     if zlib.crc32(records[:-4]) != int.from_bytes(records[-4:], "little") or records[0]:
         return None
     # The number of blocks, then the sizes of each block: packed, without its padding, and uncompressed.
-    numbers: list[int] = []
-    number = shift = 0
-    for byte in records[1:-4]:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if shift > 63:
-            return None
-        if not byte & 0x80:
-            numbers.append(number)
-            number = shift = 0
-            if len(numbers) == 2 * numbers[0] + 1:
-                break
-    else:
-        return None
-    packed = sum(-(-size // 4) * 4 for size in numbers[1::2])
+    numbers = xz.numbers(records[1:-4])
+    blocks = next(numbers, len(records))
+    sizes = [*itertools.islice(numbers, 2 * min(blocks, len(records)))]
+    packed = sum(-(-size // 4) * 4 for size in sizes[::2])
     begin = end - 24 - index - packed
-    return (sum(numbers[2::2]), begin) if begin >= 0 else None
+    return (sum(sizes[1::2]), begin) if len(sizes) == 2 * blocks and begin >= 0 else None

@@ -148,17 +148,23 @@ def _sizes(header: bytes) -> tuple[int, int]:
         raise errors.Unsupported(
             reason="the xz stream states the sizes of some blocks only; compress it again"
         )
-    numbers = [0]
-    shift = 0
-    for byte in header[2:-4]:
-        numbers[-1] |= (byte & 0x7F) << shift
+    found = [*itertools.islice(numbers(header[2:-4]), 2)]
+    if len(found) < 2:
+        raise lzma.LZMAError("the header of a block is too short")
+    return found[0], found[1]
+
+
+def numbers(data: bytes) -> Iterator[int]:
+    """Decode numbers (1.2), up to one that is malformed or not complete."""
+    number = shift = 0
+    for byte in data:
+        number |= (byte & 0x7F) << shift
         shift += 7
+        if shift > 63:
+            return
         if not byte & 0x80:
-            if len(numbers) == 2:
-                return numbers[0], numbers[1]
-            numbers.append(0)
-            shift = 0
-    raise lzma.LZMAError("the header of a block is too short")
+            yield number
+            number = shift = 0
 
 
 def _number(value: int) -> bytes:
