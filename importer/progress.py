@@ -399,35 +399,34 @@ class Logged(Lines):
         log.info("%s", line)
 
 
-def _each(name: str) -> Callable[..., None]:
-    """Return the method of ``Several`` that calls ``name`` of each reporter."""
+def _passed(name: str) -> Callable[..., None]:
+    """Return the method of ``PassedOn`` that calls ``name`` of the reporter."""
 
-    def method(self: Several, *args: object) -> None:
-        for one in self._reporters:
-            getattr(one, name)(*args)
+    def method(self: PassedOn, *args: object) -> None:
+        getattr(self._to, name)(*args)
 
     return method
 
 
-class Several(Progress):
-    """Passes progress on to several reporters, such as a bar and the metrics."""
+class PassedOn(Progress):
+    """Progress that another reporter gets; a base class of those that change a part of it."""
 
-    def __init__(self, *reporters: Progress) -> None:
-        self._reporters = reporters
+    def __init__(self, to: Progress) -> None:
+        self._to = to
 
-    phase = _each("phase")
-    advance = _each("advance")
-    skip = _each("skip")
-    keep = _each("keep")
-    resume = _each("resume")
-    disk = _each("disk")
-    read = _each("read")
-    stored = _each("stored")
-    retry = _each("retry")
-    done = _each("done")
+    phase = _passed("phase")
+    advance = _passed("advance")
+    skip = _passed("skip")
+    keep = _passed("keep")
+    resume = _passed("resume")
+    disk = _passed("disk")
+    read = _passed("read")
+    stored = _passed("stored")
+    retry = _passed("retry")
+    done = _passed("done")
 
 
-class Continued(Several):
+class Continued(PassedOn):
     """Passes on the progress of a transfer that continues an earlier one.
 
     ``moved``, ``skipped``: bytes of the earlier attempt, reported by ``begin``. Later only what exceeds them
@@ -481,14 +480,14 @@ class Exceeding:
         return self.passed - before
 
 
-class Local(Several):
+class Local(PassedOn):
     """Passes on the progress of a disk whose image was transferred before."""
 
     def read(self, count: int) -> None:
         """Do nothing: these bytes are not on the wire."""
 
 
-class Part(Several):
+class Part(PassedOn):
     """Passes on the progress of one import of several: its end is not the end of all."""
 
     def done(self) -> None:

@@ -36,10 +36,11 @@ FORKLIFT = {
 }
 
 
-class Metrics(progress.Meter):
-    """Progress exported as metrics; thread-safe. ``counter``: name of the percentage, without ``_total``.
+class Metrics(progress.Logged):
+    """Progress as lines of the log, and exported as metrics; thread-safe.
 
-    ``gauge``: the name of a gauge with the same value, if there is one.
+    ``counter``: name of the percentage, without ``_total``. ``gauge``: the name of a gauge with the same
+    value, if there is one.
     """
 
     def __init__(self, counter: str, owner_uid: str, gauge: str = "") -> None:
@@ -106,16 +107,15 @@ def expose(role: str, owner_uid: str, port: int) -> Iterator[progress.Progress]:
 
     If metrics cannot be served, a warning is logged and the work continues.
     """
-    with progress.Logged() as lines:
+    with Metrics(COUNTERS[role], owner_uid, FORKLIFT.get(role, "")) as meter:
         if not port:
-            yield lines
+            yield meter
             return
-        meter = Metrics(COUNTERS[role], owner_uid, FORKLIFT.get(role, ""))
         over = cancelling.Cancel()
         serving = threading.Thread(target=_serve, args=(meter, port, over), name="metrics")
         serving.start()
         try:
-            yield progress.Several(lines, meter)
+            yield meter
         finally:
             over.set()
             # Joined because Python unwinds the stacks of remaining threads at exit: a thread inside a C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -31,6 +32,20 @@ MiB = 1 << 20
 #: The disk: noise, and holes between it.
 SIZE = 48 * MiB
 PERCENT = "kubevirt_cdi_import_progress"
+
+
+class Several(progress.Progress):
+    """Passes progress on to several reporters."""
+
+    def __init__(self, *reporters: progress.Progress) -> None:
+        for name in vars(progress.Progress):
+            if not name.startswith("_"):
+                setattr(self, name, functools.partial(self._pass_on, name))
+        self._reporters = reporters
+
+    def _pass_on(self, name: str, *args: object) -> None:
+        for each in self._reporters:
+            getattr(each, name)(*args)
 
 
 class Shown(metrics.Metrics):
@@ -124,7 +139,7 @@ def test_resumed_import_begins_with_what_is_kept(
 
     server.serve("/disk", page)
     shown = Shown()
-    done = cdi_worker.run(wanted, progress=progress.Several(shown, *shown.lines))
+    done = cdi_worker.run(wanted, progress=Several(shown, *shown.lines))
     assert (tmp_path / "disk.img").read_bytes() == raw.read_bytes()
     assert done.resumed > 0
     check(shown, done)
@@ -207,7 +222,7 @@ def test_continued_upload_begins_with_what_the_server_has(tmp_path: Path) -> Non
     path = tmp_path / "disk"
     path.write_bytes(bytes(4 * MiB))
     shown = Shown()
-    with send_file.ImageFile(str(path), progress.Several(shown, *shown.lines)) as file:
+    with send_file.ImageFile(str(path), Several(shown, *shown.lines)) as file:
         file.begin(3 * MiB)
         for _ in file.chunks(3 * MiB):
             pass
