@@ -58,13 +58,12 @@ class GcsSource(http.HttpSource):
 
     def __init__(self, location: locations.Gcs, cancel: cancelling.Cancel) -> None:
         self._object = _Object(location, cancel)
-        self._coverage = Coverage()
         super().__init__(self._object)
 
     def open(self, opening: base.Opening) -> base.Facts:
         self._stored = metadata = self._object.describe()
         # An attempt before this one may have read bytes of another generation.
-        self._coverage = Coverage()
+        self._coverage = Coverage(metadata.size)
         version, head = self._first_answer(opening, metadata.size)
         if self.ranges is not None:
             # The head is not read again.
@@ -81,7 +80,7 @@ class GcsSource(http.HttpSource):
         reader = super().stream(offset)
         if not offset:
             # From here on the stream's bytes are written, not those read before.
-            self._coverage = Coverage()
+            self._coverage = Coverage(self._stored.size)
         return self._covering(reader, offset)
 
     def open_range(self, start: int, end: int, /) -> base.Reader:
@@ -101,7 +100,7 @@ class GcsSource(http.HttpSource):
     def verify(self) -> None:
         """Compare the CRC of the object with the stored one, if all of it was read."""
         stored = self._stored.crc
-        calculated = self._coverage.value(self._stored.size)
+        calculated = self._coverage.value()
         if stored is None or calculated is None:
             log.info("not verified url=%r: not all bytes were read", self.name)
         elif calculated != stored:

@@ -34,31 +34,33 @@ def test_pieces_may_overlap_in_any_order(seed: int, count: int) -> None:
     cuts = sorted({0, len(data), *(dice.randrange(len(data)) for _ in range(count))})
     pieces = [(a, min(len(data), b + dice.choice((0, 0, 7, 2000)))) for a, b in itertools.pairwise(cuts)]
     dice.shuffle(pieces)
-    coverage = coverage_module.Coverage()
+    coverage = coverage_module.Coverage(len(data))
     for number, (start, end) in enumerate(pieces):
-        assert number == 0 or coverage.value(len(data)) in (None, checksum(data))
+        assert number == 0 or coverage.value() in (None, checksum(data))
         coverage.add(start, memoryview(data)[start:end])
-    assert coverage.value(len(data)) == checksum(data)
+    assert coverage.value() == checksum(data)
 
 
 def test_missing_or_extra_byte_gives_no_value() -> None:
-    coverage = coverage_module.Coverage()
-    assert coverage.value(len(DATA)) is None
-    coverage.add(0, memoryview(DATA)[:-2])
-    assert coverage.value(len(DATA)) is None
-    coverage.add(len(DATA) - 1, memoryview(DATA)[-1:])
-    assert coverage.value(len(DATA)) is None
-    coverage.add(len(DATA) - 2, memoryview(DATA)[-2:])
-    assert coverage.value(len(DATA)) == checksum(DATA)
-    assert coverage.value(len(DATA) - 1) is None
+    size = len(DATA) - 1
+    coverage = coverage_module.Coverage(size)
+    assert coverage.value() is None
+    coverage.add(0, memoryview(DATA)[: size - 2])
+    assert coverage.value() is None
+    coverage.add(size - 1, memoryview(DATA)[size - 1 : size])
+    assert coverage.value() is None
+    coverage.add(size - 2, memoryview(DATA)[size - 2 : size])
+    assert coverage.value() == checksum(DATA[:size])
+    coverage.add(size, memoryview(DATA)[size:])
+    assert coverage.value() is None
 
 
 def test_empty_object_has_a_value() -> None:
-    assert coverage_module.Coverage().value(0) == checksum(b"") == 0
+    assert coverage_module.Coverage(0).value() == checksum(b"") == 0
 
 
 def test_memory_of_random_reads_is_bounded() -> None:
-    coverage = coverage_module.Coverage()
-    for offset in range(0, 4 * coverage_module.MOST_RUNS, 2):
+    coverage = coverage_module.Coverage(len(DATA))
+    for offset in range(0, 4 * coverage_module.MOST_PARTS, 2):
         coverage.add(offset, memoryview(DATA)[offset : offset + 1])
-    assert len(coverage._runs) <= coverage_module.MOST_RUNS + 1
+    assert len(coverage._read) <= coverage_module.MOST_PARTS + 1
