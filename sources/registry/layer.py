@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import readers
-from cdi_worker.formats.compressed import layers
+from cdi_worker.formats.compressed import decompress
 from cdi_worker.formats.tar import headers, walk
 from cdi_worker.sources import base
 from cdi_worker.sources.registry import blobs, documents
@@ -126,7 +126,6 @@ OPAQUE = ".wh..wh..opq"
 #: Limit of the hidden names that are kept.
 MOST_HIDDEN = 1000
 LONGEST_NAME = 255  # NAME_MAX
-_MAGICS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
 def plain(reader: base.Reader, head: bytes) -> base.Reader:
@@ -135,9 +134,10 @@ def plain(reader: base.Reader, head: bytes) -> base.Reader:
     ``head``: the first bytes, which show the compression. The media type is ignored: some images have a
     wrong one.
     """
-    skippable = len(head) > 3 and head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
-    kind = "zst" if skippable else next((_MAGICS[magic] for magic in _MAGICS if head.startswith(magic)), "")
-    return layers.decompressed(kind, reader) if kind else reader
+    for kind in ("gz", "zst"):
+        if decompress.KINDS[kind].magic.match(head):
+            return decompress.open(kind, reader)
+    return reader
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
