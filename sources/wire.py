@@ -9,7 +9,7 @@ import re
 import ssl
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from cdi_worker import errors, masking
 from cdi_worker.sources import certificates, handshakes
@@ -79,12 +79,10 @@ def tls_context(access: Access) -> ssl.SSLContext:
     return context
 
 
-@contextmanager
-def authorities(access: Access) -> Iterator[str]:
+def authorities(access: Access) -> AbstractContextManager[str]:
     """Yield the path of an in-memory PEM file with all CAs of ``tls_context``, for C libraries."""
     system = (path.read_bytes() for path in certificates.system_files())
-    with certificates.memory_file(b"\n".join((*system, *certificates.read(access.ca_files)))) as path:
-        yield path
+    return certificates.memory_file(b"\n".join((*system, *certificates.read(access.ca_files))))
 
 
 #: What servers answer to plain http at a TLS port: nginx, Go's net/http, Apache, Tomcat, Python's cheroot.

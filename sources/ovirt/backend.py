@@ -9,7 +9,6 @@ import contextlib
 import functools
 import operator
 import re
-import ssl
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Final
 from ovirt_imageio._internal.backends import http
 
 from cdi_worker import errors, masking
-from cdi_worker.sources import certificates, responses, sockets
+from cdi_worker.sources import base, responses, sockets, wire
 
 #: Bytes of the longest list of extents. An extent has 72 bytes in JSON and 330 once parsed: 580,000 extents
 #: in 190 MiB, below the 256 MiB that a worker may have. Every other MiB of a disk of 1 TiB is as many; lists
@@ -33,8 +32,8 @@ class _Response(responses.Bounded):
 class Backend(http.Backend):  # type: ignore[misc]  # without types
     """The library's connection. It reads lists, options and errors whole, whatever their length."""
 
-    #: Bytes per second, and the disk in messages. ``clone`` makes another object of the same class.
-    min_speed: ClassVar[float]
+    #: ``disk``: in messages. ``clone`` makes another object of the same class.
+    access: ClassVar[base.Access]
     disk: ClassVar[str]
 
     def extents(self, context: str = "zero") -> Iterator[Any]:
@@ -88,13 +87,7 @@ class Backend(http.Backend):  # type: ignore[misc]  # without types
             sockets.shut(self._con.sock)
 
     def _create_ssl_context(self) -> Any:
-        context = certificates.context()
-        if self._cafile:
-            context.load_verify_locations(self._cafile)
-        if not self._secure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        return wire.tls_context(self.access)
 
     def _create_tcp_connection(self) -> Any:
         return self._bounded(super()._create_tcp_connection())
@@ -103,11 +96,10 @@ class Backend(http.Backend):  # type: ignore[misc]  # without types
         return self._bounded(super()._create_unix_connection(unix_socket))
 
     def _bounded(self, connection: Any) -> Any:
-        connection.response_class = functools.partial(_Response, min_speed=self.min_speed)
+        connection.response_class = functools.partial(_Response, min_speed=self.access.min_speed)
         return connection
 
 
-def connect(url: str, *, disk: str, cafile: str | None, secure: bool, min_speed: float) -> Any:
+def connect(url: str, access: base.Access, disk: str) -> Any:
     """Connect to the ticket at ``url``."""
-    backend = type("Backend", (Backend,), {"min_speed": min_speed, "disk": disk})
-    return backend(urllib.parse.urlparse(url), cafile=cafile, secure=secure)
+    return type("Backend", (Backend,), {"access": access, "disk": disk})(urllib.parse.urlparse(url))

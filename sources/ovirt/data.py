@@ -44,10 +44,9 @@ class Pool:
     Thread-safe. The library uses the server's unix socket if it is on this machine.
     """
 
-    def __init__(self, name: str, access: base.Access, authorities: str, cancel: base.Cancel) -> None:
+    def __init__(self, name: str, access: base.Access, cancel: base.Cancel) -> None:
         self._name = name
         self._access = access
-        self._authorities = authorities
         self._cancel = cancel
         self._url = ""
         self._answered = False
@@ -184,19 +183,12 @@ class Pool:
         return errors.Transient(url=self._name, reason="the connections are closed")
 
     def _connect(self, *, first: bool = False) -> Any:
-        insecure = self._access.insecure
         model = self._model
         with self._translate_errors(first=first):
             if model is not None:
                 # A new one would load the system's CAs (20 ms of CPU) and request the server's options again.
                 return model.clone()
-            self._model = backend.connect(
-                self._url,
-                disk=self._name,
-                cafile=None if insecure else self._authorities,
-                secure=not insecure,
-                min_speed=self._access.min_speed,
-            )
+            self._model = backend.connect(self._url, self._access, self._name)
             return self._model
 
     @contextlib.contextmanager

@@ -86,7 +86,7 @@ class ImageioSource(base.Source):
             stack.callback(self._engine.close)
             self._engine.log_in()
             self._state = before = self._find()
-            self._pool = data.Pool(self.name, self._location.access, trusted, self._cancel)
+            self._pool = data.Pool(self.name, self._location.access, self._cancel)
             stack.callback(self._end, succeeded=False)
             self._begin()
             # Started before the disk is found again and its extents are read: that may outlast the ticket.

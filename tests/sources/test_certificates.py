@@ -127,8 +127,8 @@ def listening(pair: tls.KeyPair) -> Iterator[Listening]:
 
 
 def _of_imageio(trust: Trust) -> ssl.SSLContext:
-    backend = type("Backend", (backends.Backend,), {"min_speed": 1.0})
-    made = backend(urllib.parse.urlparse("https://host/x"), cafile=str(trust.anchor), connect=False)
+    backend = type("Backend", (backends.Backend,), {"access": trust.access})
+    made = backend(urllib.parse.urlparse("https://host/x"), connect=False)
     context: ssl.SSLContext = made._create_ssl_context()
     return context
 
@@ -199,9 +199,7 @@ def _engine(trust: Trust, server: Listening) -> None:
 
 
 def _imageio(trust: Trust, server: Listening) -> None:
-    with wire.authorities(trust.access) as authorities:
-        pool = data.Pool("disk", trust.access, authorities, cancelling.NEVER)
-        pool.connect([server.url("/images/x")])
+    data.Pool("disk", trust.access, cancelling.NEVER).connect([server.url("/images/x")])
 
 
 def _upload(trust: Trust, server: Listening) -> None:

@@ -41,8 +41,9 @@ def _of_uploads(authority: tls.Authority, pair: tls.KeyPair) -> ssl.SSLContext:
 
 
 def _of_imageio(authority: tls.Authority, _pair: tls.KeyPair) -> ssl.SSLContext:
-    backend = type("Backend", (backends.Backend,), {"min_speed": 1.0})
-    made = backend(urllib.parse.urlparse("https://host/x"), cafile=str(authority.certificate), connect=False)
+    access = base.Access(ca_files=(str(authority.certificate),))
+    backend = type("Backend", (backends.Backend,), {"access": access})
+    made = backend(urllib.parse.urlparse("https://host/x"), connect=False)
     context: ssl.SSLContext = made._create_ssl_context()
     return context
 

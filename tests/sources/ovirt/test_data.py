@@ -159,7 +159,7 @@ def reads() -> cancelling.Reads:
 
 @pytest.fixture
 def pool(server: Server, reads: cancelling.Reads) -> Iterator[imageio_data.Pool]:
-    made = imageio_data.Pool("disk", base.Access(connections=6), "", reads)
+    made = imageio_data.Pool("disk", base.Access(connections=6), reads)
     yield made
     made.close()
 
