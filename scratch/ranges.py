@@ -23,9 +23,9 @@ class Ranges:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def is_all(self, start: int, end: int) -> bool:
-        """Return whether the set is exactly this range."""
-        return self._starts == [start] and self._ends == [end]
+    def is_all(self, size: int) -> bool:
+        """Return whether the set is exactly the bytes before ``size``."""
+        return list(self) == ([(0, size)] if size else [])
 
     def covered(self) -> int:
         """Return the number of bytes in the set."""

@@ -272,8 +272,7 @@ class _Pending:
     def complete(self, error: Any) -> int:
         # libnbd does not notice chunks that a reply omits.
         self.useful.tick()
-        is_whole = not self.length or self._arrived.is_all(0, self.length)
-        self.end(error.value or (0 if is_whole else errno.EPROTO))
+        self.end(error.value or (0 if self._arrived.is_all(self.length) else errno.EPROTO))
         # 1: libnbd retires the command itself.
         return 1
 

@@ -37,5 +37,4 @@ class Coverage:
     def value(self) -> int | None:
         """Return the CRC of all bytes, or None if some are missing, or more were read."""
         with self._lock:
-            is_whole = self._read.is_all(0, self._size) or not (self._size or len(self._read))
-            return self._crc if is_whole else None
+            return self._crc if self._read.is_all(self._size) else None
