@@ -14,7 +14,7 @@ from pathlib import Path
 from cdi_worker import errors
 from cdi_worker.formats import smalljson
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, labels, wire
+from cdi_worker.sources import base, labels
 from cdi_worker.sources.web import http, locations, pinned, session
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 #: Limit for the node's pull of the image, in seconds. Large images take many minutes.
 READY_PATIENCE = 3600.0
 DISK = "disk.img"
-LARGEST_INFO = 1 << 20
 #: Most characters of the name in the ready file: PATH_MAX of Linux.
 LONGEST_NAME = 4096
 
@@ -77,12 +76,11 @@ class NodePullSource(http.HttpSource):
                 session.new_session(self._location.access, self._cancel) as fresh,
                 session.translate_errors(url, first=False),
             ):
-                answer = fresh.get(url, timeout=wire.TIMEOUT, allow_redirects=False, stream=True)
-                if answer.status_code != 200:
-                    log.warning("no labels url=%r status=%d", url, answer.status_code)
-                    return {}
-                text = session.body(answer, LARGEST_INFO)
-            info = smalljson.parse(text) if len(text) <= LARGEST_INFO else {}
+                answer, text = session.exchange(fresh, self._location.access, "GET", url)
+            if answer.status_code != 200:
+                log.warning("no labels url=%r status=%d", url, answer.status_code)
+                return {}
+            info = smalljson.parse(text)
         except (errors.Error, ValueError) as err:
             log.warning("no labels url=%r error=%s", url, type(err).__name__)
             return {}
