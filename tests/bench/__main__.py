@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _measure(given: argparse.Namespace, chosen: Sequence[benches.Row]) -> None:
-    """Measure rows; keep the figures, or exit if that are not all rows of a list as they are."""
+    """Measure rows; keep the figures, or exit if that are not all rows of a list."""
     given.directory.mkdir(parents=True, exist_ok=True)
     inputs.bytecode(given.before)
     began, found = time.monotonic(), []
@@ -55,7 +55,7 @@ def _measure(given: argparse.Namespace, chosen: Sequence[benches.Row]) -> None:
             print(f"{number} of {len(chosen)}, {time.monotonic() - began:.0f} s: ", end="", flush=True)
             found.append(compare.row(bench, row))
             print(found[-1], flush=True)
-    is_whole = not (given.only or given.before or given.alone or given.setting != "machine")
+    is_whole = not (given.only or given.alone or given.setting != "machine")
     if is_whole:
         report.save(given.report.with_suffix(""), found)
     failed = [each.row.key for each in found if not each.is_right]

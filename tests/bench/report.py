@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tests.bench import bench as benches
 from tests.bench import go
-from tests.bench.compare import CDI, Comparison, Figures
+from tests.bench.compare import BEFORE, CDI, Comparison, Figures
 from tests.bench.measure import Cost
 
 #: All programs of rows and of their servers that print their version.
@@ -68,11 +68,14 @@ def load(path: Path) -> Report:
 
 
 def _line(each: Comparison) -> dict[str, Any]:
+    """Return what is kept of a row: not another version of ours, which each run chooses."""
     costs = {
         name: [[round(value, 3) for value in dataclasses.astuple(cost)] for cost in figures.costs]
         for name, figures in each.figures.items()
+        if name != BEFORE
     }
-    return {"row": each.row.key, "bound": each.bound, "costs": costs, "failures": each.failures}
+    failures = {name: reason for name, reason in each.failures.items() if name != BEFORE}
+    return {"row": each.row.key, "bound": each.bound, "costs": costs, "failures": failures}
 
 
 def _processor() -> str:

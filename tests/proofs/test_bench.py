@@ -249,6 +249,8 @@ def test_another_version_is_measured_in_turn_with_this_one(bench: Bench, tmp_pat
     assert (tmp_path / "ran").read_text() == "xxxx"
     assert {OURS, BEFORE} == found.figures.keys()
     assert "of the time and" in str(found)
+    report.save(tmp_path / "report", [found])
+    assert BEFORE not in next((tmp_path / "report").iterdir()).read_text()
     (earlier / "__main__.py").write_text("exit('too old')")
     found = measured(compared, Sides(bench.command([*worker.COMMAND, "--version"], bench.file)))
     assert found.failures[BEFORE].endswith("too old")
