@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.bench import bench as benches
@@ -12,11 +11,13 @@ from tests.bench import inputs
 from tests.bench.bench import Bench, Side, Sides
 from tests.bench.measure import Cost
 from tests.bench.rows import disks
-from tests.support import ovas, processes
+from tests.support import devices, ovas, processes
 
 #: Bytes of the files of /usr in an archive, and of the largest of them.
 USR = 96 << 20
 SMALL = 64 << 10
+#: Bytes of the volume for these files.
+VOLUME = 512 << 20
 
 
 @benches.row("vmdk in an OVA", rival="curl | tar -x; qemu-img convert -m 16 -W")
@@ -34,21 +35,21 @@ def ova(bench: Bench) -> Iterator[Sides]:
 
 @benches.row("archive of small files of /usr, 96 MiB", rival="curl | tar -x")
 def usr(bench: Bench) -> Iterator[Sides]:
-    """Measure an archive of files as an operating system has them."""
-    url, folder = bench.web.url(_archive(bench.directory)), bench.file.with_name("folder")
+    """Measure an archive of files as an operating system has them, on a new file system for each run."""
+    url = bench.web.url(_archive(bench.directory))
 
-    def into_empty(argv: Sequence[str | Path]) -> Side:
+    def into_new(command: Callable[[Path], Sequence[str | Path]]) -> Side:
+        # On a file system that has been used for long, Linux may take seconds to find free inodes.
         def run() -> Cost:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            return bench.run(argv)
+            with devices.filesystem("ext4", bench.directory, VOLUME) as volume:
+                return bench.run(command(volume))
 
         return run
 
-    pipe = f"curl -sf {url} | tar -xC {folder} && sync -f {folder}"
+    pipe = f"curl -sf {url} | tar -xC {{0}} && sync -f {{0}}"
     yield Sides(
-        into_empty(benches.importing(url, folder, "--content-type=archive")),
-        into_empty(["bash", "-o", "pipefail", "-c", pipe]),
+        into_new(lambda volume: benches.importing(url, volume, "--content-type=archive")),
+        into_new(lambda volume: ["bash", "-o", "pipefail", "-c", pipe.format(volume)]),
     )
 
 
