@@ -153,8 +153,8 @@ def archive_path(name: str) -> tuple[str, ...]:
         raise refused("dotdot", parts, 'leads outside: contains ".."')
     # A character has at most four bytes.
     if len(name) > _MAX_NAME // 4:
-        lengths = [len(part.encode(errors="surrogateescape")) for part in (name, *parts)]
-        if lengths[0] > _MAX_PATH or max(lengths[1:], default=0) > _MAX_NAME:
+        encoded = name.encode(errors="surrogateescape")
+        if len(encoded) > _MAX_PATH or max(map(len, encoded.split(b"/"))) > _MAX_NAME:
             raise refused("name", parts, "has a name that is too long")
     if len(parts) > _DEEPEST:
         raise refused("name", parts, f"is below more than {_DEEPEST} directories")
