@@ -36,7 +36,7 @@ class Wire(NamedTuple):
     ordered: Callable[[cancelling.Cancel, Advance], readers.Reader] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Facts:
     """What a source states of its bytes when it is opened. The defaults: it states nothing.
 
@@ -77,7 +77,7 @@ class Facts:
     obstacle: errors.Error | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Provenance:
     """What a source knows of its image only when the disk is on storage.
 

@@ -68,7 +68,7 @@ class Comparing(NamedTuple):
     again: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Attempt:
     """One attempt, by one plan.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Inspection:
     """The result of inspecting a source: ``plan``, or ``obstacle`` if an import is not possible.
 

@@ -72,7 +72,7 @@ class Room(NamedTuple):
     owner: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """One import. Sizes in bytes, times in seconds.
 

@@ -34,7 +34,7 @@ ANYTHING = 1 << 62
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Survey:
     """What was looked at before the first byte is written: the content, and the space for it. Sizes in bytes.
 

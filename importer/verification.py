@@ -36,7 +36,7 @@ Side: TypeAlias = Literal["", "source", "disk", "missing"]
 Connect: TypeAlias = Callable[[], base.Source]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Difference:
     """A range that differs, in whole blocks of 4096 bytes. ``zero``: the side that is all zeros there."""
 
@@ -45,7 +45,7 @@ class Difference:
     zero: Side
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Verification:
     """The result of a verification. Sizes in bytes.
 

@@ -10,7 +10,6 @@ import logging
 import operator
 import os
 import random
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +101,7 @@ class Journal:
     @classmethod
     def in_memory(cls, limit: int) -> Self:
         """Return a journal that is only kept in memory, of a disk of at most ``limit`` bytes."""
-        kept = cls(None, secrets.token_hex(), limit)
+        kept = cls(None, os.urandom(32).hex(), limit)
         kept._is_kept = True
         return kept
 

@@ -58,7 +58,7 @@ def _limit(option: str, meaning: str, form: str, default: float, **more: Any) ->
     return fields.field(default, option=option, help=meaning, form=form, section=TRANSFER, **more)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclasses.dataclass(frozen=True)
 class Access:
     """Credentials, certificates and proxies for a server. ``repr`` omits the secrets.
 
@@ -189,7 +189,7 @@ UNVERIFIABLE: Final = (
 CHECKSUM_FILE: Final = errors.Remedy([("give a file with its checksum", "checksum_file")])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclasses.dataclass(frozen=True)
 class Location:
     """The address of a disk and the access to it. Sources with options of their own derive a dataclass.
 
@@ -291,7 +291,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(each)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Opening:
     """What a source needs to be opened.
 

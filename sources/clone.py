@@ -16,7 +16,7 @@ from cdi_worker.sources import base, upload
 _CONTENT: Final = re.compile(r"([0-9a-f]{32,64}) ([1-9][0-9]{0,17})")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class SentDisk:
     """What a client states to send: ``token``, a secret of this run of the client, and the disk's ``size``.
 

@@ -23,7 +23,7 @@ _ANY_DIGEST = "sha256:" + 64 * "0"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Reference:
     """An image or artifact in a registry. ``digest`` overrides ``tag``.
 
@@ -57,7 +57,7 @@ class Reference:
         return f"{DOCKER}{self.host}/{self.repository}{at}{choice}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class ArchiveReference:
     """An image in a tar of an OCI layout. ``tag`` may be empty if there is only one image."""
 

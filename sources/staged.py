@@ -12,7 +12,7 @@ from cdi_worker import errors
 from cdi_worker.sources import base, fields
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Staged(base.Location):
     """A disk at a checkpoint. ``previous`` empty: a full copy. ``final``: the last stage."""
 
@@ -47,7 +47,7 @@ class Staged(base.Location):
             yield fields.fault(self, text, "current")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Files(Staged):
     """The address of a file. Checkpoints are files beside each other: the first is a complete disk, each
     other one a qcow2 file with what changed since the checkpoint before it.

@@ -36,7 +36,7 @@ _WINDOW_LOG = 27
 _MEMORY = (1 << _WINDOW_LOG) + (8 << 20)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """How to read one compression format.
 

@@ -25,7 +25,7 @@ _ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMPRESSIONS = {"gzip": "gz", "bzip2": "bz2"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class OvfDisk:
     """A disk. ``file``: its name, relative to the descriptor. ``index``: its place there, from 1.
 

@@ -19,7 +19,7 @@ from cdi_worker.formats.qcow2.layout import Qcow2Allocation, Qcow2Layout
 MOST: Final = 128
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class ChainFile:
     """One file of a chain, with the result of its check.
 

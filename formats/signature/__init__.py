@@ -28,7 +28,7 @@ ORDER: Final = (
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
     """A verified signature. ``signer``: by whom, for people.
 

@@ -26,7 +26,7 @@ _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----(?:(?!-----BEGIN).)*?-----END \
 SHORTEST_RSA = 2048
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Key:
     """A public key. ``until``: the end of the validity of its certificate; None without one."""
 

@@ -23,7 +23,7 @@ LARGEST = 128 << 10
 LONGEST_PROOF = 8192
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Signed:
     """A payload with the annotations of its layer."""
 

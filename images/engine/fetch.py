@@ -48,7 +48,7 @@ T = TypeVar("T")
 Deliver = Callable[[int, memoryview], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class FetchOptions:
     """Options of the fetch engine. Sizes in bytes, times in seconds.
 

@@ -42,7 +42,7 @@ def unlike(stored: bytes | memoryview, offset: int, data: memoryview) -> list[Ra
     return runs
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class Changes:
     """What an update found, in bytes of the disk: ``compared``, ``differed``, and ``written`` or zeroed.
 

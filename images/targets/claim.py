@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import pathlib
-import secrets
 import stat
 import threading
 import time
@@ -96,7 +95,7 @@ def holder(record: bytes) -> Holder | None:
 
 def _new_holder() -> Holder:
     since = dt.datetime.fromtimestamp(time.time(), dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Holder(secrets.token_hex(16), os.uname().nodename[:64], os.getpid(), since)
+    return Holder(os.urandom(16).hex(), os.uname().nodename[:64], os.getpid(), since)
 
 
 class Claim:

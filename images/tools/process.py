@@ -60,7 +60,7 @@ class Watch:
             raise errors.NoProgress(what=self._what, seconds=self._seconds)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Command:
     """A command to run. ``package``: the Debian package with the program; ``address_space`` in bytes.
 

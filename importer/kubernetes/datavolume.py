@@ -54,7 +54,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """Where the data comes from. ``kind``: the name below ``spec.source``. ``fields``: what is below it."""
 
@@ -87,7 +87,7 @@ class Source:
         return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class VolumeClaim:
     """The requested volume. ``size``: in bytes, None if it is that of the source.
 
@@ -113,7 +113,7 @@ class VolumeClaim:
         return size if self.section == "pvc" or self.block else units.volume_size(size, overhead)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class DataVolume:
     """The values of a manifest. ``final``: the last checkpoint is the end of the migration."""
 

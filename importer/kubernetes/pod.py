@@ -29,7 +29,7 @@ PATHS = contract.Paths()
 Object = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings beyond the manifest. ``overhead``: the part of a file system to leave free.
 

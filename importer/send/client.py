@@ -34,7 +34,7 @@ class Leaving(errors.Transient):
     """The server ends, and another one may follow it; see ``upload.headers.LEAVING``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Answer:
     """The server's response; ``text`` is at most 64 KiB."""
 
@@ -59,7 +59,7 @@ class Answer:
         return f"{self.status} {http.client.responses.get(self.status, '')}{': ' if text else ''}{text}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Body:
     """A request body. ``length`` in bytes; None: sent in chunks until ``pieces`` end.
 

@@ -37,7 +37,7 @@ SAMPLE = 64 << 10
 PLACES = 64
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Settings of an upload. ``access``: certificates, proxies, and how long to wait without progress."""
 
@@ -50,7 +50,7 @@ class Settings:
     checksum: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Sent:
     """The result of an upload. Sizes in bytes; ``resumed``: the server had them from an earlier run."""
 

@@ -52,7 +52,7 @@ class Stream(abc.ABC):
         """Begin again for a server that has lost the upload; ``kept``: see ``upload.headers.KEPT``."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class Sender:
     """Sends one stream to ``path``, the tus collection; fails after an outage of ``patience`` seconds.
 

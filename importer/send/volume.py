@@ -43,7 +43,7 @@ VARIABLES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Settings of a clone source.
 

@@ -26,7 +26,7 @@ HEAD, LINE, TRAILERS = 64 << 10, 4 << 10, 64
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Answer:
     """The response to a request."""
 

@@ -21,7 +21,7 @@ from cdi_worker.sources.clone import SentDisk
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Order:
     """The import that an HTTP request asks for.
 

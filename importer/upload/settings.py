@@ -40,7 +40,7 @@ VARIABLES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Settings of an upload server.
 

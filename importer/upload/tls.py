@@ -24,7 +24,7 @@ _NEWEST = re.compile(r"TLS_(AES|CHACHA20)_[A-Z0-9_]+")
 _GO = re.compile(r"TLS_([A-Z_]+)_WITH_([A-Z0-9_]+)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Server:
     """PEM files, cipher names (comma separated) and the lowest version, as in the environment."""
 

@@ -30,7 +30,7 @@ def _openstack(variable: str, meaning: str, **more: Any) -> Any:
     return fields.field(env=variable, help=meaning, ambient=True, **more)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Glance(base.Location):
     """The URL of Keystone and the id of an image.
 

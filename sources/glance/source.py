@@ -36,7 +36,7 @@ FORMATS: Final = {
 MOST_RENEWALS: Final = 3
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Metadata:
     """An image as Glance describes it. ``size``: in bytes. ``checksum``: as ``checksum.parse`` reads it."""
 

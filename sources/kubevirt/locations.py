@@ -39,7 +39,7 @@ ENDS: Final = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class KubeVirt(staged.Staged):
     """A URL in the status of a VirtualMachineExport, and the export's token.
 

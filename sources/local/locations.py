@@ -16,7 +16,7 @@ from cdi_worker.sources import base, staged
 STDIN = "-"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Local(base.Location):
     """A path, a ``file://`` URL, or ``-`` for standard input."""
 
@@ -50,6 +50,6 @@ def path_of(endpoint: str) -> str:
     return path
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalFile(Local, staged.Files):
     """A local disk that may be a stage: a file of its own for each checkpoint."""

@@ -38,7 +38,7 @@ LISTING = 4
 _ZERO, _DIRTY = 2, 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Limits:
     """Limits of a client, in seconds. ``connections``: at most, if the server allows several.
 

@@ -35,7 +35,7 @@ class Failed(errors.Transient):
     """A connection failed in a way that a retry at the first contact does not mend."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Server:
     """A server, and what is requested of it.
 

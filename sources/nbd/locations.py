@@ -16,7 +16,7 @@ PORT = 10809
 LONGEST_NAME = 4096
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Address:
     """An NBD address. ``socket``: path of a unix socket, empty for a ``host``."""
 
@@ -42,7 +42,7 @@ class Address:
         return f"nbd{'s' if self.tls else ''}://{host}{port}/{export}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Nbd(staged.Staged):
     """The URL of an export.
 

@@ -33,7 +33,7 @@ TRANSIENT = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 LARGEST_METADATA = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Metadata:
     """Metadata of one generation. ``crc32c``: base64 of four bytes, big-endian; may be empty."""
 

@@ -12,7 +12,7 @@ from cdi_worker import errors
 from cdi_worker.sources import fields, staged
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class S3(staged.Files):
     """``s3://bucket/key`` or ``http(s)://host/bucket/key``.
 
@@ -55,7 +55,7 @@ class S3(staged.Files):
                 yield fields.fault(self.access, f"{{}}: {err}", name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gcs(staged.Files):
     """``gs://bucket/object`` or ``http(s)://host/bucket/object``.
 

@@ -12,7 +12,7 @@ from cdi_worker.sources import base, fields, staged
 _ID: Final = re.compile("[0-9A-Za-z_-]+")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Imageio(staged.Staged):
     """The API URL of an engine and the id of a disk. Checkpoints are snapshot ids."""
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MAX_REFUSALS = 3
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Patience:
     """Limits of waits, in seconds.
 

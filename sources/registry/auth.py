@@ -31,7 +31,7 @@ _SCHEME = re.compile(r"[\s,]*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)")
 _PARAMETER = re.compile(r'[\s,]*+([A-Za-z0-9_-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Credentials:
     """Registry credentials. ``identity``: a refresh token in place of user and password."""
 

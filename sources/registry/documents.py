@@ -41,7 +41,7 @@ _ARCHITECTURES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Descriptor:
     """A descriptor of a blob or manifest. ``architecture`` and ``system`` may be empty."""
 
@@ -97,14 +97,14 @@ class Descriptor:
         return is_tar and (not self.title or self.annotations.get(UNPACK) == "true")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Index:
     """A Docker manifest list or an OCI index."""
 
     manifests: tuple[Descriptor, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """An image or an artifact. ``layers``: lowest first."""
 

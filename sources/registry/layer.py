@@ -140,7 +140,7 @@ def plain(reader: base.Reader, head: bytes) -> base.Reader:
     return reader
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Hidden:
     """Names in /disk that upper layers hide from the layers below; ``everything``: all of them."""
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from cdi_worker.sources import base, fields
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Registry(base.Location):
     """``docker://host/repository[:tag|@digest]`` or ``oci-archive:PATH[:tag]``.
 

@@ -194,7 +194,7 @@ CONFIG_TYPES = (
 BOOTABLE = ("containers.bootc", "ostree.bootable")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Image:
     """The image for an architecture. ``digests``: of the reference's document, ..., and of the manifest.
 

@@ -25,7 +25,7 @@ ENDINGS: Final = (".gpg", ".sign", ".asc", ".sig")
 BROKEN: Final = frozenset({"md5", "sha1"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Reading:
     """How to read files. ``patience``: seconds to retry transient failures. ``retried`` gets each of them."""
 

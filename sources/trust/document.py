@@ -17,7 +17,7 @@ from cdi_worker.sources import base, kind, wire
 KINDS: Final = frozenset({"http", "s3", "gcs", "local"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Place:
     """Where files are: a kind of source, and a location whose endpoint is one of them."""
 

@@ -20,7 +20,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Vddk(staged.Staged):
     """The URL of a vCenter or ESXi host, a virtual machine and the path of its disk.
 

@@ -27,7 +27,7 @@ FREE_REQUESTS, COVERED = 1024, 64 << 20
 LARGEST = 64 << 40
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class VirtualDisk:
     """A disk, now or at a snapshot. ``snapshot``: its reference, empty for the current state.
 

@@ -22,7 +22,7 @@ MOST_ENDS, SPAN = 4, 30.0
 _ADDRESS_SPACE = 8 << 30
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Plugin:
     """A plugin and its parameters. Paths are absolute.
 
@@ -42,7 +42,7 @@ class Plugin:
     threads: int = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Follow:
     """Supervision of nbdkit. ``on_line`` is called with each log line, from another thread.
 

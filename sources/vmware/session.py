@@ -29,7 +29,7 @@ VERSION = "vim.version.version9"
 LONGEST: Final = 8 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Server:
     """A vCenter or ESXi host. ``thumbprint``: SHA-1 of its certificate, with colons."""
 

@@ -19,7 +19,7 @@ def _method(text: str) -> str:
     return text
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Http(staged.Files):
     """A URL. ``pull_method`` ``node``: another container of the pod serves the disk.
 

@@ -53,17 +53,17 @@ BUDGETS = {
         24, 83, "click", f"{COMMANDS} cdi_worker.importer.execute fractions importlib.metadata"
     ),
     "blank": _budget(
-        102, 191, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions importlib.metadata"
+        102, 189, "click", f"{COMMANDS} {ROUTES} requests ssl {TABLES} fractions importlib.metadata"
     ),
     "raw": _budget(
         123,
-        349,
+        348,
         f"{HTTP} {DIGESTS}",
         f"{COMMANDS} {ROUTES} {TABLES} cdi_worker.formats.qcow2",
     ),
     "qcow2": _budget(
         135,
-        366,
+        365,
         f"{HTTP} {DIGESTS} isal backports",
         f"{COMMANDS} {ROUTES} cdi_worker.formats.vmdk",
     ),
