@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from cdi_worker import errors
-from cdi_worker.formats.tar import headers
+from cdi_worker.formats.tar import archive, headers
 from tests.support import hostile_archives, tar_parts
 
 NOISE = random.Random(1).randbytes(100_000)
@@ -191,3 +191,17 @@ def test_mutated_archive_raises_only_our_errors(disks, data):
 def test_number_field_is_an_integer_or_corrupt(field):
     with contextlib.suppress(errors.Corrupt):
         assert isinstance(headers.number(field), int)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        ("é" * 127, False),
+        ("é" * 128, True),
+        ("/".join(["é" * 100] * 20), False),
+        ("/".join(["é" * 100] * 21), True),
+    ],
+)
+def test_length_of_a_name_is_that_of_its_bytes(name: str, is_refused: bool) -> None:
+    with pytest.raises(errors.Refused) if is_refused else contextlib.nullcontext():
+        archive.archive_path(name)
