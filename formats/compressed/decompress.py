@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
-import functools
 import lzma
 import re
 from collections.abc import Callable
@@ -41,13 +40,13 @@ class Kind:
     """How to read one compression format.
 
     ``magic``: start of every member. ``start``: make the decompressor of a member, with the interface of
-    ``bz2.BZ2Decompressor``. ``padding``: zero bytes may follow a member in multiples of this (0: no padding).
+    ``bz2.BZ2Decompressor``; it gets the input, to choose by its first bytes. ``padding``: zero bytes may follow a member in multiples of this (0: no padding).
     ``resumes``: another member may follow the padding.
     """
 
     name: str
     magic: re.Pattern[bytes]
-    start: Callable[[], Any]
+    start: Callable[[Members], Any]
     error: type[Exception]
     padding: int = 0
     resumes: bool = False
@@ -60,7 +59,7 @@ KINDS = {
         Kind(
             name="gz",
             magic=re.compile(rb"\x1f\x8b\x08"),
-            start=functools.partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP),
+            start=lambda _: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP),
             error=cast("type[Exception]", igzip_lib.IsalError),
             padding=1,
         ),
@@ -68,7 +67,7 @@ KINDS = {
         Kind(
             name="xz",
             magic=re.compile(rb"\xfd7zXZ\x00"),
-            start=functools.partial(lzma.LZMADecompressor, format=lzma.FORMAT_XZ, memlimit=_MEMORY),
+            start=lambda members: xz.start(members.peek, members.take, _MEMORY),
             error=lzma.LZMAError,
             padding=4,
             resumes=True,
@@ -77,12 +76,14 @@ KINDS = {
         Kind(
             name="zst",
             magic=re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
-            start=functools.partial(
-                zstd.ZstdDecompressor, options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
+            start=lambda _: zstd.ZstdDecompressor(
+                options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
             ),
             error=zstd.ZstdError,
         ),
-        Kind(name="bz2", magic=re.compile(rb"BZh[1-9]"), start=bz2.BZ2Decompressor, error=OSError),
+        Kind(
+            name="bz2", magic=re.compile(rb"BZh[1-9]"), start=lambda _: bz2.BZ2Decompressor(), error=OSError
+        ),
     )
 }
 
@@ -119,11 +120,11 @@ class Members(readers.Wrapper):
         limit = min(len(into), _OUTPUT)
         while True:
             if self._member is None:
-                self._member = self._start()
+                self._member = self._kind.start(self)
             elif self._member.eof:
                 if self._at_end():
                     return 0
-                self._member = self._start()
+                self._member = self._kind.start(self)
                 self._fruitless_members += 1
                 self._check_fruitful()
             if plain := self._step(limit):
@@ -132,18 +133,22 @@ class Members(readers.Wrapper):
                 return len(plain)
 
     def close(self) -> None:
-        if isinstance(self._member, xz.Stream):
-            self._member.close()
+        getattr(self._member, "close", lambda: None)()
         super().close()
 
-    def _start(self) -> Any:
-        if (
-            self._kind.name == "xz"
-            and self._fill(xz.START)
-            and xz.has_sizes(self._input[self._at : self._end])
-        ):
-            return xz.Stream(self._read, _MEMORY)
-        return self._kind.start()
+    def peek(self, count: int) -> memoryview:
+        """Return the next bytes of the input, at least ``count`` if there are so many."""
+        self._fill(count)
+        return self._input[self._at : self._end]
+
+    def take(self, into: memoryview) -> int:
+        """Read 1 to ``len(into)`` bytes of the input. Raises ``errors.Truncated`` at the end."""
+        data = self.peek(1)[: len(into)]
+        if not data:
+            raise self._truncated()
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
     def _step(self, limit: int) -> bytes | memoryview:
         """Decompress once, with new input if the member needs it; return at most ``limit`` bytes."""
@@ -160,21 +165,14 @@ class Members(readers.Wrapper):
         except self._kind.error as err:
             # The libraries have no error code for an exceeded memory limit, only a message.
             if "memory" in str(err).lower():
-                raise _too_large_window(self._kind.name) from err
+                needs = f"the {self._kind.name} stream needs a window (dictionary) of more than"
+                reason = f"{needs} {1 << _WINDOW_LOG >> 20} MiB; compress it with a smaller one"
+                raise errors.Unsupported(reason=reason) from err
             reason = f"{err} (before byte {self._taken})"
             raise errors.Corrupt(format=self._kind.name, reason=reason) from err
         if self._member.eof:
             self._at -= len(self._member.unused_data)
         return plain
-
-    def _read(self, into: memoryview) -> int:
-        """Read 1 to ``len(into)`` bytes. Raises ``errors.Truncated`` at the end."""
-        if not self._fill(1):
-            raise self._truncated()
-        data = self._input[self._at : self._end][: len(into)]
-        into[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
     def _truncated(self) -> errors.Truncated:
         return errors.Truncated(format=self._kind.name, reason=f"the stream ends at byte {self._taken}")
@@ -211,15 +209,7 @@ class Members(readers.Wrapper):
             raise errors.TrailingGarbage(format=self._kind.name, offset=here - padding)
         if not self._fill(1):
             return True
-        self._fill(8)
-        more = self._kind.magic.match(self._input[self._at : self._end])
+        more = self._kind.magic.match(self.peek(8))
         if not more or (padding and not self._kind.resumes):
             raise errors.TrailingGarbage(format=self._kind.name, offset=here)
         return False
-
-
-def _too_large_window(kind: str) -> errors.Unsupported:
-    """Return the error for a stream whose window, xz's dictionary, is larger than 128 MiB."""
-    window = f"{'window (dictionary)' if kind == 'xz' else 'window'} of"
-    needs = f"the {kind} stream needs a {window} more than {1 << _WINDOW_LOG >> 20} MiB"
-    return errors.Unsupported(reason=f"{needs}; compress it with a smaller one")

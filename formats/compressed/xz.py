@@ -28,16 +28,19 @@ _INDEX = 16 << 20
 #: Most blocks without content, which no tool writes.
 _EMPTY = 1 << 10
 
-#: Bytes from the start of a stream that ``has_sizes`` needs.
-START = 14
+#: Bytes from the start of a stream to the flags of its first block.
+_START = 14
 
 
-def has_sizes(start: memoryview) -> bool:
-    """Return whether a stream starts with a block that states its sizes, which threads need.
+def start(peek: Callable[[int], memoryview], read: Read, memory: int) -> Stream | lzma.LZMADecompressor:
+    """Return the decompressor of a stream: in threads, if its first block states its sizes.
 
     Only the multi-threaded encoder writes them (3.1.2). A header of size 0 is the index: there are no blocks.
     """
-    return len(start) >= START and start[12] != 0 and start[13] & 0xC0 == 0xC0
+    head = peek(_START)
+    if len(head) >= _START and head[12] != 0 and head[13] & 0xC0 == 0xC0:
+        return Stream(read, memory)
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=memory)
 
 
 class Stream:

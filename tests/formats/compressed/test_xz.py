@@ -51,7 +51,7 @@ def test_streams_of_every_kind_are_joined() -> None:
 def test_blocks_that_need_more_memory_are_read_alone(memory: int) -> None:
     """The result is that of threads; a dictionary that does not fit is refused."""
     source = decompress.Members(decompress.KINDS["xz"], readers.BytesReader(blocks(PLAIN * 4, "400KiB")))
-    stream = xz.Stream(source._read, memory)
+    stream = xz.Stream(source.take, memory)
     if memory == 1:
         with pytest.raises(lzma.LZMAError, match=r"[Mm]emory"):
             stream.decompress(b"", max_length=10)
