@@ -56,6 +56,8 @@ def zeros(start: int, end: int) -> Iterator[tuple[int, memoryview]]:
 def is_zero(data: memoryview) -> bool:
     """Return whether all bytes are zero. Stops at the first byte that is not."""
     step = len(_ZEROS)
+    if len(data) <= step:
+        return _ZEROS.startswith(data)
     return all(_ZEROS.startswith(data[start : start + step]) for start in range(0, len(data), step))
 
 

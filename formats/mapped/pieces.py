@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import array
-import operator
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, compress
 from typing import NamedTuple
 
 from cdi_worker.formats import spans
@@ -122,18 +121,22 @@ def merge(pieces: Iterable[Piece]) -> Iterator[Piece]:
 def steady(table: array.array[int], step: int, lowest: int = 1) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of the longest ranges of ``table`` in which entries increase by ``step``.
 
-    Entries below ``lowest`` are holes. They are skipped in C: a disk of 1 TiB may have 100 million of them.
+    Entries below ``lowest`` are holes. Zeros are skipped in C: a disk of 1 TiB may have 100 million of them.
     """
     for first, last in _used(table):
-        start = first
-        for is_used, group in groupby(table[first:last], lowest.__le__):
-            entries = list(group)
-            end = start + len(entries)
-            if is_used:
-                deltas = map(operator.sub, islice(entries, 1, None), entries)
-                cuts = [index for index, delta in enumerate(deltas, start + 1) if delta != step]
-                yield from pairwise([start, *cuts, end])
-            start = end
+        start = end = first
+        before = 0
+        for index in compress(range(first, last), table[first:last]):
+            entry = table[index]
+            if index != end or entry - before != step:
+                if start < end:
+                    yield start, end
+                start = index
+            before, end = entry, index + 1
+            if entry < lowest:
+                start = end
+        if start < end:
+            yield start, end
 
 
 def _used(table: array.array[int]) -> Iterator[tuple[int, int]]:
