@@ -33,7 +33,7 @@ SHARE: Final = 0.05
 MOST_UNSAVED: Final = 64 << 20
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
-_MAGIC: Final = b"cdi-worker journal 4"
+_MAGIC: Final = b"cdi-worker journal 5"
 
 Range = ranges.Range
 Ranges = ranges.Ranges
@@ -141,14 +141,14 @@ class Journal:
         if self._is_kept:
             with self._lock:
                 self._unsaved += len(data)
-                self._finished.add(offset, data, tags)
+                self._finished.add(offset, offset + len(data), data, tags)
 
     def zeroed(self, spans: Iterable[Range]) -> None:
         """Add ranges that were zeroed on the target: other threads wait for the lock once, not for each."""
         if self._is_kept:
             with self._lock:
                 for span in spans:
-                    self._finished.add_zeros(*span)
+                    self._finished.add(*span)
 
     def forget(self) -> None:
         """Remove all ranges: the target does not hold the bytes of the source."""

@@ -52,6 +52,11 @@ class Ranges:
         self._starts[first:after] = [item[0] for item in left]
         self._ends[first:after] = [item[1] for item in left]
 
+    def holds(self, start: int, end: int) -> bool:
+        """Return whether all of a range that is not empty is in the set."""
+        index = bisect.bisect_right(self._starts, start) - 1
+        return index >= 0 and self._ends[index] >= end
+
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the parts of a range that are not in the set."""
         gaps = []

@@ -17,10 +17,22 @@ from cdi_worker.scratch import digests, ranges
 
 UNIT = digests.UNIT
 KEY = bytes(range(32))
+PAGE = 4096
+#: Pages of data in units that have zeros, too: at the start, in the middle, at the end, at both ends.
+PAGES = {4: {0}, 5: {3, 4, 7}, 6: {15}, 7: {0, 15}}
+
+
+def _unit(index: int) -> bytes:
+    if index in {2, 3, 9}:
+        return bytes(UNIT)
+    data = bytearray(random.Random(index).randbytes(UNIT))
+    for page in set(range(UNIT // PAGE)) - PAGES[index] if index in PAGES else ():
+        data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
+    return bytes(data)
+
+
 #: Units of data and of zeros; the last one is short.
-DISK = b"".join(
-    bytes(UNIT) if index in {2, 3, 9} else random.Random(index).randbytes(UNIT) for index in range(12)
-)[: 11 * UNIT + 1536]
+DISK = b"".join(map(_unit, range(12)))[: 11 * UNIT + 1536]
 
 
 @pytest.fixture(params=[16 << 10, 4])
@@ -43,10 +55,10 @@ def recorded(cuts: list[int], seed: int, granules: int) -> digests.Digests:
 def add(finished: digests.Digests, start: int, end: int) -> None:
     data = memoryview(DISK)[start:end]
     if not any(data):
-        finished.add_zeros(start, end)
+        finished.add(start, end)
         return
     first, last = finished.whole_units(start, end)
-    finished.add(start, data, finished.tags(first, data[first - start : last - start]))
+    finished.add(start, end, data, finished.tags(first, data[first - start : last - start]))
 
 
 def covered(records: list[digests.Record]) -> list[ranges.Range]:
@@ -59,7 +71,12 @@ def read(finished: digests.Digests, record: digests.Record, stored: bytes) -> in
     return functools.reduce(operator.xor, tags, 0)
 
 
-CUTS = st.lists(st.integers(0, len(DISK)) | st.integers(0, 12).map(lambda index: index * UNIT), max_size=30)
+CUTS = st.lists(
+    st.integers(0, len(DISK))
+    | st.integers(0, 12).map(lambda index: index * UNIT)
+    | st.integers(4 * UNIT // PAGE, 8 * UNIT // PAGE).map(lambda index: index * PAGE),
+    max_size=30,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,6 +91,26 @@ def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: 
         assert read(finished, record, DISK) == record.digest
         holds = any(start <= at < end for start, end in record.spans)
         assert (read(finished, record, bytes(changed)) != record.digest) is holds
+
+
+@pytest.mark.parametrize("zeros_first", [True, False])
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, PAGE), (2 * PAGE, 5 * PAGE), (512, PAGE), (UNIT - PAGE, UNIT)]
+)
+def test_data_between_zeros_has_the_digest_of_its_unit(start: int, end: int, zeros_first: bool) -> None:
+    """Whatever comes first, and although the data may have pages of zeros at its ends, too."""
+    data = bytes(PAGE) + b"x" * PAGE if end - start > PAGE else b"x"
+    disk = (bytes(start) + data.ljust(end - start, b"\0")).ljust(UNIT, b"\0")
+    finished = digests.Digests(KEY, 0, 2 * UNIT)
+    places = [UNIT + at for at in (0, start, end, UNIT)]
+    zeros = [places[:2], places[2:]]
+    for first, after in zeros if zeros_first else ():
+        finished.add(first, after)
+    finished.add(*places[1:3], memoryview(disk)[start:end])
+    for first, after in zeros:
+        finished.add(first, after)
+    (record,) = finished.records()
+    assert record.digest == read(finished, record, bytes(UNIT) + disk) != 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,10 +197,10 @@ def test_memory_of_partial_units_is_bounded() -> None:
     """The oldest is forgotten: when its other part is written, it does not count as zeros with data."""
     finished = digests.Digests(KEY, 0, 1 << 40)
     for index in range(1000):
-        finished.add(index * UNIT, memoryview(b"x" * 512), [])
+        finished.add(index * UNIT, index * UNIT + 512, memoryview(b"x" * 512))
     assert len(finished._parts) <= digests.PARTS
     for index in range(1000):
-        finished.add_zeros(index * UNIT + 512, (index + 1) * UNIT)
+        finished.add(index * UNIT + 512, (index + 1) * UNIT)
     assert sum(end - start for start, end in covered(finished.records())) == digests.PARTS * UNIT
 
 
@@ -171,10 +208,10 @@ def test_granules_with_the_most_ranges_are_forgotten() -> None:
     """For a disk that is written in random order. What remains is still right."""
     total = 16 << 30
     finished = digests.Digests(KEY, 0, total)
-    finished.add_zeros(total // 2, total)
+    finished.add(total // 2, total)
     for index in range(digests.RANGES + 1):
         start = index * 2 * UNIT
-        finished.add_zeros(start, start + 512 * (1 + index % 100))
+        finished.add(start, start + 512 * (1 + index % 100))
     assert len(finished.done) <= digests.RANGES
     assert finished.done.missing(total // 2 + finished.granule, total) == []
 
@@ -185,7 +222,7 @@ def test_what_is_dumped_fits_into_a_slot(total: int) -> None:
     finished = digests.Digests(KEY, 0, total)
     for index in range(digests.GRANULES):
         start = index * finished.granule
-        finished.add(start, memoryview(b"x" * UNIT), [(1 << 64) - 1 - index])
+        finished.add(start, start + UNIT, memoryview(b"x" * UNIT), [(1 << 64) - 1 - index])
     assert len(finished.digests) == digests.GRANULES
     done, packed = finished.dump()
     assert len(json.dumps(done)) + len(packed) * 4 // 3 < 344 << 10

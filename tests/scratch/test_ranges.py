@@ -25,6 +25,7 @@ def test_ranges_are_the_set_of_their_bytes(added: list[tuple[int, int]], start: 
     missing = kept.missing(start, end)
     assert [byte for run in missing for byte in range(*run)] == sorted(set(range(start, end)) - expected)
     assert all(first < last for first, last in missing)
+    assert start >= end or kept.holds(start, end) is (not missing)
 
 
 def test_adjacent_ranges_are_merged() -> None:
