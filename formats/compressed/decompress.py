@@ -40,8 +40,8 @@ class Kind:
     """How to read one compression format.
 
     ``magic``: start of every member. ``start``: make the decompressor of a member, with the interface of
-    ``bz2.BZ2Decompressor``; it gets the input, to choose by its first bytes. ``padding``: zero bytes may follow a member in multiples of this (0: no padding).
-    ``resumes``: another member may follow the padding.
+    ``bz2.BZ2Decompressor``; it gets the input, to choose by its first bytes. ``padding``: zero bytes may
+    follow a member in multiples of this (0: no padding). ``resumes``: another member may follow the padding.
     """
 
     name: str
