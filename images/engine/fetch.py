@@ -257,7 +257,8 @@ class Fetcher:
                         with workers.hold_close():
                             deliver(item.offset, view[item.offset - start :][: item.length])
 
-        helpers = _Helpers(workers, work, self.pace, self.options.connections)
+        answers = getattr(self._reader, "pace", None) or self.pace
+        helpers = _Helpers(workers, work, answers, self.options.connections)
         with workers:
             helpers.call()
             meanwhile()

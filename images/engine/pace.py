@@ -55,6 +55,11 @@ class Pace:
             self._bytes += count
             self._seconds += seconds
 
+    def read(self, count: int, seconds: float) -> None:
+        """Report a read whose first bytes are not timed: the shortest read so far counts as the latency."""
+        self.answered(seconds)
+        self.received(count, seconds - self._wait)
+
     @property
     def cost(self) -> int:
         """The bytes that one connection receives in the time before an answer; 0: not measured."""

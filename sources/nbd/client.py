@@ -12,10 +12,11 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from cdi_worker import errors
-from cdi_worker.images.engine import retry
+from cdi_worker.images.engine import pace, retry
 from cdi_worker.sources import base, extents, wire
 from cdi_worker.sources.nbd import connection, handshake
 
@@ -88,6 +89,8 @@ class Client:
         self._cancel = cancel
         self._limits = limits
         self._explain = explain
+        #: The times of the reads that succeeded.
+        self.pace = pace.Pace()
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
         self._connections: list[connection.Connection] = []
@@ -131,10 +134,13 @@ class Client:
             blocks = into if is_aligned else memoryview(bytearray(end - begin))
             # Aborts all requests of the connection: libnbd cannot cancel a single one.
             with self._cancel.ending(functools.partial(self._drop, used)):
+                began = time.monotonic()
                 error = used.read(begin, blocks)
+                seconds = time.monotonic() - began
             if not is_aligned:
                 into[:] = blocks[offset - begin :][: len(into)]
             self._check(used, error, f"reading at byte {offset}")
+            self.pace.read(len(blocks), seconds)
         return len(into)
 
     def extents(self, parts: Iterable[tuple[int, int]] | None = None) -> Iterator[base.Extent]:

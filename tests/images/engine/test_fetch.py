@@ -13,6 +13,7 @@ import pytest
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered
+from cdi_worker.images import kernel
 from cdi_worker.images.engine import cancelling, crew, fetch, pace, retry, seams
 from tests.support import processes, reading
 
@@ -429,6 +430,29 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
         assert len(reader.threads) <= few
     else:
         assert len(reader.threads) > few
+
+
+@pytest.mark.parametrize(
+    ("latency", "seconds", "is_few"), [(0.002, 0.02, True), (0.002, 0.2, False), (0.05, 0.07, False)]
+)
+def test_threads_for_a_reader_that_times_whole_reads(latency: float, seconds: float, is_few: bool) -> None:
+    class Timed(Batched):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pace = pace.Pace()
+            self.pace.read(256 << 10, latency)
+            self.threads: set[int] = set()
+
+        def read_range(self, offset: int, into: memoryview, /) -> int:
+            self.threads.add(threading.get_ident())
+            time.sleep(0.002)
+            self.pace.read(4 * fetch.MIB, seconds)
+            return Memory.read_range(self, offset, into)
+
+    reader = Timed()
+    few = max(2, round(kernel.processors()))
+    assert fetched(fetcher(reader, dataclasses.replace(OPTIONS, connections=few + 48)), ordered=False) == DATA
+    assert (len(reader.threads) <= few) is is_few
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -83,6 +83,8 @@ def test_many_threads_read_at_once(content: tuple[Path, bytes]) -> None:
             thread.join()
         client.close()
     assert not wrong
+    # The times of these reads decide how many connections an import opens.
+    assert client.pace.within(1.0)
 
 
 def test_requests_keep_nothing_of_their_buffers(tmp_path: Path) -> None:
