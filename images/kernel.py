@@ -77,15 +77,15 @@ def allocated(fd: int, start: int, end: int, name: str) -> Iterator[tuple[int, i
     """Yield the parts of a range of a file that are not holes; all of it from where holes are not known."""
     while start < end:
         reason = "it is changed, or its file system returns wrong offsets"
-        data = hole = start
+        data = hole = -1
         try:
             data = os.lseek(fd, start, os.SEEK_DATA)
             hole = os.lseek(fd, data, os.SEEK_HOLE)
         except OSError as err:
-            if err.errno == errno.ENXIO:
+            if err.errno == errno.ENXIO and data < 0:
                 return  # no data after ``start``
-            # EINVAL: the file system does not know holes.
-            reason = "" if err.errno == errno.EINVAL else os.strerror(err.errno or 0).lower()
+            # The file system does not know holes.
+            reason = "" if err.errno in REFUSALS else os.strerror(err.errno or 0).lower()
         if not start <= data < hole:
             if reason:
                 log.warning("no extents of %r at byte %d reason=%s", name, start, reason)

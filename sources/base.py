@@ -219,8 +219,7 @@ class Location:
     def __init_subclass__(cls) -> None:
         """Let a ``__post_init__`` of ``cls`` end with that of this class, whether it calls it or not."""
         own = cls.__dict__.get("__post_init__")
-        if own is None or hasattr(own, "__wrapped__"):
-            # A dataclass with slots is made twice, the second time with the first one's functions.
+        if own is None:
             return
 
         @functools.wraps(own)

@@ -128,7 +128,7 @@ def steady(table: array.array[int], step: int, lowest: int = 1) -> Iterator[tupl
         before = 0
         for index in compress(range(first, last), table[first:last]):
             entry = table[index]
-            if index != end or entry - before != step:
+            if index != end or entry - before != step or entry < lowest:
                 if start < end:
                     yield start, end
                 start = index

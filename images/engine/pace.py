@@ -56,9 +56,9 @@ class Pace:
             self._seconds += seconds
 
     def read(self, count: int, seconds: float) -> None:
-        """Report a read whose first bytes are not timed: the shortest read so far counts as the latency."""
+        """Report a read whose first bytes are not timed: all of it is latency, and all of it receives."""
         self.answered(seconds)
-        self.received(count, seconds - self._wait)
+        self.received(count, seconds)
 
     @property
     def cost(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import gc
 import html
 import io
@@ -141,7 +142,24 @@ class More(Foreign):
     """Another below it, with none of its own."""
 
 
-@pytest.mark.parametrize("kind", [Foreign, More])
+def _as_it_is(own: Callable[[Foreign], None]) -> Callable[[Foreign], None]:
+    @functools.wraps(own)
+    def same(self: Foreign) -> None:
+        own(self)
+
+    return same
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decorated(Foreign):
+    """One whose own is decorated."""
+
+    @_as_it_is
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token", f"{self.token}-changed")
+
+
+@pytest.mark.parametrize("kind", [Foreign, More, Decorated])
 def test_secrets_of_a_foreign_location_are_masked(kind: type[Foreign]) -> None:
     made = kind("https://me:pw-of-it@h/x", token="tok-of-it", pin=b"pin-of-it", keys=("key-1-of-it",))
     assert made.token == "tok-of-it-changed"

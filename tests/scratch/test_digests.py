@@ -95,7 +95,8 @@ def test_every_changed_byte_is_found(cuts: list[int], seed: int, at: int, most: 
 
 @pytest.mark.parametrize("zeros_first", [True, False])
 @pytest.mark.parametrize(
-    ("start", "end"), [(0, PAGE), (2 * PAGE, 5 * PAGE), (512, PAGE), (UNIT - PAGE, UNIT)]
+    ("start", "end"),
+    [(0, PAGE), (0, 512), (PAGE, PAGE + 512), (2 * PAGE, 5 * PAGE), (512, PAGE), (UNIT - PAGE, UNIT)],
 )
 def test_data_between_zeros_has_the_digest_of_its_unit(start: int, end: int, zeros_first: bool) -> None:
     """Whatever comes first, and although the data may have pages of zeros at its ends, too."""
@@ -111,6 +112,17 @@ def test_data_between_zeros_has_the_digest_of_its_unit(start: int, end: int, zer
         finished.add(first, after)
     (record,) = finished.records()
     assert record.digest == read(finished, record, bytes(UNIT) + disk) != 0
+
+
+def test_part_that_the_whole_unit_replaces_is_not_counted_again() -> None:
+    """Two tags of a unit would cancel each other out."""
+    disk = memoryview(b"x" * PAGE + bytes(UNIT - PAGE))
+    finished = digests.Digests(KEY, 0, 2 * UNIT)
+    finished.add(0, PAGE, disk[:PAGE])
+    finished.add(0, UNIT, disk, finished.tags(0, disk))
+    finished.add(2 * PAGE, 3 * PAGE)
+    (record,) = finished.records()
+    assert record.digest == read(finished, record, bytes(disk)) != 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -65,6 +65,11 @@ def test_other_holes_cost_no_step_either() -> None:
     assert list(pieces.steady(table, 4, 2)) == [(1000, 1002), (1004, 1005)]
 
 
+def test_hole_that_continues_a_falling_run_ends_it() -> None:
+    """The map of a VDI is read inverted: entries fall, and 1 is a discarded block."""
+    assert list(pieces.steady(array.array("Q", [4, 3, 2, 1, 7]), -1, 2)) == [(0, 3), (4, 5)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0, 4])), max_size=8))
 def test_long_holes_change_no_range(parts: list[tuple[int, int, int]]) -> None:
     """Blocks of zeros are skipped as a whole."""

@@ -433,20 +433,28 @@ def test_threads_are_as_many_as_are_worth_it(ordered: bool, slow: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("latency", "seconds", "is_few"), [(0.002, 0.02, True), (0.002, 0.2, False), (0.05, 0.07, False)]
+    ("latency", "length", "seconds", "is_few"),
+    [
+        (0.002, 4 * fetch.MIB, 0.02, True),
+        (0.002, 4 * fetch.MIB, 0.2, False),
+        (0.05, 4 * fetch.MIB, 0.07, False),
+        (0.003, 64 << 10, 0.003, False),  # a sparse disk: all reads are as short as the first
+    ],
 )
-def test_threads_for_a_reader_that_times_whole_reads(latency: float, seconds: float, is_few: bool) -> None:
+def test_threads_for_a_reader_that_times_whole_reads(
+    latency: float, length: int, seconds: float, is_few: bool
+) -> None:
     class Timed(Batched):
         def __init__(self) -> None:
             super().__init__()
             self.pace = pace.Pace()
-            self.pace.read(256 << 10, latency)
+            self.pace.read(min(length, 256 << 10), latency)
             self.threads: set[int] = set()
 
         def read_range(self, offset: int, into: memoryview, /) -> int:
             self.threads.add(threading.get_ident())
             time.sleep(0.002)
-            self.pace.read(4 * fetch.MIB, seconds)
+            self.pace.read(length, seconds)
             return Memory.read_range(self, offset, into)
 
     reader = Timed()

@@ -212,7 +212,7 @@ def test_scheme_may_be_in_capitals(tmp_path: Path) -> None:
     assert locations.path_of(f"FILE://{tmp_path}") == str(tmp_path)
 
 
-@pytest.mark.parametrize("fault", ["data", "hole", "both", "backwards", "nowhere"])
+@pytest.mark.parametrize("fault", ["data", "hole", "both", "cut", "backwards", "nowhere"])
 def test_what_the_file_system_does_not_tell_is_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
@@ -229,6 +229,8 @@ def test_what_the_file_system_does_not_tell_is_data(
             fault == "both" and whence in {os.SEEK_DATA, os.SEEK_HOLE}
         ):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if whence == os.SEEK_HOLE and fault == "cut":
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
         if whence == os.SEEK_HOLE and fault in {"backwards", "nowhere"}:
             return max(0, position - 512 * (fault == "backwards"))
         return seek(fd, position, whence)
