@@ -31,7 +31,7 @@ def extents(bench: Bench, spacing: int, count: int) -> Iterator[Sides]:
     image = _image(bench.directory, spacing, count)
     # In memory, as the disk would limit small writes. XFS frees the space of a removed disk later.
     with (
-        devices.filesystem("tmpfs", bench.directory, 4 * GIB) as outer,
+        devices.filesystem("tmpfs", bench.directory, 8 * GIB) as outer,
         devices.filesystem("xfs", outer, 2 * count * spacing + GIB) as folder,
     ):
         disk, url = folder / "disk.img", bench.web.url(image)
