@@ -116,8 +116,8 @@ cdi-worker, compared with the commands that people use instead (geometric means)
 {sums}
 
 Its time includes what most of them do not do: the image is checked before it is read, and the disk becomes
-usable only when all of it is on storage. Compare the ratios, not the seconds. Repeat it as root with 10 GiB
-of free space: `git clone` of this repository, then `make bench`.
+usable only when all of it is on storage. Compare the ratios, not the seconds. Repeat it: `make bench`, as
+root, with 10 GiB of free space.
 
 {table}
 
@@ -127,8 +127,8 @@ memory. The disk is an ext4 file system of 2 GiB with 400 MiB of files from /usr
 Every command ends with a sync. One with ¹ does less than is needed; the mean leaves out these, start-up,
 distance and scale. *wire*: the seconds of the bytes on it.
 
-*Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither, when all waited
-for the network. Over a network that needs longer for the bytes than the seconds here, expect its time.
+*Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither: the network. On
+one that needs longer for the bytes than the seconds here, expect its time.
 
 {measured}
 """
