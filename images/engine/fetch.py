@@ -257,6 +257,7 @@ class Fetcher:
                         with workers.hold_close():
                             deliver(item.offset, view[item.offset - start :][: item.length])
 
+        # NBD and its like have no answers that the engine could time: their client times the reads.
         answers = getattr(self._reader, "pace", None) or self.pace
         helpers = _Helpers(workers, work, answers, self.options.connections)
         with workers:

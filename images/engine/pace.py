@@ -56,7 +56,7 @@ class Pace:
             self._seconds += seconds
 
     def read(self, count: int, seconds: float) -> None:
-        """Report a read whose first bytes are not timed: all of it is latency, and all of it receives."""
+        """Report a read of which only the whole time is known: it counts as latency and as transfer."""
         self.answered(seconds)
         self.received(count, seconds)
 
