@@ -161,7 +161,7 @@ def test_kills_at_random_moments(server: misbehave.Server, target: Path, pytestc
         wanted = kills.request(server.serve("/disk", dataclasses.replace(page, **kills.SLOW)), target)
         kills.after(moment, wanted)
         if not target.exists() or target.read_bytes()[:SIZE] != DATA:
-            oracle.unusable(target)
+            oracle.unusable(target, disk=DATA)
         server.serve("/disk", page)
         cdi_worker.run(wanted)
         assert target.read_bytes() == DATA + devices.DIRT * (4 * MIB if is_device else 0)

@@ -60,19 +60,24 @@ def _equal(have: bytes, want: bytes, offset: int, target: Path) -> None:
     raise AssertionError(f"{where}: {have[first : first + 16]!r}, expected {want[first : first + 16]!r}")
 
 
-def unusable(target: Path) -> None:
+def unusable(target: Path, *, disk: bytes = b"") -> None:
     """Check that nothing on the target could be mistaken for a disk after a failure.
 
     A file must not exist under its final name; a block device must begin with zeros, or be unwritten, in
     the area where partition tables, boot sectors and file systems begin. Its first sector may hold the record
-    of an interrupted run, which is text.
+    of an interrupted run, which is text; then the others may be unwritten still. ``disk``: the run may have
+    been killed between its last two writes, of which the second puts this disk's first sector in its place.
     """
-    if target.is_block_device():
-        with target.open("rb", buffering=0) as device:
-            head = device.read(MiB // 4)
+    if not target.is_block_device():
+        assert not target.exists(), f"{target} exists"
+        return
+    with target.open("rb", buffering=0) as device:
+        head = device.read(MiB // 4)
         if head.startswith(RECORD):
             assert head[:512].isascii()
-            head = bytes(512) + head[512:]
-        assert head in (bytes(len(head)), b"\xff" * len(head)), f"{target} begins like a disk"
-    else:
-        assert not target.exists(), f"{target} exists"
+            head = head[512:].lstrip(b"\0")
+            if disk and head and disk[: MiB // 4].endswith(head):
+                disk = disk[MiB // 4 :]
+                assert device.read(len(disk)) == disk, f"{target} has the head of a disk that is not whole"
+                return
+    assert head in (bytes(len(head)), b"\xff" * len(head)), f"{target} begins like a disk"
