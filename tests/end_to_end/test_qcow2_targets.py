@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,22 @@ def request(url: str, target: Path, **changes: object) -> cdi_worker.Request:
 
 def check(target: Path, expected: Path) -> None:
     """Compare the guest's bytes; the file is without errors, and alone."""
+    compare(target, expected)
+    assert files(target) == [target.name]
+
+
+def files(target: Path) -> list[str]:
+    """Return the names of the target, and of what a run has beside it."""
+    return sorted(each.name for each in target.parent.glob(f"{target.name}*"))
+
+
+def compare(target: Path, expected: Path) -> None:
+    """Compare the guest's bytes; the file is without errors."""
     processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
     guest = target.with_name("guest")
     processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", target, guest)
     oracle.same(guest, expected)
     guest.unlink()
-    assert [each.name for each in target.parent.glob(f"{target.name}*")] == [target.name]
 
 
 @pytest.fixture
@@ -288,18 +299,41 @@ def test_disk_that_was_wrong_leaves_nothing(server: misbehave.Server, target: Pa
     check(target, expected)
 
 
+def test_kill_after_the_file_has_its_name(server: misbehave.Server, target: Path, expected: Path) -> None:
+    """Its journal and its lock are left: it notes all of a disk that is replaced by the next run."""
+    killing = f"""
+import os, signal
+from cdi_worker.images.targets import file
+remove = file.remove
+def killed(path):
+    os.kill(os.getpid(), signal.SIGKILL if os.path.exists({str(target)!r}) else 0)
+    remove(path)
+file.remove = killed
+"""
+    server.serve("/disk", misbehave.Page(DATA))
+    asked = request(server.url("/disk"), target, existing="replace")
+    with kills.started(asked, before=killing) as killed:
+        assert killed.wait(processes.PATIENCE) == -signal.SIGKILL
+    compare(target, expected)
+    assert files(target) == ["disk.qcow2", "disk.qcow2.journal.part", "disk.qcow2.lock"]
+    assert cdi_worker.run(asked).resumed == 0
+    check(target, expected)
+
+
 @pytest.mark.timeout(1800)
 def test_kills_at_random_moments(
     server: misbehave.Server, target: Path, expected: Path, pytestconfig: pytest.Config
 ) -> None:
-    """The file has its name only when it is complete."""
+    """The file has its name only when it is complete; what else a kill leaves, the next run removes."""
     for moment in kills.moments(pytestconfig):
         target.unlink(missing_ok=True)
         url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **kills.SLOW))
         kills.after(moment, request(url, target))
-        if not target.exists():
+        if target.exists():
+            compare(target, expected)
+        if files(target) != [target.name]:
             server.serve("/disk", misbehave.Page(DATA))
-            cdi_worker.run(request(url, target))
+            cdi_worker.run(request(url, target, existing="replace"))
         check(target, expected)
 
 
