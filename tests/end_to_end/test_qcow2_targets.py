@@ -300,7 +300,7 @@ def test_disk_that_was_wrong_leaves_nothing(server: misbehave.Server, target: Pa
 
 
 def test_kill_after_the_file_has_its_name(server: misbehave.Server, target: Path, expected: Path) -> None:
-    """Its journal and its lock are left: it notes all of a disk that is replaced by the next run."""
+    """It leaves its lock and its journal, which notes the whole disk. The next run does not use that."""
     killing = f"""
 import os, signal
 from cdi_worker.images.targets import file
@@ -324,7 +324,7 @@ file.remove = killed
 def test_kills_at_random_moments(
     server: misbehave.Server, target: Path, expected: Path, pytestconfig: pytest.Config
 ) -> None:
-    """The file has its name only when it is complete; what else a kill leaves, the next run removes."""
+    """The file has its name only when it is complete. The next run removes what else a kill leaves."""
     for moment in kills.moments(pytestconfig):
         target.unlink(missing_ok=True)
         url = server.serve("/disk", dataclasses.replace(misbehave.Page(DATA), **kills.SLOW))

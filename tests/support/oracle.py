@@ -65,8 +65,8 @@ def unusable(target: Path, *, disk: bytes = b"") -> None:
 
     A file must not exist under its final name; a block device must begin with zeros, or be unwritten, in
     the area where partition tables, boot sectors and file systems begin. Its first sector may hold the record
-    of an interrupted run, which is text; then the others may be unwritten still. ``disk``: the run may have
-    been killed between its last two writes, of which the second puts this disk's first sector in its place.
+    of an interrupted run, which is text. If that run was killed early, the other sectors are unwritten. If it
+    was killed just before its last write, that of the first sector, they hold the rest of ``disk``.
     """
     if not target.is_block_device():
         assert not target.exists(), f"{target} exists"
@@ -76,8 +76,14 @@ def unusable(target: Path, *, disk: bytes = b"") -> None:
         if head.startswith(RECORD):
             assert head[:512].isascii()
             head = head[512:].lstrip(b"\0")
-            if disk and head and disk[: MiB // 4].endswith(head):
-                disk = disk[MiB // 4 :]
-                assert device.read(len(disk)) == disk, f"{target} has the head of a disk that is not whole"
+            if disk and head and disk[_sector(target) : MiB // 4].endswith(head):
+                rest = disk[MiB // 4 :]
+                assert device.read(len(rest)) == rest, f"{target} has the head of a disk that is not whole"
                 return
     assert head in (bytes(len(head)), b"\xff" * len(head)), f"{target} begins like a disk"
+
+
+def _sector(device: Path) -> int:
+    """Return the bytes of a device's logical sector (Linux, Documentation/ABI/stable/sysfs-block)."""
+    queue = Path("/sys/class/block", device.resolve().name, "queue")
+    return int((queue / "logical_block_size").read_text())
