@@ -65,7 +65,8 @@ share: setup ## write shell completions and man pages from the commands: share/
 bench: setup ## compare with the commands that people use (as root); writes docs/about/benchmarks.md: BENCH_ARGS='--only qcow2', --more; RELEASE=trixie
 	@$(if $(RELEASE),$(bench_in_root),.venv/bin/python -m tests.bench $(BENCH_ARGS))
 
-# In a fresh Debian root, whose clone has the figures so far; they come back also if a row has none.
+# In a fresh Debian root. Its clone starts with the committed figures, to which the new ones are added; they are
+# copied back also if a row has failed.
 define bench_in_root
 tools/try-debian $(RELEASE) 'make bench BENCH_ARGS="$(BENCH_ARGS)"'; status=$$?; \
 	git -C build/try/$(RELEASE)/root/cdi-worker ls-files --modified --others 'docs/about/benchmarks/*.jsonl' | \

@@ -193,7 +193,7 @@ class LockFileClaim(Claim):
             raise
 
     @property
-    def may_replace(self) -> bool:  # type: ignore[override]
+    def may_replace(self) -> bool:  # type: ignore[override]  # an attribute of the others
         return bool(self._key) and _entry(self._key, self.path) in self._prepared
 
     def note(self, written: str) -> None:

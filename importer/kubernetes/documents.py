@@ -24,7 +24,7 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])
 
 
 # The loader in C is a hundred times faster, and not in every build.
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # chosen at run time
     """The safe loader, as strict as the API server: no key twice, no timestamps."""
 
     yaml_implicit_resolvers: ClassVar = {

@@ -127,8 +127,8 @@ memory. The disk is an ext4 file system of 2 GiB with 400 MiB of files from /usr
 Every command ends with a sync. One with ¹ does less than is needed; the mean leaves out these, start-up,
 distance and scale. *wire*: the seconds of the bytes on it.
 
-*Bound by* is what was busy most of our time: a CPU (of a server, too), the disk, or neither: the network. On
-one that needs longer for the bytes than the seconds here, expect its time.
+*Bound by* is what was busy most of our time: a CPU (also a server's) or the disk; if neither, the network. On
+a slower network, expect the time that it needs for the bytes.
 
 {measured}
 """

@@ -245,6 +245,7 @@ def test_window_limits_fetching_ahead() -> None:
     stream = fetcher(reader).stream()
     stream.readinto(memoryview(bytearray(1)))
     processes.wait_for(lambda: len(reader.reads) >= OPTIONS.window, "a full window")
+    # Time for one read too many.
     time.sleep(0.05)
     assert len(reader.reads) == OPTIONS.window
     stream.close()
@@ -332,6 +333,7 @@ def test_failing_delivery_is_the_last_one() -> None:
     with pytest.raises(errors.TargetError):
         fetcher(Memory()).each(fetch.split(0, len(DATA), 4096), deliver)
     ended.set()
+    # Time for a thread that has not ended.
     time.sleep(0.1)
 
 
@@ -453,6 +455,7 @@ def test_threads_for_a_reader_that_times_whole_reads(
 
         def read_range(self, offset: int, into: memoryview, /) -> int:
             self.threads.add(threading.get_ident())
+            # So that each thread has its turn.
             time.sleep(0.002)
             self.pace.read(length, seconds)
             return Memory.read_range(self, offset, into)

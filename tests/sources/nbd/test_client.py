@@ -213,6 +213,7 @@ def test_server_survives_a_client_that_leaves_during_reads(tmp_path: Path) -> No
             for thread in threads:
                 thread.start()
             began.wait()
+            # Until all wait for the server.
             time.sleep(0.3)
             with reads.scope() as scope:
                 scope.set()
