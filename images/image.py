@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from cdi_worker import errors
 from cdi_worker.formats import readers, remembered, views
@@ -91,6 +91,21 @@ class Provenance:
     verified: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+class Held(NamedTuple):
+    """A disk of a source that holds several. ``names``: each chooses it, beside its number, from 1 on.
+
+    ``file``: the name of a file for it. ``size``: of the disk in bytes, None: unknown. ``obstacle``: why it
+    cannot be imported; empty: it can.
+    ``make``: returns its ``sources.base.Source``, which verifies this disk only if ``together`` with others.
+    """
+
+    names: tuple[str, ...]
+    file: str
+    size: int | None
+    make: Callable[[bool], Any]
+    obstacle: str = ""
+
+
 class Readable:
     """A source that is open: how its image can be read. The defaults: in order, as served.
 
@@ -106,6 +121,8 @@ class Readable:
     pace: Pace | None = None
     #: The files of a chain, the oldest first.
     files: tuple[Image, ...] = ()
+    #: The disks of a source that holds several, and no bytes of its own.
+    disks: tuple[Held, ...] = ()
 
     @property
     def ranges(self) -> readers.RandomReader | None:

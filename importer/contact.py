@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import platform
 from collections.abc import Iterator
 
 from cdi_worker import errors, sources
@@ -77,7 +79,8 @@ def open_source(
     """
     progress.phase("connect", None)
     engine = image.Engine(request.fetch, progress.retry)
-    opening = functools.partial(source.open, base.Opening(engine, demanded.signed_by, whole))
+    owner = f"{request.room.owner or platform.node()} {os.path.realpath(request.target)}"
+    opening = functools.partial(source.open, base.Opening(engine, demanded.signed_by, whole, owner))
     attempts = request.connect_patience, cancel, engine.retried
     with contextlib.closing(source):
         try:

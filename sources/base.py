@@ -25,6 +25,7 @@ RandomReader: TypeAlias = readers.RandomReader
 Facts: TypeAlias = image.Facts
 Provenance: TypeAlias = image.Provenance
 Image: TypeAlias = image.Image
+Held: TypeAlias = image.Held
 Wire: TypeAlias = image.Wire
 Run: TypeAlias = "disks.Run"
 Buffers: TypeAlias = image.Buffers
@@ -302,6 +303,7 @@ class Opening:
     engine: image.Engine = dataclasses.field(default_factory=image.Engine)
     signed_by: str = ""
     whole: bool = False
+    owner: str = ""
 
 
 class Source(image.Readable):

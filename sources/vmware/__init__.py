@@ -1,10 +1,17 @@
-"""VMware disks on vCenter and ESXi."""
+"""Machines on vCenter and ESXi: their disks by an export lease, or by VMware's library."""
 
 from __future__ import annotations
 
 from cdi_worker.sources import kind
 
 KINDS = (
+    kind.Kind(
+        "vsphere",
+        source=f"{__name__}.lease:LeaseSource",
+        location=f"{__name__}.locations:Vsphere",
+        schemes=("vsphere",),
+        example="cdi-worker import --disk 1 vsphere://HOST/UUID disk.img",
+    ),
     kind.Kind(
         "vddk",
         source=f"{__name__}.source:VddkSource",

@@ -1,13 +1,17 @@
-"""The location of a VMware disk, and of the VDDK library."""
+"""The locations of VMware machines and disks, and of the VDDK library."""
 
 from __future__ import annotations
 
 import dataclasses
+import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from cdi_worker.sources import base, fields, staged
 
+SCHEME: Final = "vsphere"
+#: Values of ``Vddk.read_by``.
+AUTO, VDDK, LEASE = "auto", "vddk", "lease"
 LIBRARY = "/opt/vmware-vix-disklib-distrib"
 #: Sessions of one worker: 48 MB of buffers that an ESXi host has for all, and 4 MB for each (VDDK guide, NFC
 #: Session Limits).
@@ -21,11 +25,10 @@ def _count(text: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Vddk(staged.Staged):
-    """The URL of a vCenter or ESXi host, a virtual machine and the path of its disk.
+class Vsphere(staged.Staged):
+    """A virtual machine: the URL of a vCenter or ESXi host and a UUID, or ``vsphere://HOST[:PORT]/UUID``.
 
-    Checkpoints: see the contract. ``vddk_libdir``: folder of the VDDK library. ``vddk_config``: its optional
-    configuration file. ``vddk_connections``: sessions with the host, at most.
+    Checkpoints are snapshots, by their reference or name. ``quiesce``: of the snapshot of a running machine.
     """
 
     variables: ClassVar[Mapping[str, str]] = {
@@ -37,17 +40,76 @@ class Vddk(staged.Staged):
     uuid: str = fields.field(
         env="IMPORTER_UUID", option="--uuid", help="UUID of the VMware virtual machine.", key="uuid"
     )
+    thumbprint: str = fields.field(
+        env="IMPORTER_THUMBPRINT",
+        option="--thumbprint",
+        help="SHA-1 thumbprint of the vCenter or ESXi certificate.",
+        key="thumbprint",
+        selects=False,
+    )
+    current: str = fields.field(
+        "",
+        fields.Field(
+            option="--snapshot", help="Snapshot of the VMware machine: reference or name.", verbs=fields.READ
+        ),
+        staged.CURRENT,
+    )
+    quiesce: bool = fields.field(
+        default=False,
+        option="--quiesce",
+        help="Let VMware Tools flush a running machine before the snapshot that is taken of it.",
+        verbs=fields.READ,
+        selects=False,
+    )
+
+    @property
+    def url(self) -> str:
+        """The URL of the API."""
+        parts = urllib.parse.urlsplit(self.endpoint)
+        return f"https://{parts.netloc}/sdk" if parts.scheme == SCHEME else self.endpoint
+
+    @property
+    def machine(self) -> str:
+        """The UUID of the machine."""
+        parts = urllib.parse.urlsplit(self.endpoint)
+        return self.uuid or (parts.path.strip("/") if parts.scheme == SCHEME else "")
+
+    @property
+    def chosen(self) -> str:
+        """The disk that the location names; empty: none."""
+        return ""
+
+    def faults(self) -> Iterator[str]:
+        yield from staged.Staged.faults(self)
+        if self.endpoint and not base.is_web(self.url):
+            text = (
+                "malformed URL of vCenter or ESXi ({}); expected https://host[:port] or vsphere://host/UUID"
+            )
+            yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
+        elif not self.machine:
+            yield fields.fault(self, "the UUID of a virtual machine is missing ({})", "uuid")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vddk(Vsphere):
+    """The disk of a machine, by its path. ``read_by``: ``vddk``, ``lease``, or the first that is possible.
+
+    Checkpoints: see the contract. ``vddk_libdir``: folder of the VDDK library. ``vddk_config``: its optional
+    configuration file. ``vddk_connections``: sessions with the host, at most.
+    """
+
     backing_file: str = fields.field(
         env="IMPORTER_BACKING_FILE",
         option="--backing-file",
         help="Path of the VMware disk: '[datastore] dir/disk.vmdk'.",
         key="backingFile",
     )
-    thumbprint: str = fields.field(
-        env="IMPORTER_THUMBPRINT",
-        option="--thumbprint",
-        help="SHA-1 thumbprint of the vCenter or ESXi certificate.",
-        key="thumbprint",
+    read_by: str = fields.field(
+        AUTO,
+        env="CDI_WORKER_READ_BY",
+        option="--read-by",
+        help="How a VMware disk is read: by VDDK, by an export lease, or by VDDK if its library is there.",
+        choices=(AUTO, VDDK, LEASE),
         selects=False,
     )
     vddk_libdir: str = fields.field(
@@ -64,7 +126,6 @@ class Vddk(staged.Staged):
         file=True,
         selects=False,
     )
-
     vddk_connections: int = fields.field(
         3,
         option="--vddk-connections",
@@ -74,12 +135,11 @@ class Vddk(staged.Staged):
         selects=False,
     )
 
+    @property
+    def chosen(self) -> str:
+        return self.backing_file
+
     def faults(self) -> Iterator[str]:
-        yield from staged.Staged.faults(self)
-        if self.endpoint and not base.is_web(self.endpoint):
-            text = "malformed URL of vCenter or ESXi ({}); expected https://host[:port]"
-            yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
-        if not self.uuid:
-            yield fields.fault(self, "the vddk source needs the UUID of a virtual machine ({})", "uuid")
+        yield from Vsphere.faults(self)
         if not self.backing_file:
             yield fields.fault(self, "the vddk source needs the path of a disk ({})", "backing_file")
