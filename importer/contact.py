@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import platform
 from collections.abc import Iterator
 
 from cdi_worker import errors, sources
@@ -79,7 +78,7 @@ def open_source(
     """
     progress.phase("connect", None)
     engine = image.Engine(request.fetch, progress.retry)
-    owner = f"{request.room.owner or platform.node()} {os.path.realpath(request.target)}"
+    owner = f"{request.room.owner or os.uname().nodename} {os.path.realpath(request.target)}"
     opening = functools.partial(source.open, base.Opening(engine, demanded.signed_by, whole, owner))
     attempts = request.connect_patience, cancel, engine.retried
     with contextlib.closing(source):

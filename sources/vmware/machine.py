@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -23,6 +23,16 @@ SECTOR = 512
 #: Requests of a list of changed areas: so many, and one more for each so many bytes that are covered. The
 #: 2000 areas of one answer cover 250 MiB, if every other 64 KiB have changed.
 FREE_REQUESTS, COVERED = 1024, 64 << 20
+#: Seconds between looks at a task, or at a lease.
+LOOK = 0.2
+#: What faults mean for a list of changed areas.
+_UNKNOWN_CHANGES: Final = {
+    "FileFault": (
+        "vSphere has no list of changes since then: changed block tracking is off or was reset, or the "
+        "change id belongs to another disk; start again with a full copy"
+    ),
+    "InvalidArgument": "vSphere refuses the request; check that the change id belongs to this disk",
+}
 #: The largest disk of vSphere has 62 TiB: so many bytes are counted above, whatever size a server states.
 LARGEST = 64 << 40
 
@@ -32,7 +42,9 @@ class VirtualDisk:
     """A disk, now or at a snapshot. ``snapshot``: its reference, empty for the current state.
 
     ``file``: path of the disk, ``parents``: those of the files below it. ``size`` in bytes. ``change_id``:
-    start of a later delta; empty without changed block tracking.
+    start of a later delta; empty without changed block tracking. ``label``: as in the client, such as "Hard
+    disk 1". ``address``: type and number of the controller, and the unit, as an export has them:
+    ``ParaVirtualSCSIController0:0``. ``obstacle``: why it cannot be exported; empty: it can.
     """
 
     file: str
@@ -42,9 +54,14 @@ class VirtualDisk:
     change_id: str
     parents: tuple[str, ...] = ()
     snapshot: str = ""
+    label: str = ""
+    address: str = ""
+    obstacle: str = ""
 
 
-class _Snapshot(NamedTuple):
+class Snapshot(NamedTuple):
+    """A snapshot of a machine. ``reference``: its managed object id."""
+
     name: str
     reference: str
     disks: list[VirtualDisk]
@@ -57,43 +74,42 @@ class Machine:
         self._session = opened
         self._machine = machine = opened.find(uuid)
         self.reference = _reference(machine)
+        self._read()
+        log.info("machine name=%r moref=%r running=%s", self.name, self.reference, self.is_running)
 
-        def read() -> tuple[str, str, list[VirtualDisk], list[_Snapshot]]:
+    def _read(self) -> None:
+        """Read what the machine is now."""
+        machine = self._machine
+
+        def read() -> tuple[str, str, list[VirtualDisk], list[Snapshot]]:
             snapshots = []
             trees = list(machine.snapshot.rootSnapshotList) if machine.snapshot else []
             while trees:
                 tree = trees.pop(0)
                 disks = _disks(tree.snapshot.config)
-                snapshots.append(_Snapshot(tree.name, _reference(tree.snapshot), disks))
+                snapshots.append(Snapshot(tree.name, _reference(tree.snapshot), disks))
                 trees += tree.childSnapshotList
             return str(machine.name), str(machine.runtime.powerState), _disks(machine.config), snapshots
 
-        self.name, power, self._disks, self._snapshots = opened.call("read the virtual machine", read)
-        log.info("machine name=%r moref=%r power=%s", self.name, self.reference, power)
+        name, power, self.disks, self.snapshots = self._session.call("read the virtual machine", read)
+        self.name, self.is_running = name, power != "poweredOff"
 
     def disk(self, file: str) -> VirtualDisk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
-        earlier = [disk for snapshot in self._snapshots for disk in snapshot.disks]
+        earlier = [disk for snapshot in self.snapshots for disk in snapshot.disks]
         for matches in (lambda disk: disk.file == file, lambda disk: file in disk.parents):
-            found = {(disk.key, disk.object_id): disk for disk in (*earlier, *self._disks) if matches(disk)}
+            found = {(disk.key, disk.object_id): disk for disk in (*earlier, *self.disks) if matches(disk)}
             if len(found) > 1:
                 raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
             for disk in found.values():
                 return disk
-        names = ", ".join(repr(disk.file) for disk in self._disks)
+        names = ", ".join(repr(disk.file) for disk in self.disks)
         reason = f"virtual machine {self.name!r} has no disk {file!r}; it has {names}"
         raise errors.Unreachable(url=self._session.name, reason=reason)
 
     def at(self, checkpoint: str, disk: VirtualDisk) -> VirtualDisk:
         """Return the disk at a snapshot, given by its reference or unique name."""
-        matching = [each for each in self._snapshots if each.reference == checkpoint]
-        matching = matching or [each for each in self._snapshots if each.name == checkpoint]
-        if len(matching) != 1:
-            available = ", ".join(f"{each.reference} ({each.name})" for each in self._snapshots) or "none"
-            what = f"{'no' if not matching else 'more than one'} snapshot {checkpoint!r}"
-            reason = f"virtual machine {self.name!r} has {what}; available: {available}"
-            raise errors.Unreachable(url=self._session.name, reason=reason)
-        (snapshot,) = matching
+        snapshot = self.snapshot(checkpoint)
         for each in snapshot.disks:
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if each.object_id == disk.object_id if disk.object_id else each.key == disk.key:
@@ -101,9 +117,56 @@ class Machine:
         reason = f"snapshot {checkpoint!r} of {self.name!r} does not contain this disk"
         raise errors.Unreachable(url=self._session.name, reason=reason)
 
+    def snapshot(self, checkpoint: str) -> Snapshot:
+        """Return the snapshot with this reference, else with this name, which must be unique."""
+        matching = [each for each in self.snapshots if each.reference == checkpoint]
+        matching = matching or [each for each in self.snapshots if each.name == checkpoint]
+        if len(matching) != 1:
+            available = ", ".join(f"{each.reference} ({each.name})" for each in self.snapshots) or "none"
+            what = f"{'no' if not matching else 'more than one'} snapshot {checkpoint!r}"
+            reason = f"virtual machine {self.name!r} has {what}; available: {available}"
+            raise errors.Unreachable(url=self._session.name, reason=reason)
+        return matching[0]
+
+    def take_snapshot(
+        self, name: str, description: str, pause: Callable[[float], object], *, quiesce: bool
+    ) -> Snapshot:
+        """Take a snapshot without the machine's memory, and wait for it."""
+        machine = self._machine
+        doing = "take a snapshot"
+        task = self._session.call(
+            doing, lambda: machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
+        )
+        self._wait(doing, task, pause)
+        self._read()
+        return self.snapshot(name)
+
+    def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:
+        """Remove a snapshot but not those below it, and wait until its disks are merged."""
+        found = self.managed(snapshot)
+        doing = f"remove snapshot {snapshot.name!r}"
+        task = self._session.call(doing, lambda: found.RemoveSnapshot_Task(removeChildren=False))
+        self._wait(doing, task, pause)
+
+    def managed(self, snapshot: Snapshot | None = None) -> Any:
+        """Return pyvmomi's object of the machine, or of one of its snapshots."""
+        if snapshot is None:
+            return self._machine
+        return session.pyvmomi().vim.vm.Snapshot(snapshot.reference, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
+
+    def _wait(self, doing: str, task: Any, pause: Callable[[float], object]) -> None:
+        def ended() -> bool:
+            info = task.info
+            if info.error:
+                raise info.error
+            return str(info.state) == "success"
+
+        while not self._session.call(doing, ended):
+            pause(LOOK)
+
     def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
-        for snapshot in self._snapshots:
+        for snapshot in self.snapshots:
             for each in snapshot.disks:
                 # The id of a disk is part of its change ids.
                 if each.change_id == change_id and each.object_id == disk.object_id:
@@ -117,7 +180,7 @@ class Machine:
         were written, and a target may hold anything there.
         Raises ``errors.SourceError`` for a list with invalid or overlapping areas, or one that ends early.
         """
-        snapshot = session.pyvmomi().vim.vm.Snapshot(disk.snapshot, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
+        snapshot = self.managed(Snapshot("", disk.snapshot, []))
         areas = extents.Kept()
         known = disk.size if size is None else min(size, disk.size)
         start = last = requests = 0
@@ -133,7 +196,8 @@ class Machine:
                 changed = [(int(area.start), int(area.length)) for area in answer.changedArea]
                 return int(answer.startOffset), int(answer.startOffset + answer.length), changed
 
-            begin, end, changed = self._session.call(f"list the areas changed since {change_id!r}", ask)
+            doing = f"list the areas changed since {change_id!r}"
+            begin, end, changed = self._session.call(doing, ask, _UNKNOWN_CHANGES)
             log.debug("changed areas from=%d to=%d count=%d", start, end, len(changed))
             if end <= start:
                 reason = f"the list of changed areas ends at byte {end} of {disk.size}"
@@ -181,8 +245,14 @@ def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
 
 
 def _disks(config: Any) -> list[VirtualDisk]:
-    disk_type = session.pyvmomi().vim.vm.device.VirtualDisk
+    kinds = session.pyvmomi().vim.vm.device
     devices = config.hardware.device if config else ()
+    buses = {
+        device.key: f"{type(device).__name__.rpartition('.')[2]}{device.busNumber}"
+        for device in devices
+        if isinstance(device, kinds.VirtualController)
+    }
+    is_encrypted = bool(getattr(config, "keyId", None))
     return [
         VirtualDisk(
             file=device.backing.fileName,
@@ -191,10 +261,21 @@ def _disks(config: Any) -> list[VirtualDisk]:
             size=device.capacityInBytes or device.capacityInKB * 1024,
             change_id=getattr(device.backing, "changeId", None) or "",
             parents=tuple(_parents(device.backing)),
+            label=str(device.deviceInfo.label) if device.deviceInfo else "",
+            address=f"{buses.get(device.controllerKey, '')}:{device.unitNumber}",
+            obstacle=_obstacle(device.backing, is_encrypted=is_encrypted),
         )
         for device in devices
-        if isinstance(device, disk_type) and getattr(device.backing, "fileName", None)
+        if isinstance(device, kinds.VirtualDisk) and getattr(device.backing, "fileName", None)
     ]
+
+
+def _obstacle(backing: Any, *, is_encrypted: bool) -> str:
+    if is_encrypted or getattr(backing, "keyId", None):
+        return "is encrypted, and vSphere exports no encrypted disks; decrypt it, or read it by VDDK"
+    if "RawDisk" in type(backing).__name__:
+        return "is a raw device mapping, which vSphere does not export; read it by VDDK, or from its storage"
+    return ""
 
 
 def _parents(backing: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ import logging
 import re
 import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 
 from cdi_worker import errors, masking
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 #: Seconds for a response. vCenter is slow to list changed areas.
 TIMEOUT = 120.0
-#: API version of ESXi and vCenter 5.5. Newer fields are not needed.
-VERSION = "vim.version.version9"
+#: API version of ESXi and vCenter 5.5, and of 6.7, of which the checksums of an export are.
+VERSION, CHECKSUMS = "vim.version.version9", "vim.version.version12"
 #: Bytes of the longest response, of which pyvmomi makes objects. 2000 changed areas have 200 KB.
 LONGEST: Final = 8 << 20
 
@@ -38,19 +38,22 @@ class Server:
     thumbprint: str
 
 
+_NONE: Final[Mapping[str, str]] = {}
+
+
 class Session:
     """A login session. Raises ``errors.Unreachable``, ``Transient`` and ``SourceError``.
 
     If the session has expired, it logs in again and repeats the call.
     """
 
-    def __init__(self, location: locations.Vddk) -> None:
+    def __init__(self, location: locations.Vsphere) -> None:
         self.name = wire.safe_url(location.endpoint)
         self._access = location.access
-        parts = urllib.parse.urlsplit(location.endpoint)
+        parts = urllib.parse.urlsplit(location.url)
         host, port = parts.hostname or "", parts.port or 443
         pin = location.thumbprint
-        context = _pinned(pin) if pin else wire.tls_context(location.access)
+        context = pinned(pin) if pin else wire.tls_context(location.access)
         self._stub = pyvmomi().SoapStubAdapter(
             host,
             port,
@@ -76,7 +79,10 @@ class Session:
         try:
             with self._translate_errors("log in"):
                 self._log_in()
-                log.info("vsphere url=%r product=%r", self.name, self._content.about.fullName)
+                about = self._content.about
+                log.info("vsphere url=%r product=%r", self.name, about.fullName)
+                if [int(each) for each in about.apiVersion.split(".")[:2]] >= [6, 7]:
+                    self._stub.ComputeVersionInfo(CHECKSUMS)
         except errors.Error:
             self._stub.DropConnections()
             raise
@@ -106,9 +112,12 @@ class Session:
             )
         return found
 
-    def call(self, doing: str, function: Callable[[], T]) -> T:
-        """Return the result of ``function``, after a new login if the session has expired."""
-        with self._translate_errors(doing):
+    def call(self, doing: str, function: Callable[[], T], meanings: Mapping[str, str] = _NONE) -> T:
+        """Return the result of ``function``, after a new login if the session has expired.
+
+        ``meanings``: of faults of this call, by the name of their type; they are final.
+        """
+        with self._translate_errors(doing, meanings):
             try:
                 return function()
             except pyvmomi().vim.fault.NotAuthenticated:
@@ -123,7 +132,7 @@ class Session:
         masking.register(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
 
     @contextlib.contextmanager
-    def _translate_errors(self, doing: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str, meanings: Mapping[str, str] = _NONE) -> Iterator[None]:
         vmodl = pyvmomi().vmodl
         try:
             yield
@@ -143,8 +152,11 @@ class Session:
             # The first of its type and its base types that is known.
             for each in type(err).__mro__:
                 name = each.__name__.rpartition(".")[2]
-                if name in _FAULTS:
-                    raise errors.Unreachable(url=self.name, reason=f"{doing}: {_FAULTS[name]}") from err
+                if name in (known := {**_FAULTS, **meanings}):
+                    lacking = (getattr(err, "privilegeId", ""), getattr(err, "object", ""))
+                    privilege, on = (masking.quoted(str(each).strip("'")) for each in lacking)
+                    reason = known[name].format(privilege=privilege, on=on)
+                    raise errors.Unreachable(url=self.name, reason=f"{doing}: {reason}") from err
                 if name in _PASSING:
                     raise errors.Transient(url=self.name, reason=f"{doing}: {message}") from err
             raise errors.SourceError(reason=f"{self.name}: {doing}: {message}") from err
@@ -160,13 +172,8 @@ class Session:
 #: Messages of faults, by the name of their type.
 _FAULTS = {
     "InvalidLogin": "wrong user name or password",
-    "NoPermission": "permission denied; give the user the privileges that VDDK requires",
+    "NoPermission": "no privilege {privilege} on {on}; give the user a role that has it",
     "ManagedObjectNotFound": "the object no longer exists",
-    "FileFault": (
-        "vSphere has no list of changes since then: changed block tracking is off or was reset, or the "
-        "change id belongs to another disk; start again with a full copy"
-    ),
-    "InvalidArgument": "vSphere refuses the request; check that the change id belongs to this disk",
 }
 #: Faults worth a retry.
 _PASSING = {"HostCommunication", "HostConnectFault", "RequestCanceled", "Timedout", "TaskInProgress"}
@@ -206,7 +213,8 @@ class _PinnedContext(ssl.SSLContext):
         return wrapped
 
 
-def _pinned(thumbprint: str) -> ssl.SSLContext:
+def pinned(thumbprint: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts only the certificate with this SHA-1 thumbprint."""
     digits = re.sub(r"[:\s]", "", thumbprint).upper()
     if not re.fullmatch(r"[0-9A-F]{40}", digits):
         raise errors.RequestError(f"thumbprint {thumbprint!r} is not a SHA-1 thumbprint: 20 bytes in hex")
