@@ -11,7 +11,6 @@ from typing import ClassVar, Final, Self
 from cdi_worker import errors
 from cdi_worker.sources import base, fields
 
-
 CURRENT: Final = fields.Field(
     env="IMPORTER_CURRENT_CHECKPOINT",
     option="--current-checkpoint",

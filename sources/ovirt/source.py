@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling, filled, retry
-from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources import base, extents, renewal, wire
 from cdi_worker.sources.ovirt import data, engine, locations
 
 log = logging.getLogger(__name__)
@@ -71,15 +71,17 @@ class ImageioSource(base.Source):
         self._patience = patience
         self._open = contextlib.ExitStack()
         self._recovering = threading.Lock()
-        self._ending = cancelling.Cancel()
+        self._renewal = self._new_renewal()
         self._transfer: engine.Transfer | None = None
         self._refusals = 0
         self._read = 0
+        #: What was read before the ticket was last renewed.
+        self._read_before = 0
         #: When the source was opened.
         self._names: dict[str, frozenset[str]] = {}
 
     def open(self, opening: base.Opening) -> base.Facts:
-        self._ending = cancelling.Cancel()
+        self._renewal = self._new_renewal()
         with contextlib.ExitStack() as stack:
             trusted = stack.enter_context(wire.authorities(self._location.access))
             self._engine = engine.Engine(self._location, trusted, self._cancel)
@@ -90,10 +92,8 @@ class ImageioSource(base.Source):
             stack.callback(self._end, succeeded=False)
             self._begin()
             # Started before the disk is found again and its extents are read: that may outlast the ticket.
-            renewing = threading.Thread(target=self._renew, name="renew-ticket", daemon=True)
-            renewing.start()
-            stack.callback(renewing.join, engine.LONGEST_LOOK)
-            stack.callback(self._ending.set)
+            self._renewal.start()
+            stack.callback(self._renewal.end, engine.LONGEST_LOOK)
 
             def look() -> bytes:
                 self._find_locked(before.identity)
@@ -215,10 +215,7 @@ class ImageioSource(base.Source):
             cancelling.run_apart(lambda: self._pool.connect(urls), self._cancel)
 
     def _pause(self, seconds: float) -> None:
-        turn = threading.Event()
-        with self._ending.on_set(turn.set), self._cancel.on_set(turn.set):
-            if turn.wait(seconds):
-                raise errors.Cancelled
+        self._renewal.pause(seconds, self._cancel)
 
     def _recover(self, generation: int, offset: int) -> None:
         """Recover from a refused ticket of ``generation``, as the phase of the transfer requires.
@@ -257,24 +254,20 @@ class ImageioSource(base.Source):
                 retry.patiently(lambda: self._find_locked(before), self._patience.first, self._cancel)
                 self._connect()
 
+    def _new_renewal(self) -> renewal.Renewal:
+        return renewal.Renewal("ticket", self._renew, self._patience.renew)
+
     def _renew(self) -> None:
         """Renew the ticket, also while nothing is read: zeroing a target may take long."""
-        before = self._read
-        while not self._ending.wait(self._patience.renew):
-            transfer = self._transfer
-            if transfer is None:
-                return
-            try:
-                transfer.extend()
-                if before == self._read:
-                    self._pool.read(0, memoryview(bytearray(512)))
-            except errors.Error as err:
-                log.debug("renew transfer=%r reason=%s", transfer.id, err)
-            before = self._read
+        if (transfer := self._transfer) is not None:
+            before, self._read_before = self._read_before, self._read
+            transfer.extend()
+            if before == self._read:
+                self._pool.read(0, memoryview(bytearray(512)))
 
     def _end(self, *, succeeded: bool) -> None:
         """End the transfer once, and wait until the disk is unlocked."""
-        self._ending.set()
+        self._renewal.end()
         with self._recovering:
             transfer, self._transfer = self._transfer, None
         if transfer is None:
