@@ -104,11 +104,12 @@ def plain(
     """Yield a reader of the decompressed bytes, at most ``limit``; when the block ends, read the rest.
 
     Without ``whole`` the rest is only read if it shows whether the bytes before it are right, as the end of a
-    compressed stream does and a checksum, or if the client of an upload must send it.
+    compressed stream does, that of a protocol and a checksum, or if the client of an upload must send it.
     """
     facts, unwrap = attempt.facts, attempt.image.source.unwrap
     is_packed = bool(attempt.survey.compressions)
-    whole = whole or attempt.demanded.checksum is not None or facts.once or is_packed
+    shows = attempt.demanded.checksum is not None or facts.once or is_packed or unwrap is not None
+    whole = whole or shows
     with served(attempt, advance, whole=whole, stored=stored) as bytes_served:
         if facts.format is None:
             found, reader = layers.open(bytes_served, limit=limit)

@@ -7,7 +7,7 @@ from cdi_worker.sources import kind
 KINDS = (
     kind.Kind(
         "vsphere",
-        source=f"{__name__}.lease:LeaseSource",
+        source=f"{__name__}.exported:LeaseSource",
         location=f"{__name__}.locations:Vsphere",
         schemes=("vsphere",),
         example="cdi-worker import --disk 1 vsphere://HOST/UUID disk.img",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -74,31 +74,37 @@ class Machine:
         self._session = opened
         self._machine = machine = opened.find(uuid)
         self.reference = _reference(machine)
-        self._read()
+        self.read()
         log.info("machine name=%r moref=%r running=%s", self.name, self.reference, self.is_running)
 
-    def _read(self) -> None:
-        """Read what the machine is now."""
+    def read(self) -> Self:
+        """Read what the machine is now; return it."""
         machine = self._machine
 
-        def read() -> tuple[str, str, list[VirtualDisk], list[Snapshot]]:
+        def look() -> tuple[str, str, list[VirtualDisk], list[Snapshot]]:
             snapshots = []
             trees = list(machine.snapshot.rootSnapshotList) if machine.snapshot else []
             while trees:
                 tree = trees.pop(0)
-                disks = _disks(tree.snapshot.config)
-                snapshots.append(Snapshot(tree.name, _reference(tree.snapshot), disks))
+                reference = _reference(tree.snapshot)
+                disks = _disks(tree.snapshot.config, reference)
+                snapshots.append(Snapshot(tree.name, reference, disks))
                 trees += tree.childSnapshotList
             return str(machine.name), str(machine.runtime.powerState), _disks(machine.config), snapshots
 
-        name, power, self.disks, self.snapshots = self._session.call("read the virtual machine", read)
+        name, power, self.disks, self.snapshots = self._session.call("read the virtual machine", look)
         self.name, self.is_running = name, power != "poweredOff"
+        return self
 
     def disk(self, file: str) -> VirtualDisk:
         """Return the disk with the path ``file``: current, of a snapshot, or a parent of one of these."""
         earlier = [disk for snapshot in self.snapshots for disk in snapshot.disks]
         for matches in (lambda disk: disk.file == file, lambda disk: file in disk.parents):
-            found = {(disk.key, disk.object_id): disk for disk in (*earlier, *self.disks) if matches(disk)}
+            found = {
+                (disk.key, disk.object_id): dataclasses.replace(disk, snapshot="")
+                for disk in (*earlier, *self.disks)
+                if matches(disk)
+            }
             if len(found) > 1:
                 raise errors.SourceError(reason=f"{self.name}: {len(found)} disks match {file!r}")
             for disk in found.values():
@@ -113,7 +119,7 @@ class Machine:
         for each in snapshot.disks:
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if each.object_id == disk.object_id if disk.object_id else each.key == disk.key:
-                return dataclasses.replace(each, snapshot=snapshot.reference)
+                return each
         reason = f"snapshot {checkpoint!r} of {self.name!r} does not contain this disk"
         raise errors.Unreachable(url=self._session.name, reason=reason)
 
@@ -138,8 +144,7 @@ class Machine:
             doing, lambda: machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
         )
         self._wait(doing, task, pause)
-        self._read()
-        return self.snapshot(name)
+        return self.read().snapshot(name)
 
     def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:
         """Remove a snapshot but not those below it, and wait until its disks are merged."""
@@ -170,7 +175,7 @@ class Machine:
             for each in snapshot.disks:
                 # The id of a disk is part of its change ids.
                 if each.change_id == change_id and each.object_id == disk.object_id:
-                    return dataclasses.replace(each, snapshot=snapshot.reference)
+                    return each
         return None
 
     def changed(self, disk: VirtualDisk, change_id: str, size: int | None = None) -> extents.Kept:
@@ -244,7 +249,18 @@ def add(areas: extents.Kept, start: int, end: int, size: int) -> None:
         areas.add(base.Extent(start, end - start, zero=False))
 
 
-def _disks(config: Any) -> list[VirtualDisk]:
+def names(given: str, disk: VirtualDisk | None) -> frozenset[str]:
+    """Return the names of the checkpoint ``given`` by the request, of a disk at its snapshot.
+
+    A change id is enough. It has the id of the disk, while snapshots have the same references on all disks of
+    a machine, and on other hosts.
+    """
+    if disk is None:
+        return frozenset({given})
+    return frozenset({disk.change_id} if disk.change_id else {given, disk.snapshot})
+
+
+def _disks(config: Any, snapshot: str = "") -> list[VirtualDisk]:
     kinds = session.pyvmomi().vim.vm.device
     devices = config.hardware.device if config else ()
     buses = {
@@ -261,6 +277,7 @@ def _disks(config: Any) -> list[VirtualDisk]:
             size=device.capacityInBytes or device.capacityInKB * 1024,
             change_id=getattr(device.backing, "changeId", None) or "",
             parents=tuple(_parents(device.backing)),
+            snapshot=snapshot,
             label=str(device.deviceInfo.label) if device.deviceInfo else "",
             address=f"{buses.get(device.controllerKey, '')}:{device.unitNumber}",
             obstacle=_obstacle(device.backing, is_encrypted=is_encrypted),

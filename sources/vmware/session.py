@@ -38,6 +38,10 @@ class Server:
     thumbprint: str
 
 
+class Busy(errors.Transient):
+    """Another operation locks the object."""
+
+
 _NONE: Final[Mapping[str, str]] = {}
 
 
@@ -93,6 +97,16 @@ class Session:
         with contextlib.suppress(errors.Error), self._translate_errors("log out"):
             self._content.sessionManager.Logout()
         self._stub.DropConnections()
+
+    @property
+    def product(self) -> str:
+        """The name and the version of the server."""
+        return str(self._content.about.fullName)
+
+    @property
+    def instance(self) -> str:
+        """The id of this installation; its address, if it has none."""
+        return str(self._content.about.instanceUuid or self.name)
 
     @property
     def is_vcenter(self) -> bool:
@@ -158,7 +172,8 @@ class Session:
                     reason = known[name].format(privilege=privilege, on=on)
                     raise errors.Unreachable(url=self.name, reason=f"{doing}: {reason}") from err
                 if name in _PASSING:
-                    raise errors.Transient(url=self.name, reason=f"{doing}: {message}") from err
+                    kind = Busy if name == "TaskInProgress" else errors.Transient
+                    raise kind(url=self.name, reason=f"{doing}: {message}") from err
             raise errors.SourceError(reason=f"{self.name}: {doing}: {message}") from err
         except Exception as err:
             # pyvmomi trusts the shape of answers, and raises anything for others: of expat, AttributeError,
@@ -203,7 +218,7 @@ class _PinnedContext(ssl.SSLContext):
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         wrapped = super().wrap_socket(*args, **kwargs)
-        presented = _digest(wrapped)
+        presented = _digest(wrapped, _ALGORITHMS[len(self.thumbprint)])
         if presented != self.thumbprint:
             wrapped.close()
             raise ssl.SSLCertVerificationError(
@@ -213,11 +228,16 @@ class _PinnedContext(ssl.SSLContext):
         return wrapped
 
 
+#: By the characters of a thumbprint, with colons.
+_ALGORITHMS: Final = {59: "sha1", 95: "sha256"}
+
+
 def pinned(thumbprint: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts only the certificate with this SHA-1 thumbprint."""
+    """Return a TLS context that trusts only the certificate with this thumbprint, of SHA-1 or SHA-256."""
     digits = re.sub(r"[:\s]", "", thumbprint).upper()
-    if not re.fullmatch(r"[0-9A-F]{40}", digits):
-        raise errors.RequestError(f"thumbprint {thumbprint!r} is not a SHA-1 thumbprint: 20 bytes in hex")
+    if not re.fullmatch(r"[0-9A-F]{40}|[0-9A-F]{64}", digits):
+        what = "is not a thumbprint, of SHA-1 or SHA-256: 20 or 32 bytes in hex"
+        raise errors.RequestError(f"thumbprint {thumbprint!r} {what}")
     context = certificates.prepare(_PinnedContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -225,9 +245,9 @@ def pinned(thumbprint: str) -> ssl.SSLContext:
     return context
 
 
-def _digest(connected: ssl.SSLSocket) -> str:
+def _digest(connected: ssl.SSLSocket, algorithm: str = "sha1") -> str:
     certificate = connected.getpeercert(binary_form=True) or b""
-    return hashlib.sha1(certificate, usedforsecurity=False).digest().hex(":").upper()
+    return hashlib.new(algorithm, certificate, usedforsecurity=False).digest().hex(":").upper()
 
 
 def pyvmomi() -> Any:

@@ -146,7 +146,7 @@ class VddkSource(base.Source):
             disk = machine.disk(location.backing_file)
             if location.current:
                 disk = machine.at(location.current, disk)
-                self._names[location.current] = _names(location.current, disk)
+                self._names[location.current] = vsphere_machine.names(location.current, disk)
             if location.previous:
                 self._areas = self._changed(machine, disk)
             self._allocated = machine.allocated(disk)
@@ -166,7 +166,7 @@ class VddkSource(base.Source):
             areas = machine.changed(disk, since)
         else:
             areas = machine.changed(disk, before.change_id, before.size)
-        self._names[since] = _names(since, before)
+        self._names[since] = vsphere_machine.names(since, before)
         changed = sum(area.length for area in areas)
         log.info("changed since=%r areas=%d bytes=%d", since, len(areas), changed)
         return areas
@@ -204,14 +204,3 @@ class VddkSource(base.Source):
             library_path=libraries,
             threads=vddk.READS,
         )
-
-
-def _names(given: str, disk: vsphere_machine.VirtualDisk | None) -> frozenset[str]:
-    """Return the names of the checkpoint ``given`` by the request, of a disk at its snapshot.
-
-    A change id is enough. It has the id of the disk, while snapshots have the same references on all disks of
-    a machine, and on other hosts.
-    """
-    if disk is None:
-        return frozenset({given})
-    return frozenset({disk.change_id} if disk.change_id else {given, disk.snapshot})

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import ssl
 import threading
 import urllib.parse
 import weakref
@@ -32,7 +33,8 @@ class Resource:
 
     Credentials and secret headers are only sent to the origin of the URL, not to another redirect target.
     ``name``: the URL without secrets. ``connection``: a session to share, which stays open. ``cancel``
-    aborts requests and reads, and refuses new ones while it is set.
+    aborts requests and reads, and refuses new ones while it is set. ``context``: of TLS, if it is not that of
+    ``access``.
     """
 
     #: What a status means on this kind of server.
@@ -45,6 +47,7 @@ class Resource:
         connection: requests.Session | None = None,
         *,
         cancel: cancelling.Cancel,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         parts = parse(url)
         if parts.username is not None and not access.user:
@@ -56,7 +59,7 @@ class Resource:
         self.access = access
         self.name = wire.safe_url(url)
         masking.register(self, *masking.address(url))
-        self._session = connection or session.new_session(access, cancel)
+        self._session = connection or session.new_session(access, cancel, context)
         self._is_shared = connection is not None
         self._cancel = cancel
         self._pinned = self.url
@@ -67,6 +70,11 @@ class Resource:
         self._from_redirect: weakref.WeakSet[requests.Response] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def timeout(self) -> tuple[float, float]:
+        """Connect and read time-outs in seconds."""
+        return wire.timeout(self.access)
 
     def get(self, byte_range: str | None, method: str = "GET") -> requests.Response:
         """Send a request to the pinned URL, follow redirects and pin their target.
@@ -114,7 +122,8 @@ class Resource:
             auth = self.authorization()
         try:
             with session.translate_errors(self.name, first=not self._answered):
-                response = session.ask(self._session, self.access, method, url, headers=headers, auth=auth)
+                how = {"headers": headers, "auth": auth, "timeout": self.timeout}
+                response = session.ask(self._session, self.access, method, url, **how)
         except errors.Transient:
             self.unpin()
             raise
@@ -131,7 +140,7 @@ class Resource:
         url = response.request.url or ""
         if count > 0 and not session.proxy(self.access, url):
             adapter: Any = self._session.get_adapter(url)
-            connect, _ = wire.timeout(self.access)
+            connect, _ = self.timeout
             adapter.connect_early(response, count, verify=self._session.verify, timeout=connect)
 
     def authorization(self) -> Authorization:

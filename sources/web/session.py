@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,10 +51,12 @@ class _Session(requests.Session):
     def get_redirect_target(self, resp: requests.Response) -> None: ...
 
 
-def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
+def new_session(
+    access: Access, cancel: cancelling.Cancel, context: ssl.SSLContext | None = None
+) -> requests.Session:
     """Return a session that uses no settings of the environment (.netrc, proxies).
 
-    ``cancel`` aborts its connects and its waits for responses.
+    ``cancel`` aborts its connects and its waits for responses. ``context``: of TLS; None: that of ``access``.
     """
     session = _Session()
     session.trust_env = False
@@ -61,7 +64,10 @@ def new_session(access: Access, cancel: cancelling.Cancel) -> requests.Session:
     session.headers.clear()
     session.headers.update({"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity"})
     adapter = connections.Adapter(
-        functools.cache(lambda: wire.tls_context(access)), access.connections, cancel, access.min_speed
+        functools.cache(lambda: context or wire.tls_context(access)),
+        access.connections,
+        cancel,
+        access.min_speed,
     )
     session.mount("https://", adapter)
     session.mount("http://", adapter)
@@ -130,7 +136,7 @@ def ask(
     Without redirects: they would send credentials to another server. The secrets of the request, and those
     that the server sets for later ones, are masked.
     """
-    given |= {"stream": True, "timeout": wire.timeout(access), "allow_redirects": False}
+    given = {"timeout": wire.timeout(access), **given, "stream": True, "allow_redirects": False}
     masking.register(connection, *masking.form(given.get("data")))
     answer = connection.request(method, url, proxies=proxy(access, url), **given)
     sent = [(name, value) for name, value in answer.request.headers.items() if isinstance(value, str)]

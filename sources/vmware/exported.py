@@ -1,0 +1,321 @@
+"""The disks of a machine by an export lease: streams of vSphere that need no library of VMware."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import requests
+
+from cdi_worker import errors
+from cdi_worker.formats import readers
+from cdi_worker.images.engine import cancelling
+from cdi_worker.sources import base, wire
+from cdi_worker.sources.vmware import lease, locations, session
+from cdi_worker.sources.vmware import machine as machines
+from cdi_worker.sources.web import http, pinned
+
+log = logging.getLogger(__name__)
+
+#: Seconds to wait after a cancel for what is begun on vSphere, such as a snapshot; and to end a lease, also
+#: when the kubelet allows 30 s in total.
+GRACE, LAST = 10.0, 15.0
+#: Seconds for vSphere to merge a removed snapshot.
+MERGED = 600.0
+#: The name of a snapshot of the worker: its owner's follows.
+PREFIX: Final = "cdi-worker"
+
+
+class LeaseSource(base.Source):
+    """All disks of a machine, or of one of its snapshots; of a disk that the location names, only this.
+
+    A running machine is exported at a snapshot of its own, which is removed at the end. ``why``: the reason
+    to read by a lease, if there is another way.
+    """
+
+    #: From ``open`` on.
+    lease: lease.Lease
+
+    def __init__(self, location: locations.Vsphere, cancel: base.Cancel, why: str = "") -> None:
+        self.name = f"{wire.safe_url(location.url)} {location.chosen or location.machine}"
+        self.location = location
+        self.cancel = cancel
+        #: The digests of the streams that were compared with the manifest, by disk.
+        self.verified: dict[str, str] = {}
+        self._why = why
+        self._open = contextlib.ExitStack()
+        self._read = 0
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        begin = functools.partial(self._begin, opening)
+        cancelling.run_apart(begin, self.cancel, grace=GRACE, late=self.close)
+        return base.Facts(name=self.name, format="vmdk")
+
+    def describe(self) -> Mapping[str, object]:
+        found = {
+            "machine": self._machine.name,
+            "snapshot": self._snapshot,
+            "readBy": "lease",
+            "why": self._why,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def verify(self) -> None:
+        """End the lease, and remove an own snapshot. All that is wanted was read."""
+        self._finish(self.lease.complete)
+        self.close()
+
+    def finish(self) -> base.Provenance:
+        info = {"Version": f"export lease of {self._product}", "Host": self._hosts}
+        return base.Provenance(info=info, verified=self.verified)
+
+    def close(self) -> None:
+        """Abort the lease unless it has ended, remove an own snapshot, and log out."""
+        ending, self._open = self._open, contextlib.ExitStack()
+        self._finish(ending.close)
+
+    def count(self, count: int) -> None:
+        """Count bytes of a disk, for the progress that vSphere shows."""
+        self._read += count
+
+    def identity(self, disk: machines.VirtualDisk) -> str | None:
+        """Return the identity of a disk: only a snapshot is immutable, and an own one is not there again."""
+        if not self.location.current:
+            return None
+        moment = (self.location.machine, disk.object_id, disk.snapshot, disk.change_id, disk.file)
+        # The references of snapshots are those of one vCenter.
+        return " ".join((self._instance, *moment))
+
+    def at_previous(self, disk: machines.VirtualDisk) -> machines.VirtualDisk | None:
+        """Return the disk at the previous checkpoint; None if that is gone: all of the disk is read."""
+        previous = self.location.previous
+        with contextlib.suppress(errors.Unreachable):
+            if previous and "/" not in previous:
+                return self._machine.at(previous, disk)
+        return self._machine.since(previous, disk) if previous else None
+
+    def _begin(self, opening: base.Opening) -> None:
+        location = self.location
+        name = f"{PREFIX} {hashlib.sha256(opening.owner.encode()).hexdigest()[:16]}"
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(session.Session(location))
+            self._product, self._instance = opened.product, opened.instance
+            self._machine = machine = machines.Machine(opened, location.machine)
+            if opening.whole:
+                self._remove(name)
+            snapshot = machine.snapshot(location.current) if location.current else None
+            if snapshot is None and machine.is_running:
+                if not opening.whole:
+                    reason = (
+                        f"virtual machine {machine.name!r} runs: name a snapshot; only an import takes one"
+                    )
+                    raise errors.RequestError(reason)
+                snapshot = self._take(stack, name, opening.owner)
+            self._snapshot = snapshot.reference if snapshot else ""
+            disks = self._chosen(snapshot)
+            self.lease = held = lease.Lease(opened, machine, snapshot, self.cancel.pause, self._percent)
+            stack.callback(held.abort)
+            self.disks = tuple(self._held(disk) for disk in disks)
+            self._hosts = ", ".join(sorted({wire.origin(each.url)[1] for each in held.devices.values()}))
+            self._open = stack.pop_all()
+
+    def _chosen(self, snapshot: machines.Snapshot | None) -> list[machines.VirtualDisk]:
+        """Return the disks that are exported: the one that the location names, or all."""
+        if not self.location.chosen:
+            return snapshot.disks if snapshot else self._machine.disks
+        disk = self._machine.disk(self.location.chosen)
+        return [self._machine.at(snapshot.reference, disk) if snapshot else disk]
+
+    def _held(self, disk: machines.VirtualDisk) -> base.Held:
+        device, obstacle = self.lease.devices.get(disk.address), disk.obstacle
+        if device is None and not obstacle:
+            obstacle = "is not exported by vSphere; is it independent of snapshots, or shared?"
+        stem = disk.file.rpartition("/")[2].removesuffix(".vmdk") or disk.label
+
+        def make(together: bool) -> base.Source:
+            if device is None or obstacle:
+                raise errors.Unsupported(reason=f"{self.name}: disk {disk.label!r} {obstacle}")
+            return DeviceSource(self, device, disk, together=together)
+
+        return base.Held((disk.label, disk.file, str(disk.key)), f"{stem}.img", disk.size, make, obstacle)
+
+    def _percent(self) -> int:
+        total = sum(each.size or 0 for each in self.disks)
+        return min(99, self._read * 100 // total) if total else 0
+
+    def _finish(self, end: Callable[[], None]) -> None:
+        """Call what ends something on vSphere, for a limited time, which is shorter after a cancel."""
+        try:
+            cancelling.run_apart(end, self.cancel, grace=LAST, limit=MERGED)
+        except (TimeoutError, errors.Cancelled):
+            log.warning("vSphere has not ended the export in time source=%r", self.name)
+
+    # -- the snapshot of a running machine
+
+    def _take(self, stack: contextlib.ExitStack, name: str, owner: str) -> machines.Snapshot:
+        """Take a snapshot, which is removed when ``stack`` is closed."""
+        about = f"Temporary, of the import to {owner}. Removed when it ends."
+        log.info("taking a snapshot machine=%r name=%r", self._machine.name, name)
+        stack.callback(self._remove, name)
+        # A cancel does not end what vSphere has begun.
+        return self._machine.take_snapshot(name, about, time.sleep, quiesce=self.location.quiesce)
+
+    def _remove(self, name: str) -> None:
+        """Remove each snapshot with this name, also of a run that was killed."""
+        try:
+            for each in self._machine.read().snapshots:
+                if each.name == name:
+                    self._machine.remove_snapshot(each, time.sleep)
+                    log.info("removed the snapshot machine=%r name=%r", self._machine.name, name)
+        except errors.SourceError as err:
+            log.warning("snapshot %r of %r is left; remove it reason=%s", name, self._machine.name, err)
+
+
+class DeviceSource(http.HttpSource):
+    """A disk of ``whole``: a streamOptimized VMDK, which its host or vCenter sends in order.
+
+    ``together``: ``whole`` ends when other disks have been read, too.
+    """
+
+    def __init__(
+        self, whole: LeaseSource, device: lease.Device, disk: machines.VirtualDisk, *, together: bool
+    ) -> None:
+        self._whole, self._key, self._disk, self._together = whole, device.key, disk, together
+        super().__init__(_Resource(device, whole, disk.label or disk.file))
+        self._before = whole.at_previous(disk)
+        self._is_again = False
+        self._passed: _Passed | None = None
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        served = super().open(dataclasses.replace(opening, whole=False))
+        return dataclasses.replace(
+            served,
+            identity=self._whole.identity(self._disk),
+            weak=False,
+            digest="",
+            format="vmdk",
+            disk_size=self._disk.size,
+            previous_size=self._before.size if self._before else None,
+        )
+
+    @property
+    def ranges(self) -> None:
+        """None: the manifest has a digest of the whole stream."""
+
+    def stream(self, offset: int = 0) -> base.Reader:
+        if self._is_again:
+            self._whole.lease.check(offset)
+        self._is_again = True
+        try:
+            return super().stream(offset)
+        except errors.Unreachable:
+            # A lease that has ended says more than the status.
+            self._whole.lease.check(offset)
+            raise
+
+    def unwrap(self, served: base.Reader) -> base.Reader:
+        """Hash the stream as it passes."""
+        self._passed = _Passed(served, self._whole.lease.new_hash(), self._whole.count)
+        return self._passed
+
+    def names(self, checkpoint: str) -> frozenset[str]:
+        location = self._whole.location
+        if checkpoint not in {location.current, location.previous}:
+            return frozenset({checkpoint})
+        return machines.names(checkpoint, self._disk if checkpoint == location.current else self._before)
+
+    def describe(self) -> Mapping[str, object]:
+        return {**self._whole.describe(), "disk": self._disk.label, "file": self._disk.file}
+
+    def verify(self) -> None:
+        """Compare the stream with the manifest of the lease, and end that. Safe to call twice."""
+        passed, self._passed = self._passed, None
+        if passed is None:
+            return
+        entry = self._whole.lease.manifest().get(self._key)
+        if entry is not None:
+            self._compare(entry, passed)
+        if not self._together:
+            self._whole.verify()
+
+    def finish(self) -> base.Provenance:
+        return self._whole.finish()
+
+    def _compare(self, entry: lease.Entry, passed: _Passed) -> None:
+        algorithm, name = passed.hashing.name, self.name
+        if entry.size and entry.size != passed.size:
+            reason = f"{name}: {passed.size} bytes were received, the host has sent {entry.size}"
+            raise errors.SourceError(reason=reason)
+        if entry.capacity is not None and entry.capacity != self._disk.size:
+            reason = f"{name}: exported with {entry.capacity} bytes, the disk has {self._disk.size}"
+            raise errors.SourceError(reason=reason)
+        if entry.algorithm != algorithm or not entry.digest:
+            log.warning("not verified url=%r: the manifest has no %s of the stream", name, algorithm)
+            return
+        expected, calculated = (f"{algorithm}:{each}" for each in (entry.digest, passed.hashing.hexdigest()))
+        if expected != calculated:
+            raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
+        self._whole.verified[self._disk.label or self._disk.file] = calculated
+
+    def _check_version(self, response: requests.Response, size: int | None) -> None:
+        """A host may export again for each request: what was delivered is compared instead."""
+
+
+class _Passed(readers.Wrapper):
+    """A stream as it passes: its hash, and its length."""
+
+    def __init__(self, reader: base.Reader, hashing: Any, count: Callable[[int], None]) -> None:
+        super().__init__(reader)
+        self.hashing = hashing
+        self.size = 0
+        self._count = count
+
+    def readinto(self, into: memoryview, /) -> int:
+        count = self._reader.readinto(into)
+        self.hashing.update(into[:count])
+        self.size += count
+        self._count(count)
+        return count
+
+
+class _Resource(pinned.Resource):
+    """The stream of a disk. Its URL is its credential; it is neither redirected nor sent through a proxy."""
+
+    reasons: ClassVar[Mapping[int, str]] = {
+        401: "the host refuses the URL of the lease, as if it had ended",
+        403: "the host refuses the URL of the lease, as if it had ended",
+        404: "the host does not know the URL of the lease, as if it had ended",
+    }
+
+    def __init__(self, device: lease.Device, whole: LeaseSource, name: str) -> None:
+        given = whole.location.access
+        access = base.Access(
+            ca_files=given.ca_files,
+            insecure=given.insecure,
+            connections=given.connections,
+            patience=given.patience,
+            # Where a disk is empty, a host sends almost nothing for a long time.
+            min_speed=0.0,
+        )
+        context = None
+        if device.thumbprint:
+            try:
+                context = session.pinned(device.thumbprint)
+            except errors.RequestError as err:
+                raise errors.Unreachable(url=whole.name, reason=f"of the lease's host: {err}") from err
+        super().__init__(device.url, access, cancel=whole.cancel, context=context)
+        self.name = f"{whole.name} {name}"
+
+    @property
+    def timeout(self) -> tuple[float, float]:
+        connect, _ = super().timeout
+        return connect, 2 * self.access.patience
+
+    def _redirect_target(self, url: str, location: str) -> str:
+        raise errors.Unreachable(url=self.name, reason="the host of the lease redirects elsewhere")
