@@ -30,6 +30,12 @@ LOST = frozenset({errno.EBADF, errno.ENOSPC, errno.EIO})
 #: Signals within this many seconds count as one: timeout(1) sends two, to its child and its process group.
 TOGETHER = 0.5
 
+#: What our image says as that of ``initImageURL``: its end must not keep the pod from starting.
+NO_LIBRARY = (
+    f"copies nothing to {contract.LIBRARY_VOLUME}: this image has no VDDK library, and the import reads the "
+    "disk through an export lease of vSphere"
+)
+
 #: Flags of Go's klog, which controllers pass to every role (contract, Roles).
 _GO_FLAG = re.compile(r"--?(alsologtostderr|logtostderr|stderrthreshold|v)(=.*)?")
 
@@ -156,6 +162,9 @@ def set_up_logging(verbosity: int) -> None:
 def status(argv: list[str], cancel: cancelling.Cancel) -> int:
     """Run a command and return its exit status. Messages go to standard output and standard error."""
     obj = parameters.Context(cancel, set_up_logging, contract.environment())
+    if not argv and contract.role(obj.env) is None and contract.is_library_image(obj.env):
+        _say(NO_LIBRARY)
+        return 0
     # A wrong command line may be refused, with its arguments in the message, before there is a location.
     for text in (re.sub("^-[^=]*=", "", each) for each in argv):
         masking.register(obj, *masking.address(text))

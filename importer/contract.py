@@ -41,6 +41,8 @@ _INJECTED = re.compile(
     re.DOTALL,
 )
 _BORDER = re.compile("_(?=SERVICE_|PORT)")
+#: Where an init container finds the volume for VMware's library (CDI, ``initImageURL``).
+LIBRARY_VOLUME = "/opt"
 #: Seconds to wait for another run on the volume: a deleted pod gets 30 s to end by default. After them the
 #: pod fails, and the kubelet starts it again.
 WAIT = 60.0
@@ -166,6 +168,11 @@ def role(env: Mapping[str, str]) -> str | None:
     if env.get("UPLOAD_URL"):
         return "cloner"
     return None
+
+
+def is_library_image(env: Mapping[str, str]) -> bool:
+    """Return whether this is the init container of ``initImageURL``, if it has no arguments and no role."""
+    return "KUBERNETES_SERVICE_HOST" in env and os.path.ismount(LIBRARY_VOLUME)
 
 
 def certificate_files(directory: str, endings: tuple[str, ...] = ("",)) -> tuple[str, ...]:

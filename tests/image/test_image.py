@@ -9,6 +9,7 @@ import json
 import os
 import re
 import ssl
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_import_works_with_volume_mounted_at_opt(
     container.files = {tmp_path / "opt": "/opt"}
     done = container.run(IMPORTER_ENDPOINT=web.url(disks.image("vhdx-log")))
     pods.check(container, done, COMPLETE, disks.expected("vhdx-log"))
+
+
+def test_init_container_for_the_library_ends_with_0(container: pods.Pod, tmp_path: Path) -> None:
+    """As CDI starts the image of ``initImageURL``: its entry point, without arguments, as any user."""
+    (tmp_path / "opt").mkdir()
+    container.files = {tmp_path / "opt": "/opt"}
+    command = container.command(KUBERNETES_SERVICE_HOST="10.96.0.1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, "no VDDK library" in done.stderr) == (0, True), done.stderr
 
 
 def test_upstream_commands_run_without_shell(
