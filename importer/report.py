@@ -42,6 +42,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "insecure": "spec.source.kubevirt.insecureSkipVerify",
     },
     "vddk": {"thumbprint": "spec.source.vddk.thumbprint"},
+    "vsphere": {
+        "thumbprint": "spec.source.vsphere.thumbprint",
+        "ca_files": "spec.source.vsphere.certConfigMap",
+        "insecure": "spec.source.vsphere.insecureSkipVerify",
+    },
     "nbd": {"ca_files": "IMPORTER_CERT_DIR", "insecure": "INSECURE_TLS"},
     "": {"ca_files": "delete this pod: CDI makes it again with its current CA"},
 }

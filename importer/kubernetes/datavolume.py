@@ -50,7 +50,16 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "extraHeaders": "array",
         "secretExtraHeaders": "array",
         "insecureSkipVerify": "boolean",
-    }
+    },
+    "vsphere": {
+        "url": "string",
+        "uuid": "string",
+        "thumbprint": "string",
+        "secretRef": "string",
+        "certConfigMap": "string",
+        "insecureSkipVerify": "boolean",
+        "quiesce": "boolean",
+    },
 }
 
 
@@ -300,6 +309,7 @@ SOURCES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "imageio": (WEB, ("url", "diskId", "secretRef")),
     "vddk": (WEB, ("url", "uuid", "backingFile", "thumbprint", "secretRef")),
     "kubevirt": (("kubevirt", "https"), ("url",)),
+    "vsphere": (("vsphere", *WEB), ("url", "secretRef")),
     "pvc": ((), ("namespace", "name")),
     "snapshot": ((), ("namespace", "name")),
 }
@@ -395,6 +405,8 @@ def _check_source(volume: DataVolume, found: dict[str, str]) -> None:
             found.setdefault(f"{where}.imageStream", "needs pullMethod node")
     if source.kind == "imageio" and not (source.value("insecureSkipVerify") or source.value("certConfigMap")):
         found.setdefault(f"{where}.certConfigMap", "missing")
+    if source.kind == "vsphere" and not (source.value("uuid") or source.url.startswith("vsphere:")):
+        found.setdefault(f"{where}.uuid", "missing: the UUID of the virtual machine")
     logins = ("secretRef", "secretExtraHeaders", "extraHeaders")
     if source.kind == "kubevirt" and not any(map(source.value, logins)):
         found.setdefault(f"{where}.secretRef", "missing: the Secret with the token of the export")

@@ -157,8 +157,6 @@ def _check(volume: datavolume.DataVolume, settings: datavolume_pod.Settings) -> 
     if source.kind in datavolume.CLONES and volume.namespace not in {"", namespace}:
         where = f"{namespace!r} is not {volume.namespace!r}"
         faults.append(f"spec.source.{source.kind}.namespace: {where}; only CDI clones across namespaces")
-    if source.kind == "vddk" and not source.value("initImageURL"):
-        faults.append("spec.source.vddk.initImageURL: missing; without CDI there is no ConfigMap v2v-vmware")
     if settings.suspend and (queue := _queue(volume, settings)):
         held = "to hold the queue, set spec.stopPolicy: Hold in it"
         faults.append(f"--suspend: Kueue starts the Jobs of queue {queue!r}; omit --suspend; {held}")

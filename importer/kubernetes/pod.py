@@ -149,7 +149,8 @@ class Pod:
         if needs_scratch is None and kind == "imageio":
             needs_scratch = any(stage.previous for stage in self.volume.checkpoints)
         elif needs_scratch is None:
-            needs_scratch = kind not in {"blank", "vddk", "kubevirt"} and not self.volume.is_archive
+            never = kind in {"blank", "vddk", "vsphere", "kubevirt"}
+            needs_scratch = not never and not self.volume.is_archive
         if needs_scratch:
             # An ephemeral claim, deleted with the pod, of the size that CDI uses: a disk as large as the
             # target must fit on it, and it always has a file system.
@@ -228,16 +229,17 @@ def importer(pod: Pod) -> Object:
     pod.set_from("OWNER_UID", {"fieldRef": {"fieldPath": label}})
     _add_secrets(pod)
     _add_signatures(pod)
-    if source.kind == "vddk":
+    if image := source.value("initImageURL"):
         # VMware's library may not be redistributed: the user's image copies it into /opt.
-        volume = {"name": "vddk", "mountPath": "/opt"}
-        pod.before.append(pod.helper("vddk", source.value("initImageURL"), volumeMounts=[volume]))
+        volume = {"name": "vddk", "mountPath": contract.LIBRARY_VOLUME}
+        pod.before.append(pod.helper("vddk", image, volumeMounts=[volume]))
         library = "vmware-vix-disklib-distrib"
-        pod.mount("vddk", f"/opt/{library}", {"emptyDir": {}}, subPath=library, readOnly=True)
+        path = f"{contract.LIBRARY_VOLUME}/{library}"
+        pod.mount("vddk", path, {"emptyDir": {}}, subPath=library, readOnly=True)
         # There is no library for other machines; a cluster may have both kinds.
         pod.more["nodeSelector"] = {"kubernetes.io/arch": "amd64"}
-        if name := source.value("extraArgs"):
-            pod.mount("vddk-args", "/vddk-args", {"configMap": {"name": name}}, readOnly=True)
+    if name := source.value("extraArgs"):
+        pod.mount("vddk-args", "/vddk-args", {"configMap": {"name": name}}, readOnly=True)
     # The last stage is the pod's container, each earlier one an init container.
     stages, common = pod.stages, pod.env
     for number, stage in enumerate(stages, 1):

@@ -56,8 +56,10 @@ class Vsphere(staged.Staged):
     )
     quiesce: bool = fields.field(
         default=False,
+        env="CDI_WORKER_QUIESCE",
         option="--quiesce",
         help="Let VMware Tools flush a running machine before the snapshot that is taken of it.",
+        key="quiesce",
         verbs=fields.READ,
         selects=False,
     )
@@ -143,3 +145,6 @@ class Vddk(Vsphere):
         yield from Vsphere.faults(self)
         if not self.backing_file:
             yield fields.fault(self, "the vddk source needs the path of a disk ({})", "backing_file")
+        if self.read_by not in {AUTO, VDDK, LEASE}:
+            text = f"unknown way to read {self.read_by!r} ({{}}); supported: {AUTO}, {VDDK}, {LEASE}"
+            yield fields.fault(self, text, "read_by")

@@ -142,6 +142,11 @@ def requested(size: object) -> dict[str, Any]:
         ),
         (imageio(diskId=""), "spec.source.imageio.diskId: missing"),
         ({"source": {"vddk": {"url": "https://v.invalid"}}}, "spec.source.vddk.thumbprint: missing"),
+        ({"source": {"vsphere": {"url": "vsphere://v/u"}}}, "spec.source.vsphere.secretRef: missing"),
+        (
+            {"source": {"vsphere": {"url": "https://v.invalid", "secretRef": "s"}}},
+            "spec.source.vsphere.uuid: missing: the UUID of the virtual machine",
+        ),
         ({"source": {"pvc": {"name": "a"}}, "pvc": None}, "spec.source.pvc.namespace: missing"),
         ({"storage": {}}, "spec.storage.resources.requests.storage: missing"),
         ({"storage": None}, "spec.storage: expected either spec.pvc or spec.storage, found neither"),
@@ -155,7 +160,7 @@ def requested(size: object) -> dict[str, Any]:
         (storage(dataSource={}), "spec.storage.dataSource: not supported"),
         (
             {"source": {"blank": {}}, "checkpoints": [{"previous": "", "current": "a"}]},
-            "spec.checkpoints: source blank has no checkpoints, only gcs, http, imageio, kubevirt, s3 and ",
+            "spec.checkpoints: source blank has no checkpoints, only gcs, http, imageio, kubevirt, s3, ",
         ),
         (staged([{"current": "a"}]), "spec.checkpoints[0].previous: missing"),
         (

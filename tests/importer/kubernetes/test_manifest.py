@@ -317,6 +317,17 @@ def test_stages_run_one_after_the_other() -> None:
     assert [container["name"] for container in later["initContainers"]] == ["vddk"]
 
 
+def test_job_without_the_library_runs_on_any_node(tmp_path: Path) -> None:
+    """Without CDI nothing supplies an image with VMware's library; an export lease needs none."""
+    (tmp_path / "dv.yaml").write_text(
+        (repository.DATAVOLUMES / "vddk-stages.yaml").read_text().replace("      initImageURL", "      #")
+    )
+    for example in (tmp_path / "dv.yaml", "vsphere"):
+        spec = job(printed_objects(example))
+        assert not {"nodeSelector", "vddk"} & {*spec, *(each["name"] for each in spec["volumes"])}
+        assert "vddk" not in [each["name"] for each in spec.get("initContainers", [])]
+
+
 def test_command_prints_manifest() -> None:
     """The options are passed on; a Job can be suspended."""
     done = worker.call("manifest", EXAMPLES[0], "--suspend", "--image", "registry/x:1")
