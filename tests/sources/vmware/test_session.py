@@ -90,12 +90,12 @@ def test_allocated_areas_that_cannot_be_listed_are_unknown(
     failures = 0
     answer = session.Session.call
 
-    def call(self: session.Session, doing: str, function: Callable[[], Any]) -> Any:
+    def call(self: session.Session, doing: str, function: Callable[[], Any], *more: Any) -> Any:
         nonlocal failures
         if doing.startswith("list the areas") and failures:
             failures -= 1
             raise errors.Transient(url="vSphere", reason="the host is not responding")
-        return answer(self, doing, function)
+        return answer(self, doing, function, *more)
 
     monkeypatch.setattr(session.Session, "call", call)
     with session.Session(vcsim.location()) as opened:
