@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final
 
@@ -67,14 +66,21 @@ class Vsphere(staged.Staged):
     @property
     def url(self) -> str:
         """The URL of the API."""
-        parts = urllib.parse.urlsplit(self.endpoint)
-        return f"https://{parts.netloc}/sdk" if parts.scheme == SCHEME else self.endpoint
+        host, _ = self._parts
+        return f"https://{host}/sdk" if host else self.endpoint
 
     @property
     def machine(self) -> str:
         """The UUID of the machine."""
-        parts = urllib.parse.urlsplit(self.endpoint)
-        return self.uuid or (parts.path.strip("/") if parts.scheme == SCHEME else "")
+        _, path = self._parts
+        return self.uuid or path.strip("/")
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        """The host and the path of ``vsphere://``; both empty for any other URL."""
+        scheme, _, rest = self.endpoint.partition("://")
+        host, _, path = rest.partition("/")
+        return (host, path) if scheme == SCHEME else ("", "")
 
     @property
     def chosen(self) -> str:
@@ -84,9 +90,7 @@ class Vsphere(staged.Staged):
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
         if self.endpoint and not base.is_web(self.url):
-            text = (
-                "malformed URL of vCenter or ESXi ({}); expected https://host[:port] or vsphere://host/UUID"
-            )
+            text = "malformed URL of vCenter or ESXi ({}); expected https://host[:port] or vsphere://host[:port]/UUID"
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         elif not self.machine:
             yield fields.fault(self, "the UUID of a virtual machine is missing ({})", "uuid")

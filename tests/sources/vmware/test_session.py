@@ -150,12 +150,12 @@ def test_wrong_location_is_explained(vcsim: vmware.Vcsim, changes: dict[str, Any
 def test_malformed_url_is_refused_at_once(url: str) -> None:
     location = locations.Vddk(url, uuid="x", backing_file="x")
     assert [*location.faults()] == [
-        "malformed URL of vCenter or ESXi (IMPORTER_ENDPOINT); expected https://host[:port]"
+        "malformed URL of vCenter or ESXi (IMPORTER_ENDPOINT); expected https://host[:port] or vsphere://host[:port]/UUID"
     ]
 
 
 def test_malformed_thumbprint_is_refused(vcsim: vmware.Vcsim) -> None:
-    with pytest.raises(errors.RequestError, match="20 bytes in hex"):
+    with pytest.raises(errors.RequestError, match="20 or 32 bytes in hex"):
         look(vcsim.location(thumbprint="AB:CD"))
 
 
