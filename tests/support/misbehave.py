@@ -89,6 +89,10 @@ class Server(threaded.Threaded):
                 left -= times
             return self._pages[path][-1][0], number
 
+    def is_gone(self, request: Request) -> bool:
+        """Report whether a response that is being sent ends here, with a reset."""
+        return False
+
     @contextlib.contextmanager
     def recording(self, request: Request) -> Any:
         """Record a request, and count its response as active."""
@@ -215,6 +219,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         end = min(end for end in ends if end is not None)
         step, pause = page.drip or (256 * KiB, 0.0)
         for at in range(0, end, step):
+            if self.server.server.is_gone(request):
+                self._reset()
+                return
             # Count before sending: a client that has read everything may check before this thread runs again.
             request.sent += min(step, end - at)
             self._send(data[at : min(at + step, end)], page)

@@ -1,4 +1,4 @@
-// A vCenter or an ESXi host, simulated: vcsim with one scenario (scenario.go).
+// A vCenter or an ESXi host, simulated: vcsim with one scenario (scenario.go, lease.go).
 
 package main
 
@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"net/http"
 	"net/url"
 
 	"github.com/vmware/govmomi/simulator"
@@ -39,6 +40,8 @@ func main() {
 	}
 	model.Service.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
 	model.Service.Listen = &url.URL{Host: *listen, User: url.UserPassword(*user, *password)}
+	model.Service.ServeMux = http.NewServeMux()
+	model.Service.ServeMux.HandleFunc("/ha-nfc/", simulator.ServeBehind)
 	fmt.Println(model.Service.NewServer().URL)
 	select {}
 }

@@ -1,13 +1,15 @@
-// The part of vcsim that is ours: a virtual machine with snapshots, and QueryChangedDiskAreas, which the
-// simulator lacks. Compiled into a copy of its package (tools/vmware), for it reaches inside.
+// The part of vcsim that is ours: a virtual machine with disks and snapshots, and QueryChangedDiskAreas, which
+// the simulator lacks. Compiled into a copy of its package (tools/vmware), for it reaches inside.
 
 package simulator
 
 import (
 	"encoding/json"
 	"os"
+	"strconv"
 
 	"github.com/vmware/govmomi/vim25/methods"
+	"github.com/vmware/govmomi/vim25/mo"
 	"github.com/vmware/govmomi/vim25/soap"
 	"github.com/vmware/govmomi/vim25/types"
 )
@@ -16,32 +18,33 @@ import (
 const mostAreas = 2000
 
 type disk struct {
-	File     string
-	ChangeID string
-	Parents  []string
-	// 0: that of the scenario.
-	Capacity int64
+	Key, Controller, Unit int32
+	Label, Mode           string
+	ObjectID              string
+	File                  string
+	ChangeID              string
+	Parents               []string
+	Capacity              int64
 }
 
 type snapshot struct {
 	ID, Name string
-	Disk     disk
+	Disks    []disk
 }
 
 // Scenario is what a test wants to find; the file is read anew for each question.
 type Scenario struct {
 	UUID, InstanceUUID string
 	PowerState         string
-	Capacity           int64
-	DiskObjectID       string
-	Disk               disk
+	Disks              []disk
 	Snapshots          []snapshot
-	// By snapshot and change id: start and length of each changed area, in bytes.
-	Changes map[string]map[string][][2]int64
+	// By snapshot, key of the disk and change id: start and length of each changed area, in bytes.
+	Changes map[string]map[string]map[string][][2]int64
 	// After so many answers of a session it is gone; 0: never.
 	Answers int
 	// The bytes of the disk that one list of changed areas covers; 0: all.
 	Covers int64
+	Lease  leases
 }
 
 var (
@@ -58,11 +61,35 @@ func readScenario() (*Scenario, error) {
 	return found, json.Unmarshal(text, found)
 }
 
+func mustRead() *Scenario {
+	found, err := readScenario()
+	if err != nil {
+		panic(err)
+	}
+	return found
+}
+
+// disk returns the one with a key, at a snapshot or now ("").
+func (s *Scenario) disk(snapshot string, key int32) *disk {
+	all := s.Disks
+	for _, each := range s.Snapshots {
+		if each.ID == snapshot {
+			all = each.Disks
+		}
+	}
+	for i := range all {
+		if all[i].Key == key {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
 func (d disk) backing() *types.VirtualDiskFlatVer2BackingInfo {
 	all := append([]string{d.File}, d.Parents...)
 	var below *types.VirtualDiskFlatVer2BackingInfo
 	for i := len(all) - 1; i >= 0; i-- {
-		info := &types.VirtualDiskFlatVer2BackingInfo{DiskMode: "persistent", Parent: below}
+		info := &types.VirtualDiskFlatVer2BackingInfo{DiskMode: d.Mode, Parent: below}
 		info.FileName = all[i]
 		below = info
 	}
@@ -70,24 +97,46 @@ func (d disk) backing() *types.VirtualDiskFlatVer2BackingInfo {
 	return below
 }
 
-func (s *Scenario) devices(devices []types.BaseVirtualDevice, d disk) []types.BaseVirtualDevice {
+// devices returns those of a machine with other disks, and the controllers that these may have.
+func devices(devices []types.BaseVirtualDevice, disks []disk) []types.BaseVirtualDevice {
 	var kept []types.BaseVirtualDevice
 	for _, device := range devices {
-		if _, isDisk := device.(*types.VirtualDisk); !isDisk {
+		_, isDisk := device.(*types.VirtualDisk)
+		_, isController := device.(types.BaseVirtualSCSIController)
+		_, isAHCI := device.(*types.VirtualAHCIController)
+		if !isDisk && !isController && !isAHCI {
 			kept = append(kept, device)
 		}
 	}
-	capacity := s.Capacity
-	if d.Capacity != 0 {
-		capacity = d.Capacity
+	scsi, ahci := new(types.ParaVirtualSCSIController), new(types.VirtualAHCIController)
+	scsi.Key, ahci.Key = 1000, 15000
+	scsi.SharedBus = types.VirtualSCSISharingNoSharing
+	kept = append(kept, scsi, ahci)
+	for _, each := range disks {
+		unit := each.Unit
+		made := &types.VirtualDisk{
+			CapacityInKB: each.Capacity / 1024, CapacityInBytes: each.Capacity, DiskObjectId: each.ObjectID,
+		}
+		made.Key, made.ControllerKey, made.UnitNumber = each.Key, each.Controller, &unit
+		made.Backing = each.backing()
+		made.DeviceInfo = &types.Description{Label: each.Label, Summary: ""}
+		kept = append(kept, made)
 	}
-	made := &types.VirtualDisk{
-		CapacityInKB: capacity / 1024, CapacityInBytes: capacity, DiskObjectId: s.DiskObjectID,
+	return kept
+}
+
+// Get is the machine as a question finds it.
+func (vm *VirtualMachine) Get() mo.Reference {
+	s, err := readScenario()
+	if err != nil || vm.Config == nil || vm.Config.InstanceUuid != s.InstanceUUID {
+		return vm
 	}
-	made.Key = 2000
-	made.Backing = d.backing()
-	made.DeviceInfo = &types.Description{Label: "Hard disk 1", Summary: ""}
-	return append(kept, made)
+	found := vm.VirtualMachine
+	found.Runtime.PowerState = types.VirtualMachinePowerState(s.PowerState)
+	config := *vm.Config
+	config.Hardware.Device = devices(config.Hardware.Device, currentDisks(s))
+	found.Config = &config
+	return &found
 }
 
 // Play makes the scenario's virtual machine of one of the model's.
@@ -108,7 +157,7 @@ func Play(path string) error {
 		object.Self = types.ManagedObjectReference{Type: "VirtualMachineSnapshot", Value: each.ID}
 		object.Vm = vm.Self
 		object.Config = *vm.Config
-		object.Config.Hardware.Device = s.devices(hardware, each.Disk)
+		object.Config.Hardware.Device = devices(hardware, each.Disks)
 		Map.Put(object)
 		next := &types.VirtualMachineSnapshotTree{Snapshot: object.Self, Vm: vm.Self, Name: each.Name}
 		next.State = vm.Runtime.PowerState
@@ -117,11 +166,13 @@ func Play(path string) error {
 		}
 		tree = next
 	}
-	vm.Config.Hardware.Device = s.devices(hardware, s.Disk)
+	vm.Config.Hardware.Device = devices(hardware, s.Disks)
 	if tree != nil {
 		vm.Snapshot = &types.VirtualMachineSnapshotInfo{
 			RootSnapshotList: []types.VirtualMachineSnapshotTree{*tree},
 		}
+		last := s.Snapshots[len(s.Snapshots)-1].ID
+		vm.Snapshot.CurrentSnapshot = &types.ManagedObjectReference{Type: "VirtualMachineSnapshot", Value: last}
 	}
 	return nil
 }
@@ -131,10 +182,7 @@ func (vm *VirtualMachine) QueryChangedDiskAreas(
 	ctx *Context, req *types.QueryChangedDiskAreas,
 ) soap.HasFault {
 	body := new(methods.QueryChangedDiskAreasBody)
-	s, err := readScenario()
-	if err != nil {
-		panic(err)
-	}
+	s := mustRead()
 	if answers[ctx.Session.Key]++; s.Answers > 0 && answers[ctx.Session.Key] > s.Answers {
 		ctx.svc.sm.delSession(ctx.Session.Key)
 		// pyvmomi wants to know of which object.
@@ -147,17 +195,24 @@ func (vm *VirtualMachine) QueryChangedDiskAreas(
 	if req.Snapshot != nil {
 		name = req.Snapshot.Value
 	}
-	areas, known := s.Changes[name][req.ChangeId]
-	if !known || req.DeviceKey != 2000 {
-		body.Fault_ = Fault("Error caused by file", &types.FileFault{File: s.Disk.File})
+	record(map[string]interface{}{
+		"call": "QueryChangedDiskAreas", "snapshot": name, "key": req.DeviceKey, "changeId": req.ChangeId,
+		"startOffset": req.StartOffset,
+	})
+	areas, known := s.Changes[name][strconv.Itoa(int(req.DeviceKey))][req.ChangeId]
+	asked := s.disk(name, req.DeviceKey)
+	if !known || asked == nil {
+		body.Fault_ = Fault("Error caused by file", &types.FileFault{File: s.Disks[0].File})
 		return body
 	}
-	if req.StartOffset >= s.Capacity {
+	// Of the machine now, whatever the snapshot has.
+	capacity := s.disk("", req.DeviceKey).Capacity
+	if req.StartOffset >= capacity {
 		body.Fault_ = Fault("A specified parameter was not correct: startOffset",
 			&types.InvalidArgument{InvalidProperty: "startOffset"})
 		return body
 	}
-	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: s.Capacity - req.StartOffset}
+	info := types.DiskChangeInfo{StartOffset: req.StartOffset, Length: capacity - req.StartOffset}
 	if s.Covers > 0 && s.Covers < info.Length {
 		info.Length = s.Covers
 		areas = nil
