@@ -8,7 +8,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import requests
@@ -121,7 +121,7 @@ class LeaseSource(base.Source):
             disks = self._chosen(snapshot)
             self.lease = held = lease.Lease(opened, machine, snapshot, self.cancel.pause, self._percent)
             stack.callback(held.abort)
-            self.disks = tuple(self._held(disk) for disk in disks)
+            self.disks = tuple(self._held(disk, disks) for disk in disks)
             self._hosts = ", ".join(sorted({wire.origin(each.url)[1] for each in held.devices.values()}))
             self._open = stack.pop_all()
 
@@ -132,11 +132,14 @@ class LeaseSource(base.Source):
         disk = self._machine.disk(self.location.chosen)
         return [self._machine.at(snapshot.reference, disk) if snapshot else disk]
 
-    def _held(self, disk: machines.VirtualDisk) -> base.Held:
+    def _held(self, disk: machines.VirtualDisk, all_disks: Sequence[machines.VirtualDisk]) -> base.Held:
         device, obstacle = self.lease.devices.get(disk.address), disk.obstacle
         if device is None and not obstacle:
             obstacle = "is not exported by vSphere; is it independent of snapshots, or shared?"
-        stem = disk.file.rpartition("/")[2].removesuffix(".vmdk") or disk.label
+        stem = _stem(disk)
+        if sum(_stem(each) == stem for each in all_disks) > 1:
+            # In other folders, or on other datastores.
+            stem += f"-{disk.key}"
 
         def make(together: bool) -> base.Source:
             if device is None or obstacle:
@@ -175,6 +178,12 @@ class LeaseSource(base.Source):
                     log.info("removed the snapshot machine=%r name=%r", self._machine.name, name)
         except errors.SourceError as err:
             log.warning("snapshot %r of %r is left; remove it reason=%s", name, self._machine.name, err)
+
+
+def _stem(disk: machines.VirtualDisk) -> str:
+    """Return the name of a disk's file, without the number of a snapshot."""
+    file = disk.parents[-1] if disk.parents else disk.file
+    return file.rpartition("/")[2].removesuffix(".vmdk") or f"disk-{disk.key}"
 
 
 class DeviceSource(http.HttpSource):
