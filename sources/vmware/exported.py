@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: Seconds to wait after a cancel for what is begun on vSphere, such as a snapshot; and to end a lease, also
 #: when the kubelet allows 30 s in total.
 GRACE, LAST = 10.0, 15.0
-#: Seconds for vSphere to merge a removed snapshot.
+#: Seconds for vSphere to take a snapshot, or to merge a removed one.
 MERGED = 600.0
 #: The name of a snapshot of the worker: its owner's follows.
 PREFIX: Final = "cdi-worker"
@@ -166,15 +166,26 @@ class LeaseSource(base.Source):
         about = f"Temporary, of the import to {owner}. Removed when it ends."
         log.info("taking a snapshot machine=%r name=%r", self._machine.name, name)
         stack.callback(self._remove, name)
-        # A cancel does not end what vSphere has begun.
-        return self._machine.take_snapshot(name, about, time.sleep, quiesce=self.location.quiesce)
+        return self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
+
+    def _wait(self) -> Callable[[float], None]:
+        """Return what waits for a task of vSphere: a cancel does not end what has begun."""
+        deadline = time.monotonic() + MERGED
+
+        def pause(seconds: float) -> None:
+            if time.monotonic() > deadline:
+                raise errors.Unreachable(url=self.name, reason=f"vSphere needs more than {MERGED:.0f} s")
+            # vSphere sends no events to this session.
+            time.sleep(seconds)
+
+        return pause
 
     def _remove(self, name: str) -> None:
         """Remove each snapshot with this name, also of a run that was killed."""
         try:
             for each in self._machine.read().snapshots:
                 if each.name == name:
-                    self._machine.remove_snapshot(each, time.sleep)
+                    self._machine.remove_snapshot(each, self._wait())
                     log.info("removed the snapshot machine=%r name=%r", self._machine.name, name)
         except errors.SourceError as err:
             log.warning("snapshot %r of %r is left; remove it reason=%s", name, self._machine.name, err)
