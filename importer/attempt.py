@@ -154,14 +154,11 @@ class Attempt:
         )
         return journals.Journal(slots, repr(key), size, seconds=asked.journal_interval)
 
-    def continues(self, path: str, size: int | None) -> bool:
-        """Return whether ranges have written a part of this disk of ``size`` bytes that a stream may keep."""
+    def continues(self, path: str) -> bool:
+        """Return whether a later run continues over what a stream has written to a new disk at ``path``."""
         source = self.facts
-        is_kept = source.identity and not (source.weak or source.once or self.survey.compressions)
-        if not is_kept or not size or self.plan.compared or self.group is not None or path == targets.STDOUT:
-            return False
-        noted = self.journal(path, size)
-        return noted is not None and noted.covered > 0
+        is_kept = source.identity and not (source.weak or source.once)
+        return bool(is_kept) and not self.plan.compared and path != targets.STDOUT
 
     def accept(self) -> None:
         """Call ``accepted``, once: only processing is left, so an ``-async`` upload may be answered."""

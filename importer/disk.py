@@ -101,17 +101,17 @@ def _stream(attempt: Attempt) -> base.Disk:
         # Without the footer of a fixed VHD.
         length = (attempt.facts.size or 0) if found.raw is None else found.raw
         return OrderedDisk(attempt, length, footer=not is_declared)
-    if attempt.continues(attempt.request.target, attempt.facts.size or 0):
-        # The attempt that began it read by ranges, and found no footer.
-        return continued(attempt)
-    opened = functools.partial(reading.plain, attempt)
-    return raw.StreamDisk(opened, attempt.scope, footer=not is_declared)
+    return plain(attempt, attempt.request.target, footer=not is_declared)
 
 
-def continued(attempt: Attempt) -> base.Disk:
-    """Return the ordered stream of all bytes of the image, of which ranges have written a part."""
-    opened = functools.partial(reading.plain, attempt, limit=attempt.facts.size)
-    return raw.StreamDisk(opened, attempt.scope, footer=False, size=attempt.facts.size)
+def plain(attempt: Attempt, path: str, *, footer: bool, limit: int | None = None) -> base.Disk:
+    """Return the ordered stream of all bytes of the image, decompressed, which is delivered to ``path``."""
+    opened = functools.partial(reading.plain, attempt, limit=limit)
+    found, size = attempt.survey, attempt.facts.size
+    # Only a journal needs the size before the end. With a footer, the image may be larger than the target.
+    is_noted = size and attempt.continues(path) and not found.compressions
+    fits = not footer or (size or 0) <= found.usable
+    return raw.StreamDisk(opened, attempt.scope, footer=footer, size=size if is_noted and fits else None)
 
 
 def _runs(attempt: Attempt) -> base.Disk:

@@ -45,10 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: For an image that would be read by ranges without its checksum, and can only be resumed by them.
-HASHED: Final = (
-    "because of the checksum, all of the image is downloaded, and an interrupted import starts over"
-)
+#: For an image that would be read by ranges without its checksum: only they need not be fetched again.
+HASHED: Final = "because of the checksum, all of the image is downloaded, and again after an interruption"
 #: Scratch may still hold the image of a killed run, and have no room for a second one.
 _REMOVED: Final = targets.TargetOptions(existing="remove")
 
@@ -305,6 +303,7 @@ def deliver(attempt: Attempt) -> None:
             # The image has no known length. Its disk has one, or at most that of the request.
             place = place._replace(total=plan.virtual_size or request.disk_size, by_disk=True)
         with delivered(spooled, make, place) as (out, size):
+            survey.check_stated(attempt.facts, size)
             commit(attempt, out, out.size or size if options.mode == "delta" else size)
 
 
@@ -351,10 +350,7 @@ def _download(attempt: Attempt, path: str) -> None:
             return disk.OrderedDisk(attempt, size, footer=False)
         if is_random:
             return raw.whole(disk.ranges(attempt), size)
-        if attempt.continues(path, size):
-            return disk.continued(attempt)
-        opened = functools.partial(reading.plain, attempt, limit=available)
-        return raw.StreamDisk(opened, attempt.scope, footer=False)
+        return disk.plain(attempt, path, footer=False, limit=available)
 
     total = size if is_random else attempt.image.transferred
     try:
@@ -437,15 +433,18 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
     target and journal are kept for the next attempt.
     """
     made, noted, options = make(attempt), None, place.options
-    is_resumable = made.resumes or attempt.continues(place.path, made.size)
-    if made.size and is_resumable and options.mode == "new":
-        noted = attempt.journal(place.path, made.size)
+    announced = made.size
+    if announced and options.mode == "new" and (made.resumes or attempt.continues(place.path)):
+        noted = attempt.journal(place.path, announced)
+    if noted is not None and noted.tentative and made.resumes:
+        # The source now has ranges, with which nothing of the stream would be compared.
+        noted.forget()
     resume = noted is not None and noted.covered > 0
     is_ours = noted is not None and noted.was_loaded
     if not is_ours and options.mode == "new" and place.path == attempt.request.target:
         _report_discarded(attempt)
     with (
-        targets.open(place.path, made.size, options._replace(resume=resume)) as out,
+        targets.open(place.path, announced, options._replace(resume=resume)) as out,
         _keeping(attempt, place, out, noted),
     ):
         if options.mode == "delta":
@@ -476,6 +475,8 @@ def delivered(attempt: Attempt, make: disk.Make, place: Place) -> Iterator[tuple
         if made.resumes:
             count += attempt.counts.resumed - before
         _check_whole(attempt, made, noted, size, count)
+        if announced and size < announced and options.mode == "new":
+            out.cut(size)
         yield out, size
 
 
@@ -515,12 +516,16 @@ def _rounds(
             counts.received = journal.Journal.in_memory(out.size or place.limit)
             received = (counts.received,)
     covered = 0 if noted is None else noted.covered
+    journals = received if noted is None else (noted, *received)
+    if noted is not None and made.tentative and not noted.tentative:
+        # The tables of a stream may come last. What ranges have noted is certain, and stays noted alone.
+        noted.tentative = not covered
+        journals = received if covered else journals
     if place.phase and (noted is None or not made.resumes):
         progress.phase(place.phase, place.total)
     if made.keep and not covered:
         made.keep(disks.Stored(out.withheld, out.withheld, out.storage.read))
     if noted is None or not (made.resumes or covered):
-        journals = received if noted is None or made.tentative else (noted, *received)
         yield Round(into, missing, meter, journals)
     elif made.resumes:
         # What is missing, while the rest is read back; then what storage has lost.
@@ -530,7 +535,6 @@ def _rounds(
         if place.phase:
             counted.begin(place.phase, place.total, is_resumed=bool(covered))
         meter = disks.DeliveryMeter(counted.advance, counted.skip, counted.keep)
-        journals = (noted, *received)
         if not covered:
             yield Round(into, noted.missing_of, meter, journals)
             return
@@ -560,13 +564,13 @@ def _rounds(
             # Skipped and kept bytes were counted in the first round.
             yield Round(into, noted.missing_of, disks.DeliveryMeter(counted.advance), journals)
     else:
-        # A stream cannot skip what ranges have written: it is compared, and only what differs is written.
+        # A stream cannot skip what was written: it is compared, and only what differs is written.
         figures = noted.counted
-        # What ranges have moved passes again.
+        # What was moved passes again.
         noted.counting = lambda: (max(0, figures[0] - noted.moved_now), figures[1])
         out.storage.drop_cache()
         continuing = compared.ContinuingSink(out.storage, noted, into)
-        yield Round(continuing, missing, meter, received if made.tentative else (noted, *received))
+        yield Round(continuing, missing, meter, journals)
         counts.count_kept(covered, figures[0], continuing.differed)
         counts.written -= continuing.spared
         if continuing.differed:
@@ -611,7 +615,7 @@ def _check_whole(
     attempt: Attempt, made: disks.Disk, noted: journal.Journal | None, size: int, count: int
 ) -> None:
     """Raise ``errors.SourceError`` unless everything was delivered: other parts may hold anything."""
-    if noted is not None and size != noted.total:
+    if noted is not None and size != made.size:
         url = attempt.facts.name
         raise errors.SourceChanged(url=url, what="size", before=noted.total, now=size)
     expected = size if made.covers_all else made.declared
@@ -659,7 +663,6 @@ def _keeping(
 def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Verify the source and make the completely written disk of ``size`` bytes usable."""
     counts, progress, comparing = attempt.counts, attempt.progress, attempt.comparing
-    survey.check_stated(attempt.facts, size)
     if not size:
         # A device would keep its old content, which would be taken for the disk.
         raise errors.Unsupported(reason="the disk has 0 bytes")

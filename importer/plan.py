@@ -85,11 +85,13 @@ def plan(request: Request, demanded: Demanded, stated: Facts, survey: Survey, tw
         check_room(size, request, survey)
     asked = 0 if request.is_delta else request.disk_size or 0
     _check_asked(request, survey, asked, max(size or 0, asked))
-    if request.is_delta:
+    # A protocol whose disks are VMDKs sends all of a disk, in each stage.
+    if request.is_delta and stated.format != "vmdk":
         chosen = _delta(request, demanded, survey)
     else:
         chosen = _choose(demanded, stated, survey, two_passes)
-        if (request.compares or request.existing == "update") and survey.present:
+        is_update = request.compares or request.existing == "update"
+        if request.is_delta or (is_update and survey.present):
             done = "nothing is written to it" if request.compares else "only what differs is written"
             reason = f"{chosen.reason}; compared with the target, {done}"
             chosen = chosen._replace(reason=reason, compared=True)

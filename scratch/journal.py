@@ -33,7 +33,7 @@ SHARE: Final = 0.05
 MOST_UNSAVED: Final = 64 << 20
 _ENDS: Final = 1 << 20
 _PAGE: Final = 4096
-_MAGIC: Final = b"cdi-worker journal 5"
+_MAGIC: Final = b"cdi-worker journal 6"
 
 Range = ranges.Range
 Ranges = ranges.Ranges
@@ -88,6 +88,8 @@ class Journal:
         self.counting: Callable[[], tuple[int, int]] = lambda: (0, 0)
         #: Bytes of the source that this attempt has moved.
         self.moved_now = 0
+        #: Whether bytes may be wrong although they are on storage: they must be compared with the source.
+        self.tentative = False
         self._unsaved = 0
         self._seconds = seconds
         self._cost = 0.0  # seconds of the last save
@@ -154,7 +156,7 @@ class Journal:
         """Remove all ranges: the target does not hold the bytes of the source."""
         with self._lock:
             self._finished = digests.Digests(self._key, self._finished.start, self.total)
-        self.counted = 0, 0
+        self.counted, self.tentative = (0, 0), False
 
     def moved(self, count: int) -> None:
         """Count ``count`` bytes of the source whose disk has been noted."""
@@ -273,7 +275,8 @@ class Journal:
         kept, skipped = self.counting()
         flush()
         self._sequence += 1
-        document = {"sequence": self._sequence, "counted": (moved + kept, skipped), **finished}
+        counted = moved + kept, skipped
+        document = {"sequence": self._sequence, "counted": counted, "tentative": self.tentative, **finished}
         text = json.dumps(document).encode("ascii")
         slot = b"\n".join((_MAGIC, text, self._finished.seal(packed, text), b""))
         try:
@@ -312,7 +315,7 @@ class Journal:
             document = json.loads(text)  # noqa: TID251 - authenticated above
             if document["sequence"] > self._sequence:
                 self._sequence = document["sequence"]
-                self.counted = tuple(document["counted"])
+                self.counted, self.tentative = tuple(document["counted"]), document["tentative"]
                 self._finished.load(document, packed)
 
 

@@ -28,6 +28,8 @@ GRAIN_MARKER = struct.Struct("<QI")
 #: Marker of metadata: its length in sectors, 0, and its type.
 MARKER = struct.Struct("<QII")
 END_KIND, FOOTER_KIND = 0, 3
+#: A sector without metadata: a host that has sent nothing for 10 s sends how far it is (in no specification).
+PROGRESS_KIND = 4
 
 LINE_ENDS, REDUNDANT, ZERO_GRAINS, COMPRESSED, MARKERS = (1 << bit for bit in (0, 1, 2, 16, 17))
 _KNOWN = LINE_ENDS | REDUNDANT | ZERO_GRAINS | COMPRESSED | MARKERS

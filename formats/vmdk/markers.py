@@ -90,7 +90,8 @@ class MarkerFollower(Follower):
 
     def _metadata(self, at: int, sectors: int, kind: int) -> int:
         """Return the length in bytes of the table, directory or footer that follows a marker."""
-        if kind > vmdk_header.FOOTER_KIND or sectors > LONGEST:
+        is_known = kind <= vmdk_header.FOOTER_KIND or (kind == vmdk_header.PROGRESS_KIND and not sectors)
+        if not is_known or sectors > LONGEST:
             raise errors.ScratchRequired(reason=f"the image has an unknown marker at byte {at}")
         if sectors:
             # All blocks are kept, so their number must be bounded: a stream may be endless.

@@ -68,7 +68,8 @@ class FollowingDisk(base.Disk):
         free: list[directio.Buffer] = []
         history = History(self._spill)
         start, last = 0, False
-        with self._opened(meter.advance) as reader, _Placers(placer, follower.inflate, self._scope) as crew:
+        crew = _Placers(placer, follower.inflate, self._scope, meter.moved)
+        with self._opened(meter.advance) as reader, crew:
             while not (last or follower.complete):
                 self._scope.check()
                 chunk = Chunk(free, start)
@@ -92,10 +93,13 @@ class FollowingDisk(base.Disk):
 class _Placers:
     """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
-    def __init__(self, placer: tables.Placer, inflate: Inflate, scope: cancelling.Cancel) -> None:
+    def __init__(
+        self, placer: tables.Placer, inflate: Inflate, scope: cancelling.Cancel, moved: base.Advance
+    ) -> None:
         self._placer = placer
         self._inflate = inflate
         self._scope = scope
+        self._moved = moved
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
 
@@ -124,6 +128,7 @@ class _Placers:
             else:
                 data = memoryview(source)
             self._placer.put(batch, data, self._inflate)
+            self._moved(batch.length)
         except BaseException as err:
             # Any failure must end the read in progress, which is in another thread.
             self._scope.fail(err)

@@ -112,8 +112,8 @@ def whole(ranges: OpenRanges, size: int) -> ExtentsDisk:
 class StreamDisk(base.Disk):
     """A raw disk that is read as one ordered stream.
 
-    ``footer``: the last sector may be the footer of a fixed VHD, which is known only at the end. ``size``:
-    None if it is not known before.
+    ``footer``: the last sector may be the footer of a fixed VHD, which is known only at the end: then
+    ``size``, None if it is not known before, is that much smaller.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class StreamDisk(base.Disk):
             size = copy(ahead.pieces(disk, self._scope), sink, meter, self._scope, missing)
             if disk.footer:
                 vhd.check_fixed(disk.footer, size)
+                self.size = size
         facts.check_size("raw", size)
         return size
 

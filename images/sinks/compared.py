@@ -96,15 +96,17 @@ class ContinuingSink:
         self._into = into
         self.differed = 0
         self.spared = 0
+        self._lock = threading.Lock()
 
     def write(self, offset: int, data: memoryview, /) -> None:
         def wrong(start: int, end: int) -> list[Range]:
             return differing(self._stored, start, data[start - offset : end - offset])
 
-        self.spared += len(data)
-        for start, end in self._unfinished(offset, offset + len(data), wrong):
+        parts = self._unfinished(offset, offset + len(data), wrong)
+        for start, end in parts:
             self._into.write(start, data[start - offset : end - offset])
-            self.spared -= end - start
+        with self._lock:
+            self.spared += len(data) - sum(end - start for start, end in parts)
 
     def zero(self, offset: int, length: int, /) -> None:
         for start, end in self._unfinished(offset, offset + length, self._stored.nonzero):
@@ -117,7 +119,8 @@ class ContinuingSink:
         for first, after in spans.gaps(missing, start, end):
             for part in spans.joined(wrong(first, after), _GAP):
                 self._noted.discard(*part)
-                self.differed += part[1] - part[0]
+                with self._lock:
+                    self.differed += part[1] - part[0]
                 parts.append(part)
         return parts
 

@@ -113,6 +113,10 @@ class Target:
             with self._lock:
                 self._end = max(self._end, end)
 
+    def cut(self, end: int) -> None:
+        """Set the end of a new disk that is smaller than was expected; nothing was delivered after it."""
+        self._end = end
+
     def zero_rest(self, start: int) -> None:
         """Zero everything from ``start``, the end of the disk: a later stage of it may be longer."""
         if self.size is not None and self.size > start:

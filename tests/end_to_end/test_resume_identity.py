@@ -180,7 +180,7 @@ def test_checksum_that_costs_ranges_is_reported(
     processes.run("qemu-img", "create", "-f", "qcow2", path, "64M")
     body = ovas.ova(ovas.Disk(DATA, "disk.raw"), listed="none") if packed else path.read_bytes()
     url = server.serve("/disk", misbehave.Page(body))
-    words = "an interrupted import starts over"
+    words = "all of the image is downloaded, and again after an interruption"
     run(url, target, None)
     assert words not in caplog.text
     run(url, target, sha256(body))

@@ -269,9 +269,9 @@ def test_flipped_bit_is_detected(location: Location) -> None:
         b"",
         b"\n",
         b"cdi-worker journal 3 0 2\n{}",
-        b"cdi-worker journal 5\n{}\n-\n",
-        b"cdi-worker journal 5\n{}\nAA==\n",
-        b"cdi-worker journal 5\n{}\n" + base64.b64encode(bytes(64)) + b"\n",
+        b"cdi-worker journal 6\n{}\n-\n",
+        b"cdi-worker journal 6\n{}\nAA==\n",
+        b"cdi-worker journal 6\n{}\n" + base64.b64encode(bytes(64)) + b"\n",
     ],
 )
 def test_what_is_no_slot_is_ignored(location: Location, slot: bytes) -> None:

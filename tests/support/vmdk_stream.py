@@ -14,17 +14,26 @@ GRAIN = 64 << 10
 #: Bytes of disk that one grain table maps.
 REACH = 512 * GRAIN
 #: Kinds of metadata.
-TABLE, DIRECTORY = 1, 2
+TABLE, DIRECTORY, PROGRESS = 1, 2, 4
 
 _HEADER = struct.Struct("<4sIIQQQQIQQQB4sH")
 _AT_END = (1 << 64) - 1
 
 
-def streamed(disk: bytes, *, zeros: bool = False, unmarked: Collection[int] = (), flags: int = 0) -> bytes:
+def streamed(
+    disk: bytes,
+    *,
+    zeros: bool = False,
+    unmarked: Collection[int] = (),
+    flags: int = 0,
+    level: int = 1,
+    progress: int = 0,
+) -> bytes:
     """Return an image whose grain tables follow their grains, and whose directory follows them all.
 
     ``zeros``: mark grains of zeros as zeroed instead of leaving them unallocated. ``unmarked``: kinds of
-    metadata without a marker before them. ``flags``: more of them in the header.
+    metadata without a marker before them. ``flags``: more of them in the header. ``level``: of compression.
+    ``progress``: markers of progress before each grain and each table, as ESXi sends them.
     """
     disk = _padded(disk)
     sectors = len(disk) // SECTOR
@@ -33,7 +42,10 @@ def streamed(disk: bytes, *, zeros: bool = False, unmarked: Collection[int] = ()
     directory = []
     for start in range(0, len(disk), REACH):
         end = min(start + REACH, len(disk))
-        table = [_add_grain(out, disk, at, zeros=zeros) for at in range(start, end, GRAIN)]
+        table = []
+        for at in range(start, end, GRAIN):
+            out += marker_of_progress(at) * progress
+            table.append(_add_grain(out, disk, at, level, zeros=zeros))
         if any(entry > 1 for entry in table) or zeros:
             _add_marker(out, 4, TABLE, unmarked)
             directory.append(len(out) // SECTOR)
@@ -50,11 +62,16 @@ def streamed(disk: bytes, *, zeros: bool = False, unmarked: Collection[int] = ()
     return bytes(out)
 
 
-def _add_grain(out: bytearray, disk: bytes, at: int, *, zeros: bool) -> int:
+def marker_of_progress(at: int) -> bytes:
+    """Return the sector that ESXi sends when it has sent nothing else for long: it has read up to ``at``."""
+    return struct.pack("<QIIQ", 0, 0, PROGRESS, at // SECTOR).ljust(SECTOR, b"\0")
+
+
+def _add_grain(out: bytearray, disk: bytes, at: int, level: int, *, zeros: bool) -> int:
     grain = disk[at : at + GRAIN].ljust(GRAIN, b"\0")
     if not any(grain):
         return int(zeros)
-    body = zlib.compress(grain, 1)
+    body = zlib.compress(grain, level)
     where = len(out) // SECTOR
     out += _padded(struct.pack("<QI", at // SECTOR, len(body)) + body)
     return where
