@@ -23,7 +23,7 @@ PROGRAMS = (
     ("gpgv", "gpgv", "signatures of OpenPGP"),
     ("tar", "tar", "clones of file systems"),
     ("wipefs", "util-linux", "block devices as targets"),
-    ("nbdkit", "nbdkit", "vddk, with nbdkit-plugin-vddk and VMware's library"),
+    ("nbdkit", "nbdkit", "vddk, with nbdkit-plugin-vddk and VMware's library; without, a lease"),
 )
 #: What the extras of the distribution add.
 EXTRAS = {
@@ -55,7 +55,7 @@ def findings() -> Iterator[Finding]:
     works = importlib.util.find_spec("nbd") is not None
     yield Finding(
         "libnbd for Python",
-        "nbd://, vddk, verification of qcow2 files, and rare features of disk images",
+        "nbd://, VDDK, verification of qcow2 files, and rare features of disk images",
         works,
         version.install_libnbd(),
     )

@@ -14,7 +14,7 @@ KINDS = (
     ),
     kind.Kind(
         "vddk",
-        source=f"{__name__}.source:VddkSource",
+        source=f"{__name__}.choice:source",
         location=f"{__name__}.locations:Vddk",
         example="cdi-worker import --source vddk --uuid 42… --backing-file '[ds] x/x.vmdk' https://HOST disk",
     ),

@@ -48,7 +48,7 @@ class LeaseSource(base.Source):
         self.cancel = cancel
         #: The digests of the streams that were compared with the manifest, by disk.
         self.verified: dict[str, str] = {}
-        self._why = why
+        self.why = why
         self._open = contextlib.ExitStack()
         self._read = 0
 
@@ -62,7 +62,7 @@ class LeaseSource(base.Source):
             "machine": self._machine.name,
             "snapshot": self._snapshot,
             "readBy": "lease",
-            "why": self._why,
+            "why": self.why,
         }
         return {name: value for name, value in found.items() if value}
 
@@ -72,7 +72,8 @@ class LeaseSource(base.Source):
         self.close()
 
     def finish(self) -> base.Provenance:
-        info = {"Version": f"export lease of {self._product}", "Host": self._hosts}
+        how = f"export lease of {self._product}" + (f" ({self.why})" if self.why else "")
+        info = {"Version": how, "Host": self._hosts}
         return base.Provenance(info=info, verified=self.verified)
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Vsphere(staged.Staged):
         """The host and the path of ``vsphere://``; both empty for any other URL."""
         scheme, _, rest = self.endpoint.partition("://")
         host, _, path = rest.partition("/")
-        return (host, path) if scheme == SCHEME else ("", "")
+        return (host, path) if scheme.lower() == SCHEME else ("", "")
 
     @property
     def chosen(self) -> str:
@@ -94,6 +94,9 @@ class Vsphere(staged.Staged):
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         elif not self.machine:
             yield fields.fault(self, "the UUID of a virtual machine is missing ({})", "uuid")
+        elif "@" in self._parts[0]:
+            text = "the URL ({}) contains a user or a password; give them apart from it"
+            yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

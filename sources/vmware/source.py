@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, extents, wire
+from cdi_worker.sources import base, extents, fields, wire
 from cdi_worker.sources.extents import Kept
 from cdi_worker.sources.nbd import client, handshake
 from cdi_worker.sources.nbd import locations as nbd
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 #: Largest read in bytes, through vCenter and on ESXi directly. vCenter runs out of memory for larger ones
 #: (KB 1022543).
 LONGEST = {True: 2 << 20, False: 32 << 20}
-#: The machine that VMware builds VDDK for, and Debian nbdkit's plugin.
-MACHINE = "x86_64"
 #: Only the network transports: a pod is not a VM of that host and cannot access its storage.
 TRANSPORTS = "nbdssl:nbd"
 #: No log lines for reads. Without any debug flag nbdkit does not log VDDK's version and host.
@@ -37,16 +35,16 @@ class VddkSource(base.Source):
     """A disk, a disk at a snapshot, or with a previous checkpoint the changes since then.
 
     The vSphere session is closed before the transfer starts: sessions expire before a large disk is read.
-    ``machine``: the kernel's name of this machine's architecture.
+    ``architecture``: the kernel's name of that of this machine.
     """
 
     def __init__(
-        self, location: locations.Vddk, cancel: base.Cancel, machine: str = os.uname().machine
+        self, location: locations.Vddk, cancel: base.Cancel, architecture: str = os.uname().machine
     ) -> None:
         self.name = f"{wire.safe_url(location.endpoint)} {location.backing_file}"
         self._location = location
         self._cancel = cancel
-        self._machine = machine
+        self._architecture = architecture
         self._vddk = vddk.Log(self.name)
         self._areas: Kept | None = None
         self._allocated: Kept | None = None
@@ -123,16 +121,9 @@ class VddkSource(base.Source):
         return extents.coarse(runs if self._areas is None else extents.overlay(self._areas, runs))
 
     def _check_library(self) -> None:
-        if self._machine != MACHINE:
-            raise errors.RequestError(
-                f"the vddk source needs an x86-64 machine, this one is {self._machine}: VMware has no VDDK "
-                "library for it; run the import on an amd64 node"
-            )
-        folder = Path(self._location.vddk_libdir)
-        if not any(folder.glob("lib64/libvixDiskLib.so*")):
-            raise errors.SourceError(
-                reason=f"{folder}: VDDK library not found; an init container of the pod must copy it there"
-            )
+        if why := vddk.missing(self._location.vddk_libdir, self._architecture):
+            instead = f"with {{}} {locations.AUTO} an export lease reads the disk"
+            raise errors.RequestError(fields.fault(self._location, f"{why}; {instead}", "read_by"))
         config = self._location.vddk_config
         # VDDK opens it, and would wait for the writer of a pipe.
         if config and not (Path(config).is_file() and os.access(config, os.R_OK)):

@@ -7,11 +7,14 @@ import logging
 import re
 import threading
 import time
+from pathlib import Path
 
 from cdi_worker import errors
 
 log = logging.getLogger(__name__)
 
+#: The machine that VMware builds VDDK for, and Debian nbdkit's plugin.
+MACHINE = "x86_64"
 #: Reads in flight per connection, as VDDK's default for asynchronous reads.
 READS = 4
 #: Seconds to wait for VDDK's log line of a failure, which arrives through a pipe; and seconds for which a
@@ -36,6 +39,15 @@ _CAUSES = {
     r"libvixDiskLib|cannot open shared object": "the VDDK library cannot be loaded",
     r"a file was not found": "the host has no such disk or snapshot",
 }
+
+
+def missing(folder: str, architecture: str) -> str:
+    """Return why VMware's library in ``folder`` cannot be loaded on this machine; empty: it can be tried."""
+    if architecture != MACHINE:
+        return f"VMware has no VDDK library for {architecture}"
+    if not any(Path(folder).glob("lib64/libvixDiskLib.so*")):
+        return f"{folder}: VDDK library not found"
+    return ""
 
 
 class Log:

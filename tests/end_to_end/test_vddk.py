@@ -373,8 +373,9 @@ def test_message_of_the_library_is_reported(vcsim: vmware.Vcsim, tmp_path: Path)
 
 
 def test_library_that_is_missing_or_cannot_be_loaded(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
-    request = vmware_stages.request(vcsim, tmp_path / "disk.img", 0, vddk_libdir=str(tmp_path))
-    with pytest.raises(errors.SourceError, match=f"{tmp_path}: VDDK library not found"):
+    demanded = {"vddk_libdir": str(tmp_path), "read_by": "vddk"}
+    request = vmware_stages.request(vcsim, tmp_path / "disk.img", 0, **demanded)
+    with pytest.raises(errors.RequestError, match=f"{tmp_path}: VDDK library not found"):
         cdi_worker.run(request)
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libvixDiskLib.so.8").write_bytes(b"not ELF")
@@ -418,7 +419,7 @@ def test_pod_migrates_a_disk(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
         assert done.status == 0, pod.message + done.errors
         assert pod.outcome["vddkInfo"] == {"Version": "8.0.1", "Host": "esx12.test.local"}
         assert vmware.PASSWORD not in pod.message + done.errors
-        assert "power=poweredOn" in done.errors
+        assert "running=True" in done.errors
         vmware_stages.check(vcsim, pod.disk, stage)
     assert any(line.endswith(f"config={config}") for line in vcsim.library_calls())
     env["IMPORTER_SECRET_KEY"] = "not-this"

@@ -611,6 +611,25 @@ def _vsphere(server: echo.Echo, *, logs_in: bool) -> None:
     server.pages["/sdk"] = page
 
 
+def _machine(server: echo.Echo, secret: str) -> Run:
+    server.status = 500
+    assert server.pair is not None
+    env = {**LOGIN, "IMPORTER_UUID": "4219c3b1", "IMPORTER_THUMBPRINT": server.pair.thumbprint}
+    return Run((secret,), "vsphere", server.url, env)
+
+
+@_row("vsphere", "password, at the login", "access.user", "access.password", is_tls=True, words=_soap_fault)
+def _(server: echo.Echo, _folder: Path) -> Run:
+    _vsphere(server, logs_in=False)
+    return _machine(server, PASSWORD)
+
+
+@_row("vsphere", "cookie of the session", is_tls=True, words=_soap_fault)
+def _(server: echo.Echo, _folder: Path) -> Run:
+    _vsphere(server, logs_in=True)
+    return _machine(server, TOKEN)
+
+
 @_row("vddk", "password, at the login", "access.user", "access.password", is_tls=True, words=_soap_fault)
 def _(server: echo.Echo, folder: Path) -> Run:
     _vsphere(server, logs_in=False)

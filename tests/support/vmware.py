@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from cdi_worker.sources import base
-from cdi_worker.sources.vmware import locations, source
+from cdi_worker.sources.vmware import locations, vddk
 from tests.support import leases, processes, repository, tls
 
 #: Where tools/vmware puts what it builds.
@@ -42,7 +42,7 @@ FIRST_KEY = 2000
 @functools.cache
 def need() -> None:
     """Skip the test unless VDDK can be there."""
-    if os.uname().machine != source.MACHINE:
+    if os.uname().machine != vddk.MACHINE:
         pytest.skip("needs nbdkit's VDDK plugin, which exists for amd64 only")
     processes.need("nbdkit")
 

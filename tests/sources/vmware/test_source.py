@@ -67,18 +67,6 @@ def test_secret_in_a_message_is_hidden(caplog: pytest.LogCaptureFixture) -> None
     assert "hunter2" not in caplog.text
 
 
-def test_machine_without_vddk_library_is_refused(tmp_path: Path) -> None:
-    """Before anything is looked for: the library of another machine would not be loaded."""
-    location = locations.Vddk("https://localhost", uuid="u", backing_file="f", vddk_libdir=str(tmp_path))
-    made = source.VddkSource(location, cancelling.NEVER, machine="aarch64")
-    with pytest.raises(
-        errors.RequestError, match=r"this one is aarch64: VMware has no VDDK library.*amd64 node"
-    ):
-        made.open(base.Opening())
-    with pytest.raises(errors.SourceError, match="VDDK library not found"):
-        source.VddkSource(location, cancelling.NEVER, machine="x86_64").open(base.Opening())
-
-
 WITHOUT = """
 import sys
 sys.modules["pyVmomi"] = None
