@@ -105,7 +105,7 @@ def _inspect(
         overhead = request.room.overhead if overhead is None else overhead
         disk_size = found.virtual_size if size is None else size
         volume = None if disk_size is None else units.volume_size(disk_size, overhead)
-        details = dict(disk.source.describe())
+        details = {**package.listed(whole), **disk.source.describe()}
         if found.chain and found.ranges:
             with run.reads.scope() as scope:
                 details["chain"] = _shares(disk.files, found, request, scope)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
 
 from cdi_worker import errors, masking
 from cdi_worker.formats import checksum, detect
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.survey import Survey
 from cdi_worker.sources import base
@@ -20,18 +22,51 @@ def open_disk(
 ) -> Iterator[tuple[base.Image, Demanded]]:
     """Yield the disk in ``whole``, and what is demanded of it; of any other image, both as they are.
 
-    The source of a package verifies what is demanded of the whole: of the disk in it, nothing is.
+    The source of a package verifies what is demanded of the whole: of the disk in it, nothing is. A source
+    that holds several disks has no bytes of its own.
     """
-    # A delta may be packaged; the files of a chain may not.
-    source = _disk(whole.files[0], request, demanded, cancel) if len(whole.files) == 1 else None
+    obstacle = None
+    if disks := whole.source.disks:
+        # Imported when used, like the packages below.
+        from cdi_worker.sources.packages import choice
+
+        index, obstacle = choice.choose(whole.facts.name, request.source, disks, request.disk)
+        source: base.Source | None = disks[index].make(False)
+    else:
+        # A delta may be packaged; the files of a chain may not.
+        source = _disk(whole.files[0], request, demanded, cancel) if len(whole.files) == 1 else None
+        demanded = demanded if source is None else Demanded()
     if source is None:
         if request.disk:
             reason = f"neither an OVA nor an OCI archive: it has no disk {request.disk!r} to choose"
             raise errors.RequestError(f"{whole.facts.name}: {reason}")
         yield whole, demanded
         return
-    with base.open_image(source, base.Opening(whole.engine)) as disk:
-        yield disk, Demanded()
+    engine = whole.engine
+    opening = functools.partial(source.open, base.Opening(engine))
+    with contextlib.closing(source):
+        facts = retry.patiently(opening, request.connect_patience, cancel, engine.retried)
+        facts = dataclasses.replace(facts, obstacle=facts.obstacle or obstacle)
+        yield base.Image(source, facts, engine), demanded
+
+
+def finish(whole: base.Image, disk: base.Image) -> base.Provenance:
+    """Notify the source that ``disk`` is on storage; return what is known only then."""
+    found = disk.finish()
+    if not whole.source.disks:
+        return found
+    of_all = whole.finish()
+    both = {**of_all.verified, **found.verified}
+    return dataclasses.replace(of_all, verified=both)
+
+
+def listed(whole: base.Image) -> Mapping[str, object]:
+    """Return the disks of a source that holds several, for ``inspect``."""
+    disks = [
+        {"index": number, "file": disk.file, "names": disk.names, "capacity": disk.size}
+        for number, disk in enumerate(whole.source.disks, 1)
+    ]
+    return {"disks": disks} if disks else {}
 
 
 def expected(demanded: Demanded) -> checksum.Checksum | None:

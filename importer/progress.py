@@ -487,8 +487,51 @@ class Local(PassedOn):
         """Do nothing: these bytes are not on the wire."""
 
 
-class Part(PassedOn):
-    """Passes on the progress of one import of several: its end is not the end of all."""
+class Share(PassedOn):
+    """Passes on the progress of one import of several, which together are one phase.
+
+    ``left``: bytes in the total of that phase which this import has not moved yet, until its own total is
+    known.
+    """
+
+    def __init__(self, to: Progress, left: int) -> None:
+        super().__init__(to)
+        self._left = left
+        #: Bytes that are reported before their phase begins; None: the phase has begun.
+        self._ahead: int | None = None
+        self._counting = threading.Lock()
+
+    def phase(self, name: str, total: int | None) -> None:
+        if name not in SHARES or total is None:
+            return
+        with self._counting:
+            left = total - (self._ahead or 0)
+            spared, self._left, self._ahead = self._left - left, left, None
+        super().skip(spared)
+
+    def advance(self, count: int) -> None:
+        self._spend(count)
+        super().advance(count)
+
+    def skip(self, count: int) -> None:
+        self._spend(count)
+        super().skip(count)
+
+    def keep(self, count: int) -> None:
+        self._spend(count)
+        super().keep(count)
+
+    def _spend(self, count: int) -> None:
+        with self._counting:
+            self._left -= count
+            if self._ahead is not None:
+                self._ahead += count
+
+    def resume(self, kept: int, total: int) -> None:
+        self._ahead = 0
+
+    def disk(self, size: int) -> None:
+        """Do nothing: it is one disk of several."""
 
     def done(self) -> None:
-        """Do nothing."""
+        """Do nothing: its end is not the end of all."""

@@ -360,21 +360,18 @@ def comparing(made: Request) -> Request:
     return made
 
 
-def for_disks(made: Request, disks: Sequence[tuple[str, str]]) -> list[Request]:
-    """Return the request for each disk of a package, to a file of its own in the folder ``target``.
+def for_disks(made: Request, names: Sequence[str]) -> list[Request]:
+    """Return the request for each of several disks, to a file of that name in the folder ``target``.
 
-    ``disks``: the field ``disk`` and the name of the file. Raises ``errors.RequestError``.
+    Raises ``errors.RequestError``.
     """
-    paths = [targets.follow_link(pathlib.Path(made.target, name)) for _, name in disks]
+    paths = [targets.follow_link(pathlib.Path(made.target, name)) for name in names]
     files = [os.path.realpath(path) for path in paths]
     for path, file in zip(paths, files, strict=True):
         if files.count(file) > 1:
             remedy = errors.Remedy([("choose each", "disk")])
             raise errors.RequestError(f"two disks would be {path}", remedy=remedy)
-    requests = [
-        dataclasses.replace(made, target=path, disk=disk)
-        for path, (disk, _) in zip(paths, disks, strict=True)
-    ]
+    requests = [dataclasses.replace(made, target=path) for path in paths]
     for each in requests:
         # The package may have the name of one of its disks, or one that its run removes.
         check(each)

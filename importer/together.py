@@ -1,27 +1,43 @@
-"""All disks of an OVA, imported in one pass to files of a folder, and made usable together; or compared."""
+"""All disks of a source, imported to files of a folder, and made usable together; or compared.
+
+An OVA that is a stream is read in one pass, the disks of other sources at the same time.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import pathlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Final, TypeAlias, TypeVar
 
 from cdi_worker import errors
-from cdi_worker.formats.ova import descriptor
+from cdi_worker.formats import detect
 from cdi_worker.formats.ova import package as package_format
 from cdi_worker.images.engine import cancelling
 from cdi_worker.images.targets import group
 from cdi_worker.importer import contact, execute, package, verification
 from cdi_worker.importer import request as request_module
-from cdi_worker.importer.progress import NullProgress, Part, Progress
+from cdi_worker.importer.progress import NullProgress, Progress, Share
 from cdi_worker.importer.request import Request
 from cdi_worker.importer.result import Result, stated
 from cdi_worker.sources import base, selection
-from cdi_worker.sources.packages import ova
+from cdi_worker.sources.packages import choice, ova
 from cdi_worker.sources.trust import Demanded
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Runs one import or comparison.
+Job: TypeAlias = Callable[[execute.Run], T]
+
+#: Disks that are imported together: each keeps some files open until all are complete.
+MOST: Final = 100
+#: Disks that are read at the same time. Each has buffers of its own.
+STREAMS: Final = 4
 
 
 def run_all(
@@ -29,16 +45,16 @@ def run_all(
     progress: Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> list[Result]:
-    """Import all disks of an OVA, as ``execute.run`` does, to files in the folder ``request.target``.
+    """Import all disks of a source, as ``execute.run`` does, to files in the folder ``request.target``.
 
-    From a stream they are imported in one pass. None is usable before all are verified.
+    None is usable before all are verified.
     """
     progress = progress or NullProgress()
     request_module.check(request)
     started = time.monotonic()
     with contact.begin(request, progress, cancel) as (reads, demanded):
         source = contact.source(request, demanded, reads)
-        run = execute.Run(Part(progress), reads, demanded)
+        run = execute.Run(progress, reads, demanded)
         with contact.open_source(source, request, demanded, progress, reads) as whole:
             try:
                 results = _import(whole.anew(), request, run)
@@ -59,64 +75,153 @@ def verify_all(
     progress: Progress | None = None,
     cancel: cancelling.Cancel | cancelling.Event | None = None,
 ) -> list[verification.Verification]:
-    """Compare each disk of an OVA with its file in the folder ``request.target``, one after the other.
+    """Compare each disk of a source with its file in the folder ``request.target``.
 
-    The OVA is served by ranges. Raises ``errors.Error`` if there is no verdict about one of the disks.
+    An OVA is served by ranges. Raises ``errors.Error`` if there is no verdict about one of the disks.
     """
     progress = progress or NullProgress()
     request = request_module.comparing(request)
     with contact.begin(request, progress, cancel) as (reads, demanded):
-        # The OVA is opened again for each disk.
-        connect = functools.partial(contact.source, request, demanded, reads)
-        with contact.open_source(connect(), request, demanded, progress, reads) as whole:
-            _check_ova(whole, request)
-            if (read := whole.at_random(reads)) is None:
+        source = contact.source(request, demanded, reads)
+        run = execute.Run(progress, reads, demanded)
+
+        def compare(disk: base.Held, each: Request, run: execute.Run) -> verification.Verification:
+            return verification.compare(functools.partial(disk.make, True), each, run)
+
+        with contact.open_source(source, request, demanded, progress, reads) as whole:
+            disks = _disks(whole, request, run)
+            if not disks:
                 reason = "is read in order, and all disks are compared only by ranges"
                 remedy = errors.Remedy([("compare each disk", "disk")])
                 raise errors.RequestError(f"{whole.facts.name}: {reason}", remedy=remedy)
-            disks = ova.disks(whole, read)
-        run = execute.Run(Part(progress), reads, demanded)
-        requests = request_module.for_disks(request, [(each.file, ova.image_name(each)) for each in disks])
-        found = [verification.compare(connect, each, run) for each in requests]
+
+            requests = _requests(whole, request, disks)
+            found = _each(
+                compare, disks, requests, run._replace(demanded=Demanded()), _streams(whole, request)
+            )
+            whole.verify()
+            whole.finish()
     progress.done()
     return found
 
 
-def _check_ova(whole: base.Image, request: Request) -> None:
-    """Raise ``errors.RequestError`` for an image that is not an OVA."""
+def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:
+    """Import all disks of ``whole``, which is open; return the results by path."""
+    passes = run.demanded.checksum is not None
+    disks = _disks(whole, request, run, passes=passes)
+    if passes and whole.seeks:
+        log.warning(execute.HASHED)
+    key = selection.digest(request.location)[:16]
+    with group.Group() as together:
+        # What is demanded is verified of the whole.
+        member = run._replace(demanded=Demanded(), group=together)
+
+        def claimed(disks: Sequence[base.Held]) -> list[Request]:
+            requests = _requests(whole, request, disks)
+            # Sorted, because two runs could wait for each other's claims otherwise.
+            for each in sorted(requests, key=lambda each: each.target):
+                together.hold(each.target, execute.claim(each, run.reads, key))
+            return requests
+
+        def begin(disks: Sequence[base.Held]) -> list[Callable[[base.Source], Result]]:
+            parts = zip(claimed(disks), _shares(disks, run.progress), strict=True)
+            return [
+                functools.partial(execute.import_disk, request=each, run=member._replace(progress=share))
+                for each, share in parts
+            ]
+
+        def import_disk(disk: base.Held, each: Request, run: execute.Run) -> Result:
+            return execute.import_disk(disk.make(True), each, run)
+
+        if disks:
+            results = _each(import_disk, disks, claimed(disks), member, _streams(whole, request))
+        else:
+            results = ova.read_each(whole.files[0], package.expected(run.demanded), run.reads, begin)
+        whole.verify()
+        run.reads.check()
+        run.progress.phase("sync", None)
+        together.publish()
+    provenance = whole.finish()
+    return [each._replace(provenance=provenance) for each in sorted(results, key=lambda each: each.target)]
+
+
+def _disks(
+    whole: base.Image, request: Request, run: execute.Run, *, passes: bool = False
+) -> tuple[base.Held, ...]:
+    """Return the disks of ``whole``; none of an OVA that is read in one pass, as it is if ``passes``.
+
+    Raises ``errors.RequestError`` for any other source.
+    """
+    name, demanded = whole.facts.name, run.demanded
+    if disks := whole.source.disks:
+        if demanded.checksum:
+            raise errors.RequestError(f"{name}: a checksum is that of one disk; import each alone")
+        choice.check(name, *disks)
+        return disks
     # The file of a delta is one; files of a chain are not an OVA.
     (first, *others) = whole.files
     if others or not (package.is_tar(first.facts, request) and package_format.is_ova(first.facts.head)):
-        raise errors.RequestError(f"{first.facts.name}: not an OVA, but one disk; import it alone")
+        raise errors.RequestError(f"{name}: not an OVA, but one disk; import it alone")
+    read = None if passes else first.at_random(run.reads)
+    return () if read is None else ova.disks(first, package.expected(demanded), run.reads, read)
 
 
-def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Result]:
-    """Import all disks of ``whole``, an OVA that is open; return the results by path.
+def _requests(whole: base.Image, request: Request, disks: Sequence[base.Held]) -> list[Request]:
+    if len(disks) > MOST:
+        reason = f"{whole.facts.name}: {len(disks)} disks, at most {MOST} are imported together"
+        raise errors.Unsupported(reason=reason, remedy=errors.Remedy([("choose each", "disk")]))
+    return request_module.for_disks(request, [_file_name(disk.file, n) for n, disk in enumerate(disks, 1)])
 
-    Raises ``errors.RequestError`` if it is not an OVA.
-    """
-    _check_ova(whole, request)
-    whole = whole.files[0]
-    if run.demanded.checksum and whole.seeks:
-        log.warning(execute.HASHED)
-    results: dict[str, Result] = {}
-    key = selection.digest(request.location)[:16]
-    with group.Group() as disks:
-        # What is demanded is verified of the whole.
-        member = run._replace(demanded=Demanded(), group=disks)
 
-        def begin(found: tuple[descriptor.OvfDisk, ...]) -> list[Callable[[base.Source], None]]:
-            requests = request_module.for_disks(request, [("", ova.image_name(each)) for each in found])
-            # Sorted, because two runs could wait for each other's claims otherwise.
-            for each in sorted(requests, key=lambda each: each.target):
-                disks.hold(each.target, execute.claim(each, run.reads, key))
-            return [functools.partial(import_disk, each) for each in requests]
+def _file_name(name: str, number: int) -> str:
+    """Return the name of the file for a disk: that which its source states, without that of a compression."""
+    path = pathlib.PurePosixPath(re.sub(r"[\0-\x1f]", "_", name))
+    if path.suffix.removeprefix(".").lower() in detect.COMPRESSIONS:
+        path = path.with_suffix("")
+    stem = path.stem.lstrip(".")
+    return f"{stem or f'disk{number}'}.img"
 
-        def import_disk(each: Request, disk: base.Source) -> None:
-            results[each.target] = execute.import_disk(disk, each, member)
 
-        ova.read_each(whole, package.expected(run.demanded), run.reads, begin)
-        run.reads.check()
-        disks.publish()
-    provenance = whole.finish()
-    return [results[path]._replace(provenance=provenance) for path in sorted(results)]
+def _streams(whole: base.Image, request: Request) -> int:
+    """Return how many disks are read at the same time: of an OVA one, by parallel ranges."""
+    return min(STREAMS, request.fetch.connections) if whole.source.disks else 1
+
+
+def _shares(disks: Sequence[base.Held], progress: Progress) -> list[Share]:
+    """Begin the one phase of all disks; return the progress of each."""
+    sizes = [disk.size for disk in disks]
+    total = None if None in sizes else sum(filter(None, sizes))
+    progress.phase("transfer", total)
+    if total is not None:
+        progress.disk(total)
+    return [Share(progress, size or 0) for size in sizes]
+
+
+def _each(
+    work: Callable[[base.Held, Request, execute.Run], T],
+    disks: Sequence[base.Held],
+    requests: Sequence[Request],
+    run: execute.Run,
+    streams: int,
+) -> list[T]:
+    """Run ``work`` for each disk, for so many at the same time. The first failure ends the others."""
+    parts = [*zip(disks, requests, _shares(disks, run.progress), strict=True)]
+    if min(streams, len(disks)) == 1:
+        return [work(disk, each, run._replace(progress=share)) for disk, each, share in parts]
+    with run.reads.scope() as scope, futures.ThreadPoolExecutor(streams, "disk") as pool:
+
+        def apart(disk: base.Held, each: Request, share: Share) -> T:
+            try:
+                with cancelling.Reads(scope) as reads:
+                    reads.check()
+                    return work(disk, each, run._replace(progress=share, reads=reads))
+            except BaseException as err:
+                scope.fail(err)
+                raise
+
+        try:
+            return [*pool.map(apart, *zip(*parts, strict=True))]
+        except BaseException as err:
+            # Also an interrupt, before the pool waits for its threads.
+            scope.fail(err)
+            raise

@@ -7,27 +7,25 @@ checksum of the whole OVA, all of it is read once, and the disk is written meanw
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from cdi_worker import errors
 from cdi_worker.formats import checksum, detect, views
 from cdi_worker.formats.ova import descriptor, package
 from cdi_worker.formats.tar import walk
 from cdi_worker.sources import base
-from cdi_worker.sources.packages import part, passing
+from cdi_worker.sources.packages import choice, part, passing
 
 log = logging.getLogger(__name__)
 
 #: Algorithms of a manifest that comes after the disk (DSP0243; ovftool's --shaAlgorithm).
 _LATER: Final = ("sha1", "sha256", "sha512")
-#: Disks that are imported together: each keeps some files open until all are complete.
-MOST: Final = 100
-
+T = TypeVar("T")
 #: Called with all disks; returns a function for each that imports it.
-Begin: TypeAlias = Callable[[tuple[descriptor.OvfDisk, ...]], list[Callable[[base.Source], None]]]
+Begin: TypeAlias = Callable[[Sequence[base.Held]], Sequence[Callable[[base.Source], T]]]
 
 
 class Pass(passing.Pass[package.Package]):
@@ -201,23 +199,9 @@ class OvaSource(base.Source):
 
     def _choose(self, found: package.Package) -> descriptor.OvfDisk:
         """Return the requested disk; without one, or if it is unknown, the first, which can be examined."""
-        disks, choice = found.disks, self._choice
-        # Two disks may have the same file.
-        named = [disk for disk in disks if choice in descriptor.names(disk.file)][:1]
-        named = named or [disk for disk in disks if choice in {disk.id, str(disk.index)}]
-        if not choice:
-            named = list(disks)
-        if len(named) != 1:
-            what = f"holds {len(disks)} disks" if not choice else f"has no disk {choice!r}"
-            sizes = ("" if disk.capacity is None else f", {disk.capacity} bytes" for disk in disks)
-            listed = ", ".join(
-                f"{disk.index} {disk.file} ({disk.id}{size})" for disk, size in zip(disks, sizes, strict=True)
-            )
-            reason = f"{self._whole.facts.name}: {what}: {listed}"
-            self._obstacle = descriptor.refused("one disk", reason, ("choose one", "disk"))
-            return next((disk for disk in disks if not disk.obstacle), disks[0])
-        check(self._whole, named[0])
-        return named[0]
+        disks = held(self._whole, found, self._expected, self._cancel)
+        index, self._obstacle = choice.choose(self._whole.facts.name, "OVA", disks, self._choice)
+        return found.disks[index]
 
 
 class _Member(OvaSource):
@@ -228,58 +212,55 @@ class _Member(OvaSource):
 
 
 def read_each(
-    whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, begin: Begin
-) -> None:
-    """Import each disk of ``whole``, an open OVA, in one pass where that is a stream.
-
-    When it returns, the whole is verified: none may be usable before.
-    """
-    read = whole.at_random(cancel) if expected is None else None
-    if read is not None:
-        found = disks(whole, read)
-        _check_count(whole, found)
-        for disk, run in zip(found, begin(found), strict=True):
-            run(_Member(whole, disk.file, None, cancel))
-        whole.verify()
-        return
-    imports: list[Callable[[base.Source], None]] = []
+    whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, begin: Begin[T]
+) -> list[T]:
+    """Import each disk of ``whole``, an open OVA, in one pass; return the results."""
+    imports: Sequence[Callable[[base.Source], T]] = ()
+    results = []
     with contextlib.closing(Pass(whole, cancel, expected)) as stream:
         for file in stream.files():
             if not imports:
-                found = stream.archive.disks
-                check(whole, *found)
-                _check_count(whole, found)
+                found = held(whole, stream.archive, expected, cancel)
+                choice.check(whole.facts.name, *found)
                 stream.archive.check_listed()
                 imports = begin(found)
-            imports[file.disk.index - 1](file)
-    whole.verify()
+            results.append(imports[file.disk.index - 1](file))
+    return results
 
 
-def _check_count(whole: base.Image, found: tuple[descriptor.OvfDisk, ...]) -> None:
-    if len(found) > MOST:
-        reason = f"{whole.facts.name}: {len(found)} disks, at most {MOST} are imported together"
-        raise errors.Unsupported(reason=reason, remedy=errors.Remedy([("choose each", "disk")]))
-
-
-def image_name(disk: descriptor.OvfDisk) -> str:
-    """Return the name of the file for a disk: its name in the OVA, without that of a compression."""
-    name = pathlib.PurePosixPath(disk.file)
-    if name.suffix.removeprefix(".").lower() in detect.COMPRESSIONS:
-        name = name.with_suffix("")
-    stem = name.stem.lstrip(".")
-    return f"{stem or f'disk{disk.index}'}.img"
-
-
-def disks(whole: base.Image, read: views.Read) -> tuple[descriptor.OvfDisk, ...]:
-    """Return the disks that the descriptor of ``whole`` lists, an open OVA that is read by ranges.
+def disks(
+    whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, read: views.Read
+) -> tuple[base.Held, ...]:
+    """Return the disks of ``whole``, an open OVA that is read by ranges.
 
     Raises an error if one cannot be imported, or is not there.
     """
     found = _read_headers(whole, read)
-    check(whole, *found.disks)
+    listed = held(whole, found, expected, cancel)
+    choice.check(whole.facts.name, *listed)
     for disk in found.disks:
         found.checksum_of(found.needed(disk))
-    return found.disks
+    return listed
+
+
+def held(
+    whole: base.Image, found: package.Package, expected: checksum.Checksum | None, cancel: base.Cancel
+) -> tuple[base.Held, ...]:
+    """Return the disks that the descriptor of ``whole`` lists, an open OVA."""
+
+    def make(file: str, together: bool) -> OvaSource:
+        return (_Member if together else OvaSource)(whole, file, expected, cancel)
+
+    return tuple(
+        base.Held(
+            tuple(dict.fromkeys(filter(None, (disk.file, disk.id, *descriptor.names(disk.file))))),
+            disk.file,
+            disk.capacity,
+            functools.partial(make, disk.file),
+            disk.obstacle,
+        )
+        for disk in found.disks
+    )
 
 
 def _read_headers(whole: base.Image, read: views.Read) -> package.Package:
@@ -289,13 +270,6 @@ def _read_headers(whole: base.Image, read: views.Read) -> package.Package:
         pass
     _warn(whole.facts.name, found)
     return found
-
-
-def check(whole: base.Image, *disks: descriptor.OvfDisk) -> None:
-    """Raise ``errors.Unsupported`` if one of ``disks`` of ``whole`` cannot be imported."""
-    for disk in disks:
-        if disk.obstacle:
-            raise errors.Unsupported(reason=f"{whole.facts.name}: disk {disk.file!r} {disk.obstacle}")
 
 
 def _warn(name: str, found: package.Package) -> None:
