@@ -96,13 +96,14 @@ class Held(NamedTuple):
 
     ``file``: the name of a file for it. ``size``: of the disk in bytes, None: unknown. ``obstacle``: why it
     cannot be imported; empty: it can.
-    ``make``: returns its ``sources.base.Source``, which verifies this disk only if ``together`` with others.
+    ``make``: returns its ``sources.base.Source``, whose reads the given cancel ends. Its ``verify`` and
+    ``finish`` are also those of the whole, unless it is ``together`` with others.
     """
 
     names: tuple[str, ...]
     file: str
     size: int | None
-    make: Callable[[bool], Any]
+    make: Callable[[bool, cancelling.Cancel], Any]
     obstacle: str = ""
 
 

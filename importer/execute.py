@@ -214,7 +214,7 @@ def attempts(
                     # Controllers take this failure for final, and the bytes may be those of two versions.
                     log.warning("starting over: what was resumed does not have the checksum reason=%s", err)
                 else:
-                    return attempt, package.finish(whole, image)
+                    return attempt, image.finish()
         except errors.NoRanges as err:
             if plan is not None and (plan.route is Route.UPDATE or found.chain):
                 # Neither changes nor the files of a chain are a stream.

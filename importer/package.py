@@ -31,7 +31,7 @@ def open_disk(
         from cdi_worker.sources.packages import choice
 
         index, obstacle = choice.choose(whole.facts.name, request.source, disks, request.disk)
-        source: base.Source | None = disks[index].make(False)
+        source: base.Source | None = disks[index].make(False, cancel)
     else:
         # A delta may be packaged; the files of a chain may not.
         source = _disk(whole.files[0], request, demanded, cancel) if len(whole.files) == 1 else None
@@ -48,16 +48,6 @@ def open_disk(
         facts = retry.patiently(opening, request.connect_patience, cancel, engine.retried)
         facts = dataclasses.replace(facts, obstacle=facts.obstacle or obstacle)
         yield base.Image(source, facts, engine), demanded
-
-
-def finish(whole: base.Image, disk: base.Image) -> base.Provenance:
-    """Notify the source that ``disk`` is on storage; return what is known only then."""
-    found = disk.finish()
-    if not whole.source.disks:
-        return found
-    of_all = whole.finish()
-    both = {**of_all.verified, **found.verified}
-    return dataclasses.replace(of_all, verified=both)
 
 
 def listed(whole: base.Image) -> Mapping[str, object]:

@@ -86,7 +86,7 @@ def verify_all(
         run = execute.Run(progress, reads, demanded)
 
         def compare(disk: base.Held, each: Request, run: execute.Run) -> verification.Verification:
-            return verification.compare(functools.partial(disk.make, True), each, run)
+            return verification.compare(lambda: disk.make(True, run.reads), each, run)
 
         with contact.open_source(source, request, demanded, progress, reads) as whole:
             disks = _disks(whole, request, run)
@@ -131,7 +131,7 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
             ]
 
         def import_disk(disk: base.Held, each: Request, run: execute.Run) -> Result:
-            return execute.import_disk(disk.make(True), each, run)
+            return execute.import_disk(disk.make(True, run.reads), each, run)
 
         if disks:
             results = _each(import_disk, disks, claimed(disks), member, _streams(whole, request))
@@ -142,7 +142,11 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
         run.progress.phase("sync", None)
         together.publish()
     provenance = whole.finish()
-    return [each._replace(provenance=provenance) for each in sorted(results, key=lambda each: each.target)]
+    verified = provenance.verified
+    results = [
+        each._replace(provenance=provenance, verified={**each.verified, **verified}) for each in results
+    ]
+    return sorted(results, key=lambda each: each.target)
 
 
 def _disks(
@@ -163,7 +167,7 @@ def _disks(
     if others or not (package.is_tar(first.facts, request) and package_format.is_ova(first.facts.head)):
         raise errors.RequestError(f"{name}: not an OVA, but one disk; import it alone")
     read = None if passes else first.at_random(run.reads)
-    return () if read is None else ova.disks(first, package.expected(demanded), run.reads, read)
+    return () if read is None else ova.disks(first, package.expected(demanded), read)
 
 
 def _requests(whole: base.Image, request: Request, disks: Sequence[base.Held]) -> list[Request]:

@@ -199,7 +199,7 @@ class OvaSource(base.Source):
 
     def _choose(self, found: package.Package) -> descriptor.OvfDisk:
         """Return the requested disk; without one, or if it is unknown, the first, which can be examined."""
-        disks = held(self._whole, found, self._expected, self._cancel)
+        disks = held(self._whole, found, self._expected)
         index, self._obstacle = choice.choose(self._whole.facts.name, "OVA", disks, self._choice)
         return found.disks[index]
 
@@ -220,7 +220,7 @@ def read_each(
     with contextlib.closing(Pass(whole, cancel, expected)) as stream:
         for file in stream.files():
             if not imports:
-                found = held(whole, stream.archive, expected, cancel)
+                found = held(whole, stream.archive, expected)
                 choice.check(whole.facts.name, *found)
                 stream.archive.check_listed()
                 imports = begin(found)
@@ -228,15 +228,13 @@ def read_each(
     return results
 
 
-def disks(
-    whole: base.Image, expected: checksum.Checksum | None, cancel: base.Cancel, read: views.Read
-) -> tuple[base.Held, ...]:
+def disks(whole: base.Image, expected: checksum.Checksum | None, read: views.Read) -> tuple[base.Held, ...]:
     """Return the disks of ``whole``, an open OVA that is read by ranges.
 
     Raises an error if one cannot be imported, or is not there.
     """
     found = _read_headers(whole, read)
-    listed = held(whole, found, expected, cancel)
+    listed = held(whole, found, expected)
     choice.check(whole.facts.name, *listed)
     for disk in found.disks:
         found.checksum_of(found.needed(disk))
@@ -244,11 +242,11 @@ def disks(
 
 
 def held(
-    whole: base.Image, found: package.Package, expected: checksum.Checksum | None, cancel: base.Cancel
+    whole: base.Image, found: package.Package, expected: checksum.Checksum | None
 ) -> tuple[base.Held, ...]:
     """Return the disks that the descriptor of ``whole`` lists, an open OVA."""
 
-    def make(file: str, together: bool) -> OvaSource:
+    def make(file: str, together: bool, cancel: base.Cancel) -> OvaSource:
         return (_Member if together else OvaSource)(whole, file, expected, cancel)
 
     return tuple(

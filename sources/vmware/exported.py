@@ -48,6 +48,8 @@ class LeaseSource(base.Source):
         self.cancel = cancel
         #: The digests of the streams that were compared with the manifest, by disk.
         self.verified: dict[str, str] = {}
+        #: Compares a stream that was read with its entry in the manifest, by key.
+        self.compare: dict[str, Callable[[lease.Entry], None]] = {}
         self.why = why
         self._open = contextlib.ExitStack()
         self._read = 0
@@ -67,7 +69,10 @@ class LeaseSource(base.Source):
         return {name: value for name, value in found.items() if value}
 
     def verify(self) -> None:
-        """End the lease, and remove an own snapshot. All that is wanted was read."""
+        """Compare the streams with the manifest, end the lease, and remove an own snapshot. All were read."""
+        entries = self.lease.manifest() if self.compare else {}
+        for key in self.compare.keys() & entries.keys():
+            self.compare[key](entries[key])
         self._finish(self.lease.complete)
         self.close()
 
@@ -142,10 +147,10 @@ class LeaseSource(base.Source):
             # In other folders, or on other datastores.
             stem += f"-{disk.key}"
 
-        def make(together: bool) -> base.Source:
+        def make(together: bool, cancel: base.Cancel) -> base.Source:
             if device is None or obstacle:
                 raise errors.Unsupported(reason=f"{self.name}: disk {disk.label!r} {obstacle}")
-            return DeviceSource(self, device, disk, together=together)
+            return DeviceSource(self, device, disk, cancel, together=together)
 
         return base.Held((disk.label, disk.file, str(disk.key)), f"{stem}.img", disk.size, make, obstacle)
 
@@ -205,10 +210,16 @@ class DeviceSource(http.HttpSource):
     """
 
     def __init__(
-        self, whole: LeaseSource, device: lease.Device, disk: machines.VirtualDisk, *, together: bool
+        self,
+        whole: LeaseSource,
+        device: lease.Device,
+        disk: machines.VirtualDisk,
+        cancel: base.Cancel,
+        *,
+        together: bool,
     ) -> None:
         self._whole, self._key, self._disk, self._together = whole, device.key, disk, together
-        super().__init__(_Resource(device, whole, disk.label or disk.file))
+        super().__init__(_Resource(device, whole, disk.label or disk.file, cancel))
         self._before = whole.at_previous(disk)
         self._is_again = False
         self._passed: _Passed | None = None
@@ -255,20 +266,19 @@ class DeviceSource(http.HttpSource):
         return {**self._whole.describe(), "disk": self._disk.label, "file": self._disk.file}
 
     def verify(self) -> None:
-        """Compare the stream with the manifest of the lease, and end that. Safe to call twice."""
+        """Let the stream be compared with the manifest, when all are read. Safe to call twice."""
         passed, self._passed = self._passed, None
         if passed is None:
             return
-        entry = self._whole.lease.manifest().get(self._key)
-        if entry is not None:
-            self._compare(entry, passed)
+        # The last one, if it was read again: the host may have exported again for it.
+        self._whole.compare[self._key] = functools.partial(self._compare, passed)
         if not self._together:
             self._whole.verify()
 
     def finish(self) -> base.Provenance:
-        return self._whole.finish()
+        return base.Provenance() if self._together else self._whole.finish()
 
-    def _compare(self, entry: lease.Entry, passed: _Passed) -> None:
+    def _compare(self, passed: _Passed, entry: lease.Entry) -> None:
         algorithm, name = passed.hashing.name, self.name
         if entry.size and entry.size != passed.size:
             reason = f"{name}: {passed.size} bytes were received, the host has sent {entry.size}"
@@ -314,7 +324,7 @@ class _Resource(pinned.Resource):
         404: "the host does not know the URL of the lease, as if it had ended",
     }
 
-    def __init__(self, device: lease.Device, whole: LeaseSource, name: str) -> None:
+    def __init__(self, device: lease.Device, whole: LeaseSource, name: str, cancel: base.Cancel) -> None:
         given = whole.location.access
         access = base.Access(
             ca_files=given.ca_files,
@@ -330,7 +340,7 @@ class _Resource(pinned.Resource):
                 context = session.pinned(device.thumbprint)
             except errors.RequestError as err:
                 raise errors.Unreachable(url=whole.name, reason=f"of the lease's host: {err}") from err
-        super().__init__(device.url, access, cancel=whole.cancel, context=context)
+        super().__init__(device.url, access, cancel=cancel, context=context)
         self.name = f"{whole.name} {name}"
 
     @property

@@ -74,7 +74,6 @@ class Several(cdi_worker.Source):
     def __init__(self, where: cdi_worker.Location, cancel: cdi_worker.Cancel) -> None:
         self.name = where.endpoint
         self._path = Path(where.endpoint.partition(":")[2])
-        self._cancel = cancel
 
     def open(self, opening: cdi_worker.Opening) -> cdi_worker.Facts:
         listed = [
@@ -85,7 +84,7 @@ class Several(cdi_worker.Source):
         return cdi_worker.Facts(name=self.name)
 
     def _held(self, disk: Disk) -> Held:
-        def make(together: bool, cancel: cdi_worker.Cancel = self._cancel) -> One:
+        def make(together: bool, cancel: cdi_worker.Cancel) -> One:
             return One(disk, self, cancel, together=together)
 
         return Held(disk.names or (disk.file,), disk.file, disk.size, make, disk.obstacle)
@@ -132,7 +131,8 @@ class One(cdi_worker.Source):
             self._whole.verify()
 
     def finish(self) -> cdi_worker.Provenance:
-        return cdi_worker.Provenance(verified={self._disk.file: "sha256:0"})
+        found = cdi_worker.Provenance() if self._together else self._whole.finish()
+        return dataclasses.replace(found, verified={self._disk.file: "sha256:0"})
 
     def close(self) -> None:
         self._inner.close()
