@@ -34,7 +34,7 @@ def test_vddk_names_the_missing_library(container: pods.Pod, architecture: str) 
         IMPORTER_ENDPOINT="https://vcenter.invalid/sdk",
         IMPORTER_UUID="u",
         IMPORTER_BACKING_FILE="[store] disk.vmdk",
-        IMPORTER_THUMBPRINT="AB",
+        IMPORTER_THUMBPRINT="AB" * 20,
     )
     assert (done.returncode, f"not by VDDK: {why}" in done.stderr) == (1, True), done.stderr
     assert "Unable to connect to vddk data source: https://vcenter.invalid" in container.message

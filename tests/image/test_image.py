@@ -76,11 +76,11 @@ def test_import_works_with_volume_mounted_at_opt(
     pods.check(container, done, COMPLETE, disks.expected("vhdx-log"))
 
 
-def test_init_container_for_the_library_ends_with_0(container: pods.Pod, tmp_path: Path) -> None:
+def test_init_container_for_the_library_ends_with_0(image: str, tmp_path: Path) -> None:
     """As CDI starts the image of ``initImageURL``: its entry point, without arguments, as any user."""
     (tmp_path / "opt").mkdir()
-    container.files = {tmp_path / "opt": "/opt"}
-    command = container.command(KUBERNETES_SERVICE_HOST="10.96.0.1")
+    pod = pods.Pod(tmp_path / "pod", image, files={tmp_path / "opt": "/opt"})
+    command = pod.command(KUBERNETES_SERVICE_HOST="10.96.0.1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, "no VDDK library" in done.stderr) == (0, True), done.stderr
 
