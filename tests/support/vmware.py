@@ -106,6 +106,8 @@ class Vcsim:
         self.size = size
         self.count = 1 + len(more)
         self.exports = exports
+        #: The version of the API, when the server starts.
+        self.api = "8.0.3.0"
         #: The power state; independent disks, by number: snapshots lack them.
         self.power = "poweredOn"
         self.independent: set[int] = set()
@@ -322,6 +324,7 @@ class Vcsim:
         return {
             "UUID": UUID,
             "InstanceUUID": INSTANCE_UUID,
+            "API": self.api,
             "PowerState": self.power,
             "Disks": [self._disk(count, disk) for disk in range(self.count)],
             "Snapshots": snapshots,

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/vmware/govmomi/vim25"
 	"github.com/vmware/govmomi/vim25/methods"
 	"github.com/vmware/govmomi/vim25/mo"
 	"github.com/vmware/govmomi/vim25/soap"
@@ -35,9 +36,11 @@ type snapshot struct {
 // Scenario is what a test wants to find; the file is read anew for each question.
 type Scenario struct {
 	UUID, InstanceUUID string
-	PowerState         string
-	Disks              []disk
-	Snapshots          []snapshot
+	// The version of the API; read when the server starts.
+	API        string
+	PowerState string
+	Disks      []disk
+	Snapshots  []snapshot
 	// By snapshot, key of the disk and change id: start and length of each changed area, in bytes.
 	Changes map[string]map[string]map[string][][2]int64
 	// After so many answers of a session it is gone; 0: never.
@@ -146,6 +149,8 @@ func Play(path string) error {
 	if err != nil {
 		return err
 	}
+	about := &Map.Get(vim25.ServiceInstance).(*ServiceInstance).Content.About
+	about.ApiVersion = s.API
 	vm := Map.Any("VirtualMachine").(*VirtualMachine)
 	vm.Config.Uuid, vm.Config.InstanceUuid = s.UUID, s.InstanceUUID
 	vm.Runtime.PowerState = types.VirtualMachinePowerState(s.PowerState)
