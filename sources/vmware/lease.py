@@ -110,7 +110,7 @@ class Lease:
         try:
             entries = self._session.call(doing, lambda: list(self._lease.HttpNfcLeaseGetManifest()))
         except errors.SourceError as err:
-            log.warning("not verified by a manifest: the host has none reason=%s", err)
+            log.info("no manifest reason=%s", err)
             return {}
         found = {}
         for each in entries:
