@@ -132,7 +132,7 @@ def test_documented_limits_of_hosts() -> None:
 
 def test_documented_memory_of_sessions() -> None:
     """Each row of the table on NFC buffers follows from the size of a session."""
-    page = (repository.ROOT / "docs/sources/warm-migration.md").read_text()
+    page = (repository.ROOT / "docs/sources/vmware.md").read_text()
     for sessions in (1, 2, 3):
         workers = BUFFERS // (SESSION * sessions)
         assert f"| {sessions} | {SESSION * sessions} MB | {workers} |" in page
