@@ -117,7 +117,8 @@ class LeaseSource(base.Source):
             self._product, self._instance = opened.product, opened.instance
             self._machine = machine = machines.Machine(opened, location.machine)
             if opening.whole:
-                self._remove(name)
+                # Of a run that was killed.
+                self._remove(lambda each: each.name == name)
             snapshot = machine.snapshot(location.current) if location.current else None
             if snapshot is None and machine.is_running:
                 if not opening.whole:
@@ -174,8 +175,19 @@ class LeaseSource(base.Source):
         """Take a snapshot, which is removed when ``stack`` is closed."""
         about = f"Temporary, of the import to {owner}. Removed when it ends."
         log.info("taking a snapshot machine=%r name=%r", self._machine.name, name)
-        stack.callback(self._remove, name)
-        return self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
+        before = {each.reference for each in self._machine.snapshots}
+        taken: list[str] = []
+
+        def is_own(each: machines.Snapshot) -> bool:
+            # Its reference is not known if vSphere has not answered.
+            return each.reference in taken or (
+                not taken and each.name == name and each.reference not in before
+            )
+
+        stack.callback(self._remove, is_own)
+        found = self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
+        taken.append(found.reference)
+        return found
 
     def _wait(self) -> Callable[[float], None]:
         """Return what waits for a task of vSphere: a cancel does not end what has begun."""
@@ -189,15 +201,15 @@ class LeaseSource(base.Source):
 
         return pause
 
-    def _remove(self, name: str) -> None:
-        """Remove each snapshot with this name, also of a run that was killed."""
+    def _remove(self, is_own: Callable[[machines.Snapshot], bool]) -> None:
+        """Remove own snapshots."""
+        machine = self._machine
         try:
-            for each in self._machine.read().snapshots:
-                if each.name == name:
-                    self._machine.remove_snapshot(each, self._wait())
-                    log.info("removed the snapshot machine=%r name=%r", self._machine.name, name)
+            for each in filter(is_own, machine.read().snapshots):
+                machine.remove_snapshot(each, self._wait())
+                log.info("removed the snapshot machine=%r name=%r", machine.name, each.name)
         except errors.SourceError as err:
-            log.warning("snapshot %r of %r is left; remove it reason=%s", name, self._machine.name, err)
+            log.warning("a snapshot of %r is left; remove it in vSphere reason=%s", machine.name, err)
 
 
 def _stem(disk: machines.VirtualDisk) -> str:

@@ -143,8 +143,8 @@ class Machine:
         task = self._session.call(
             doing, lambda: machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
         )
-        self._wait(doing, task, pause)
-        return self.read().snapshot(name)
+        made = self._wait(doing, task, pause)
+        return self.read().snapshot(_reference(made))
 
     def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:
         """Remove a snapshot but not those below it, and wait until its disks are merged."""
@@ -159,15 +159,17 @@ class Machine:
             return self._machine
         return session.pyvmomi().vim.vm.Snapshot(snapshot.reference, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
 
-    def _wait(self, doing: str, task: Any, pause: Callable[[float], object]) -> None:
-        def ended() -> bool:
-            info = task.info
-            if info.error:
-                raise info.error
-            return str(info.state) == "success"
+    def _wait(self, doing: str, task: Any, pause: Callable[[float], object]) -> Any:
+        """Wait for a task; return its result."""
 
-        while not self._session.call(doing, ended):
+        def look() -> Any:
+            if task.info.error:
+                raise task.info.error
+            return task.info
+
+        while str((info := self._session.call(doing, look)).state) != "success":
             pause(LOOK)
+        return info.result
 
     def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
