@@ -83,7 +83,8 @@ class Request:
     ``image_size``: the disk has at least this size, or the import fails; None for the image's own. ``room``:
     the space that a cluster has made for it. ``direct``: bypass the page cache.
     ``checksum``: ``ALGORITHM:HEX`` of the bytes as served. ``demand``: the signatures that they must have.
-    ``disk``: of an OVA, by file name, disk id or number, or of an OCI archive, by name or title.
+    ``disk``: of an OVA, by file name, disk id or number; of a machine, by label, path, key or number; of an
+    OCI archive, by name or title.
 
     ``existing``: what becomes of a disk that exists already: ``refuse`` to write, ``replace`` it when the new
     one is complete, ``remove`` it first, where the volume has no space for both, or ``update`` it in place:
@@ -121,7 +122,7 @@ class Request:
     disk: str = _source(
         option="--disk",
         env="CDI_WORKER_DISK",
-        help="Disk of an OVA (file name, id or number) or OCI archive (name, title) [default: the only one].",
+        help="Which disk of an OVA or a machine (name, id, number) or OCI archive [default: the only one].",
     )
     target: str = ""
     room: Room = fields.field(

@@ -16,7 +16,7 @@ import requests
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.images.engine import cancelling
-from cdi_worker.sources import base, wire
+from cdi_worker.sources import base, fields, wire
 from cdi_worker.sources.vmware import lease, locations, session
 from cdi_worker.sources.vmware import machine as machines
 from cdi_worker.sources.web import http, pinned
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 GRACE, LAST = 10.0, 15.0
 #: Seconds for vSphere to take a snapshot, or to merge a removed one.
 MERGED = 600.0
+#: What names a snapshot, in a pod and on the command line.
+NAMED: Final = ("IMPORTER_CURRENT_CHECKPOINT", "--snapshot")
 #: The name of a snapshot of the worker: its owner's follows.
 PREFIX: Final = "cdi-worker"
 
@@ -122,10 +124,8 @@ class LeaseSource(base.Source):
             snapshot = machine.snapshot(location.current) if location.current else None
             if snapshot is None and machine.is_running:
                 if not opening.whole:
-                    reason = (
-                        f"virtual machine {machine.name!r} runs: name a snapshot; only an import takes one"
-                    )
-                    raise errors.RequestError(reason)
+                    text = f"{machine.name!r} runs: name a snapshot of it ({{}}); only an import takes one"
+                    raise errors.RequestError(fields.Fault(text, *NAMED))
                 snapshot = self._take(stack, name, opening.owner)
             self._snapshot = snapshot.reference if snapshot else ""
             disks = self._chosen(snapshot)
@@ -307,7 +307,7 @@ class DeviceSource(http.HttpSource):
         expected, calculated = (f"{algorithm}:{each}" for each in (entry.digest, passed.hashing.hexdigest()))
         if expected != calculated:
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
-        self._whole.verified[self._disk.label or self._disk.file] = calculated
+        self._whole.verified[f"export of {self._disk.label or self._disk.file}"] = calculated
 
     def _check_version(self, response: requests.Response, size: int | None) -> None:
         """A host may export again for each request: what was delivered is compared instead."""

@@ -52,7 +52,7 @@ class Session:
     """
 
     def __init__(self, location: locations.Vsphere) -> None:
-        self.name = wire.safe_url(location.endpoint)
+        self.name = wire.safe_url(location.url)
         self._access = location.access
         parts = urllib.parse.urlsplit(location.url)
         host, port = parts.hostname or "", parts.port or 443
