@@ -103,6 +103,10 @@ class Host(misbehave.Server):
         name = f"/disk-{list(self._order()).index(disk)}.vmdk"
         return [each for each in self.requests if each.path.endswith(name) and each.method == "GET"]
 
+    def sent_of(self, disk: int) -> int:
+        """Return how many bytes of a disk were sent."""
+        return sum(each.sent for each in self.requested(disk))
+
     def stream(self, state: str, disk: int, lease: int = 1) -> Path:
         """Return the stream of a disk at a snapshot or now (``current``), as this lease has it."""
         maker = self.makers[(lease - 1) % len(self.makers)]

@@ -459,9 +459,11 @@ func (l *ExportLease) HttpNfcLeaseSetManifestChecksumType(
 		if each.Value != "sha1" && each.Value != "sha256" {
 			fault = soapFault_(&types.InvalidArgument{InvalidProperty: "deviceUrlsToChecksumTypes"})
 		}
-		l.sha256[each.Key] = each.Value == "sha256"
 	}
 	if body.Fault_ = fault; fault == nil {
+		for _, each := range req.DeviceUrlsToChecksumTypes {
+			l.sha256[each.Key] = each.Value == "sha256"
+		}
 		body.Res = new(types.HttpNfcLeaseSetManifestChecksumTypeResponse)
 	}
 	return body
