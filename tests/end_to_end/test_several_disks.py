@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import random
@@ -236,6 +237,28 @@ def test_first_failure_ends_the_others(server: misbehave.Server, listed: Path, f
     serve(server, listed, *pages)
     together.run_all(several.request(listed, folder))
     check(folder, *pages)
+
+
+def test_failed_disk_does_not_wait_for_its_stream(
+    server: misbehave.Server, listed: Path, folder: Path
+) -> None:
+    """What is wrong has been read, while its thread waits for what the server does not send."""
+    data = bytearray(gzip.compress(noise(9, 16 * MiB), 1, mtime=0))
+    data[MiB : 2 * MiB] = bytes(range(256)) * 4096
+    urls = [
+        server.serve("/a", page(noise(1), drip=(SIZE // 8, 0.1))),
+        server.serve("/b", page(bytes(data), stall_at=9 * MiB)),
+    ]
+    several.write(
+        listed,
+        Disk("a.raw", urls[0], SIZE, format="raw"),
+        Disk("b.raw.gz", urls[1], 16 * MiB),
+    )
+    began = time.monotonic()
+    with pytest.raises(errors.ImageError):
+        together.run_all(several.request(listed, folder))
+    assert time.monotonic() - began < 10
+    assert os.listdir(folder) == []
 
 
 def test_error_that_nobody_expects_ends_the_others(
