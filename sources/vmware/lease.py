@@ -17,9 +17,8 @@ from cdi_worker.sources.vmware import session
 
 log = logging.getLogger(__name__)
 
-#: Seconds for another operation of the machine, such as the lease of a killed run, to end; and for vSphere to
-#: prepare a lease.
-LOCKED, READY = 600.0, 300.0
+#: Seconds for vSphere to prepare a lease.
+READY = 300.0
 #: Seconds of the shortest and the longest time-out that is believed: ESXi 5 stated 300,000,000.
 SHORTEST, LONGEST = 3, 900
 #: The key of a disk's URL: the machine, the type and number of its controller, and its unit.
@@ -72,7 +71,7 @@ class Lease:
         self._is_held = True
         found = machine.managed(snapshot)
         begin = found.ExportVm if snapshot is None else found.ExportSnapshot
-        self._lease = _when_free(lambda: opened.call("begin an export", begin, _REFUSED), pause)
+        self._lease = machines.when_free(lambda: opened.call("begin an export", begin, _REFUSED), pause)
         self._renewal = renewal.Renewal("lease", self._renew, SHORTEST)
         try:
             info = self._wait(pause)
@@ -181,19 +180,6 @@ class Lease:
             log.debug("the manifest has SHA-1 reason=%s", err)
             return "sha1"
         return "sha256"
-
-
-def _when_free(begin: Callable[[], Any], pause: Callable[[float], object]) -> Any:
-    """Return what ``begin`` returns, once no other operation locks the machine."""
-    deadline = time.monotonic() + LOCKED
-    while True:
-        try:
-            return begin()
-        except session.Busy as err:
-            if time.monotonic() > deadline:
-                raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
-            log.info("waiting for the machine, which another export or task locks reason=%s", err)
-            pause(10 * machines.LOOK)
 
 
 def _url(url: str, server: session.Server) -> str:

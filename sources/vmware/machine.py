@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from cdi_worker import errors
 from cdi_worker.images.engine import cancelling, retry
@@ -13,6 +14,8 @@ from cdi_worker.sources import base, extents
 from cdi_worker.sources.vmware import session
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: The change id of the beginning: everything that is allocated has changed since then.
 ALLOCATED = "*"
@@ -25,6 +28,8 @@ SECTOR = 512
 FREE_REQUESTS, COVERED = 1024, 64 << 20
 #: Seconds between looks at a task, or at a lease.
 LOOK = 0.2
+#: Seconds for another operation of the machine, such as the lease of a killed run, to end.
+LOCKED = 600.0
 #: What faults mean for a list of changed areas.
 _UNKNOWN_CHANGES: Final = {
     "FileFault": (
@@ -139,19 +144,18 @@ class Machine:
     ) -> Snapshot:
         """Take a snapshot without the machine's memory, and wait for it."""
         machine = self._machine
-        doing = "take a snapshot"
-        task = self._session.call(
-            doing, lambda: machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
-        )
-        made = self._wait(doing, task, pause)
+
+        def begin() -> Any:
+            return machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
+
+        made = self._run("take a snapshot", begin, pause)
         return self.read().snapshot(_reference(made))
 
     def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:
         """Remove a snapshot but not those below it, and wait until its disks are merged."""
         found = self.managed(snapshot)
         doing = f"remove snapshot {snapshot.name!r}"
-        task = self._session.call(doing, lambda: found.RemoveSnapshot_Task(removeChildren=False))
-        self._wait(doing, task, pause)
+        self._run(doing, lambda: found.RemoveSnapshot_Task(removeChildren=False), pause)
 
     def managed(self, snapshot: Snapshot | None = None) -> Any:
         """Return pyvmomi's object of the machine, or of one of its snapshots."""
@@ -159,17 +163,22 @@ class Machine:
             return self._machine
         return session.pyvmomi().vim.vm.Snapshot(snapshot.reference, self._machine._stub)  # noqa: SLF001  (pyvmomi has no public name for it)
 
-    def _wait(self, doing: str, task: Any, pause: Callable[[float], object]) -> Any:
-        """Wait for a task; return its result."""
+    def _run(self, doing: str, begin: Callable[[], Any], pause: Callable[[float], object]) -> Any:
+        """Run a task of vSphere when nothing else locks the machine; return its result."""
 
-        def look() -> Any:
-            if task.info.error:
-                raise task.info.error
-            return task.info
+        def run() -> Any:
+            task = self._session.call(doing, begin)
 
-        while str((info := self._session.call(doing, look)).state) != "success":
-            pause(LOOK)
-        return info.result
+            def look() -> Any:
+                if task.info.error:
+                    raise task.info.error
+                return task.info
+
+            while str((info := self._session.call(doing, look)).state) != "success":
+                pause(LOOK)
+            return info.result
+
+        return when_free(run, pause)
 
     def since(self, change_id: str, disk: VirtualDisk) -> VirtualDisk | None:
         """Return the disk at the snapshot with a change id; None if the snapshot was deleted."""
@@ -241,6 +250,19 @@ class Machine:
         return errors.SourceError(
             reason=f"{self._session.name}: the list of changed areas {why}; start again with a full copy"
         )
+
+
+def when_free(call: Callable[[], T], pause: Callable[[float], object]) -> T:
+    """Return the result of ``call``, once no other operation locks the machine."""
+    deadline = time.monotonic() + LOCKED
+    while True:
+        try:
+            return call()
+        except session.Busy as err:
+            if time.monotonic() > deadline:
+                raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
+            log.info("waiting for the machine, which another export or task locks reason=%s", err)
+            pause(10 * LOOK)
 
 
 def add(areas: extents.Kept, start: int, end: int, size: int) -> None:

@@ -154,6 +154,21 @@ def test_pods_of_two_disks_of_a_machine_run_at_once(vcsim: vmware.Vcsim, tmp_pat
     assert len(vcsim.calls("removed")) == 2
 
 
+@pytest.mark.parametrize("method", ["CreateSnapshot", "RemoveSnapshot"])
+@pytest.mark.parametrize("moment", ["_Task", ""])
+def test_locked_machine_is_waited_for(vcsim: vmware.Vcsim, tmp_path: Path, method: str, moment: str) -> None:
+    """The export of another disk, or a backup, may refuse a task, or let it fail: no snapshot is left."""
+    vcsim.lease = {"Faults": {f"{method}{moment}": {"Name": "TaskInProgress", "Times": 2}}}
+    vcsim.save()
+    pod = worker.Pod(tmp_path)
+    done = pod.call(**variables(vcsim), CDI_WORKER_READ_BY="lease")
+    assert done.status == 0, pod.message
+    oracle.same(pod.disk, vcsim.current())
+    assert done.errors.count("waiting for the machine") == 2
+    assert len(vcsim.calls(f"{method}_Task")) == 3
+    assert len(vcsim.calls("created")) == len(vcsim.calls("removed")) == 1
+
+
 def test_library_that_is_demanded_is_not_replaced(vcsim: vmware.Vcsim, tmp_path: Path) -> None:
     processes.need_root()
     pod = worker.Pod(tmp_path)
