@@ -124,7 +124,8 @@ def plain(
                 raise errors.SourceChanged(url=facts.name, what="beginning", before=before, now=now)
             yield reader
             if whole:
-                drain(attempt, reader)
+                # A protocol says where its bytes end.
+                drain(attempt, reader, SHORTEST_LIMIT if unwrap else None)
 
 
 @contextlib.contextmanager
@@ -161,13 +162,14 @@ def verify_again(attempt: Attempt) -> None:
             pass
 
 
-def drain(attempt: Attempt, reader: readers.Reader) -> None:
+def drain(attempt: Attempt, reader: readers.Reader, most: int | None = None) -> None:
     """Read to the end and discard: readers check their data at the end.
 
-    If its length is unknown, it may be endless: raises ``errors.Refused`` after more than fits on the target.
+    If its length is unknown, it may be endless: raises ``errors.Refused`` after more than ``most`` bytes, or
+    what fits on the target.
     """
     is_bounded = attempt.facts.size is not None and not attempt.survey.compressions
-    limit = max(attempt.survey.available, SHORTEST_LIMIT)
+    limit = max(attempt.survey.available if most is None else most, SHORTEST_LIMIT)
     rest = memoryview(bytearray(1 << 20))
     done = 0
     while count := reader.readinto(rest):
