@@ -348,6 +348,10 @@ class SourceChanged(SourceError):
     retryable = True
 
 
+class Reencoded(SourceChanged):
+    """A stream has other bytes when it is read again, but of the same disk; raised a few times at most."""
+
+
 class DigestMismatch(SourceError):
     """A blob, manifest or configuration does not match its digest."""
 

@@ -215,6 +215,9 @@ def attempts(
                     log.warning("starting over: what was resumed does not have the checksum reason=%s", err)
                 else:
                     return attempt, image.finish()
+        except errors.Reencoded as err:
+            log.warning("reading all again, to compare it with what was delivered reason=%s", err)
+            run.progress.retry(err)
         except errors.NoRanges as err:
             if plan is not None and (plan.route is Route.UPDATE or found.chain):
                 # Neither changes nor the files of a chain are a stream.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, Final
 
 import requests
 
@@ -30,6 +31,8 @@ GRACE, LAST = 10.0, 15.0
 MERGED = 600.0
 #: What names a snapshot, in a pod and on the command line.
 NAMED: Final = ("IMPORTER_CURRENT_CHECKPOINT", "--snapshot")
+#: How often a stream is exported again with other bytes.
+MOST_AGAIN = 5
 #: The name of a snapshot of the worker: its owner's follows.
 PREFIX: Final = "cdi-worker"
 
@@ -55,6 +58,7 @@ class LeaseSource(base.Source):
         self.why = why
         self._open = contextlib.ExitStack()
         self._read = 0
+        self._begun_again: collections.Counter[str] = collections.Counter()
 
     def open(self, opening: base.Opening) -> base.Facts:
         begin = functools.partial(self._begin, opening)
@@ -94,6 +98,15 @@ class LeaseSource(base.Source):
     def count(self, count: int) -> None:
         """Count bytes of a disk, for the progress that vSphere shows."""
         self._read += count
+
+    def again(self, key: str, changed: errors.SourceChanged) -> errors.SourceChanged:
+        """Return the error for a stream that was cut, and has other bytes in the answer to a new request.
+
+        The host exports the same disk again then: another attempt compares it with what was delivered.
+        """
+        self._begun_again[key] += 1
+        kind = errors.Reencoded if self._begun_again[key] <= MOST_AGAIN else errors.SourceChanged
+        return kind(**changed.fields)
 
     def identity(self, disk: machines.VirtualDisk) -> str | None:
         """Return the identity of a disk: only a snapshot is immutable, and an own one is not there again."""
@@ -240,7 +253,8 @@ class DeviceSource(http.HttpSource):
         self._passed: _Passed | None = None
 
     def open(self, opening: base.Opening) -> base.Facts:
-        served = super().open(dataclasses.replace(opening, whole=False))
+        with self._held_lease():
+            served = super().open(dataclasses.replace(opening, whole=False))
         return dataclasses.replace(
             served,
             identity=self._whole.identity(self._disk),
@@ -259,16 +273,12 @@ class DeviceSource(http.HttpSource):
         if self._is_again:
             self._whole.lease.check(offset)
         self._is_again = True
-        try:
+        with self._held_lease(offset):
             return super().stream(offset)
-        except errors.Unreachable:
-            # A lease that has ended says more than the status.
-            self._whole.lease.check(offset)
-            raise
 
     def unwrap(self, served: base.Reader) -> base.Reader:
         """Hash the stream as it passes."""
-        self._passed = _Passed(served, self._whole.lease.new_hash(), self._whole.count)
+        self._passed = _Passed(served, self._whole, self._key)
         return self._passed
 
     def names(self, checkpoint: str) -> frozenset[str]:
@@ -309,6 +319,15 @@ class DeviceSource(http.HttpSource):
             raise errors.DigestMismatch(url=name, expected=expected, calculated=calculated)
         self._whole.verified[f"export of {self._disk.label or self._disk.file}"] = calculated
 
+    @contextlib.contextmanager
+    def _held_lease(self, offset: int = 0) -> Iterator[None]:
+        """Explain a failure in the block by a lease that has ended, which says more than a status."""
+        try:
+            yield
+        except errors.Unreachable:
+            self._whole.lease.check(offset)
+            raise
+
     def _check_version(self, response: requests.Response, size: int | None) -> None:
         """A host may export again for each request: what was delivered is compared instead."""
 
@@ -316,17 +335,20 @@ class DeviceSource(http.HttpSource):
 class _Passed(readers.Wrapper):
     """A stream as it passes: its hash, and its length."""
 
-    def __init__(self, reader: base.Reader, hashing: Any, count: Callable[[int], None]) -> None:
+    def __init__(self, reader: base.Reader, whole: LeaseSource, key: str) -> None:
         super().__init__(reader)
-        self.hashing = hashing
+        self.hashing = whole.lease.new_hash()
         self.size = 0
-        self._count = count
+        self._whole, self._key = whole, key
 
     def readinto(self, into: memoryview, /) -> int:
-        count = self._reader.readinto(into)
+        try:
+            count = self._reader.readinto(into)
+        except errors.SourceChanged as err:
+            raise self._whole.again(self._key, err) from err
         self.hashing.update(into[:count])
         self.size += count
-        self._count(count)
+        self._whole.count(count)
         return count
 
 

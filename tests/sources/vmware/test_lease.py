@@ -1,4 +1,4 @@
-"""Disks of a machine by an export lease, with a real vcsim and a host of ours: each promise, and each fault."""
+"""Disks of a machine by an export lease, with a real vcsim and a host of ours: promises and faults."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_disk_is_imported(vcsim: vmware.Vcsim, target: Path, disk: int, maker: s
     for name in names:
         result = run(vcsim, target, name, existing="replace")
         oracle.same(target, vcsim.current(disk))
-        assert result.verified.keys() == {LABELS[disk]}
+        assert result.verified.keys() == {f"export of {LABELS[disk]}"}
         assert result.facts.identity is None
     assert why(vcsim) == ["completed"] * len(names)
 
@@ -221,7 +221,7 @@ def test_independent_disk_is_exported_without_a_snapshot_only(vcsim: vmware.Vcsi
 def test_stream_is_compared_with_the_manifest(vcsim: vmware.Vcsim, target: Path, algorithm: str) -> None:
     set_lease(vcsim, NoChecksumType=algorithm == "sha1")
     result = run(vcsim, target)
-    assert result.verified[LABELS[0]].startswith(f"{algorithm}:")
+    assert result.verified[f"export of {LABELS[0]}"].startswith(f"{algorithm}:")
     target.unlink()
     host(vcsim).state = lambda _, entry: {**entry, algorithm.upper(): "0" * 40}
     fails(vcsim, target, "digest|checksum", errors.DigestMismatch)
@@ -323,26 +323,34 @@ def test_stream_that_always_stalls_fails(vcsim: vmware.Vcsim, target: Path) -> N
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("tail", [(bytes(65536), None), (b"x" * 65536, None), (b"more", 1)])
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        ((bytes(65536), None), "more than .* bytes follow the end of the image"),
+        ((b"x" * 65536, None), "more than .* bytes follow the end of the image"),
+        ((b"more", 1), "bytes were received, the host has sent"),
+    ],
+)
 def test_stream_that_is_too_long_is_refused(
-    vcsim: vmware.Vcsim, target: Path, maker: str, tail: tuple[bytes, int | None]
+    vcsim: vmware.Vcsim, target: Path, maker: str, tail: tuple[bytes, int | None], reason: str
 ) -> None:
     host(vcsim).makers = (MAKERS[maker],)
     serve(vcsim, tail=tail)
     begun = time.monotonic()
-    fails(vcsim, target, "XXX", no_progress=1)
+    fails(vcsim, target, reason, no_progress=1)
     assert time.monotonic() - begun < 15
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("end", [1, 512, 1024, 1536, 8192])
+@pytest.mark.parametrize(
+    ("maker", "end"), [("qemu-img", 1 << 17), *(("ESXi", end) for end in (1, 512, 1024, 1536, 8192))]
+)
 def test_stream_that_ends_early_is_not_a_disk(
     vcsim: vmware.Vcsim, target: Path, maker: str, end: int
 ) -> None:
-    """The response is complete, and the manifest knows it so."""
+    """The response is complete, and the manifest is of it. That of qemu-img ends with padding."""
     host(vcsim).makers = (MAKERS[maker],)
     host(vcsim).change = lambda disk, number, data: data[:-end]
-    fails(vcsim, target, "XXX", no_progress=1)
+    fails(vcsim, target, "vmdk", no_progress=1)
 
 
 @pytest.mark.parametrize(
@@ -355,13 +363,13 @@ def test_wrong_end_of_the_stream_is_refused(vcsim: vmware.Vcsim, target: Path, a
 
     host(vcsim).makers = (leases.by_esxi,)
     host(vcsim).change = change
-    fails(vcsim, target, "XXX", no_progress=1)
+    fails(vcsim, target, "vmdk", no_progress=1)
 
 
 def test_grain_that_is_damaged_is_refused(vcsim: vmware.Vcsim, target: Path) -> None:
     """The manifest is of the damaged bytes, as if the host had read them so."""
     host(vcsim).change = lambda disk, number, data: data[:MiB] + b"\xee" * 512 + data[MiB + 512 :]
-    fails(vcsim, target, "XXX", no_progress=1)
+    fails(vcsim, target, "vmdk", no_progress=1)
 
 
 def test_other_format_is_refused(vcsim: vmware.Vcsim, target: Path) -> None:
