@@ -38,10 +38,12 @@ class Web:
 class Settings:
     """Settings of an nginx. ``limit_rate``: bytes per second and connection.
 
-    ``redirects``: path to target. ``password``: user and password for all paths.
+    ``redirects``: path to target. ``password``: user and password for all paths. ``chunked``: bodies have no
+    length, nor ranges.
     """
 
     ranges: bool = True
+    chunked: bool = False
     head: bool = True
     password: tuple[str, str] | None = None
     limit_rate: int = 0
@@ -70,8 +72,11 @@ def _configuration(web: Web, settings: Settings) -> str:
             f"ssl_certificate {settings.pair.certificate};",
             f"ssl_certificate_key {settings.pair.key};",
         ]
-    if not settings.ranges:
+    if not settings.ranges or settings.chunked:
         rules.append("max_ranges 0;")
+    if settings.chunked:
+        # What may be followed by another document has no length.
+        rules += ["addition_types *;", "add_after_body /nothing;", "location = /nothing { return 200; }"]
     if not settings.head:
         rules.append("if ($request_method = HEAD) { return 405; }")
     if settings.limit_rate:

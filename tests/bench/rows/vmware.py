@@ -1,18 +1,151 @@
-"""The rows of VMware: a full copy through nbdkit and the stub of the VDDK library."""
+"""The rows of VMware: a full copy by an export lease, and through nbdkit and the stub of the VDDK library."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bench import bench as benches
 from tests.bench import inputs
-from tests.bench.bench import Bench, Sides
-from tests.support import vmware
+from tests.bench.bench import Bench, Side, Sides
+from tests.bench.measure import Cost
+from tests.bench.rows import disks
+from tests.bench.settings import POD
+from tests.support import leases, servers, tls, vmware
+
+#: The leases of a row, at most.
+LEASES = 100
+
+
+DOWNLOAD = f"curl -sf --cacert {{trust}} {{url}} -o {{file}} && {disks.CONVERT}"
+
+
+def alone(bench: Bench, kind: str) -> Iterator[Sides]:
+    """Measure the disk of a snapshot, with the lease, against a download of its stream."""
+    target = bench.target(kind)
+    with _lease(bench, bench.raw) as served:
+        ours = bench.command(served.importing(target, "--disk", "1"), target)
+        flags = "-n" if kind == "block" else ""
+        yield Sides(ours, bench.shell(served.download(bench.temporary, target, flags), target))
+
+
+for _kind in ("file", "block"):
+    benches.row("vsphere", target=_kind, rival="curl; qemu-img convert -m 16 -W")(
+        functools.partial(alone, kind=_kind)
+    )
+
+
+@benches.row("vsphere, 4 disks", rival="4 times at once: curl; qemu-img convert -m 16 -W")
+def together(bench: Bench) -> Iterator[Sides]:
+    """Measure all disks of a snapshot."""
+    raw = inputs.disk(bench.directory, POD.size, POD.data)
+    with _lease(bench, raw, count=4) as served:
+        folder = served.directory / "disks"
+
+        def into_new(argv: Sequence[str | Path]) -> Side:
+            def run() -> Cost:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                return bench.run(argv)
+
+            return run
+
+        each = served.download(f"{folder}/$n.vmdk", f"{folder}/$n.img")
+        begin = f"for n in 1 2 3 4; do ({each}) & jobs+=($!); done"
+        end = "for job in ${jobs[@]}; do wait $job || exit; done"
+        yield Sides(into_new(served.importing(folder, "--all")), into_new(["bash", "-c", f"{begin}; {end}"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Served:
+    """A machine whose disks nginx serves as the host of a lease: over TLS, without a length and ranges."""
+
+    vcsim: vmware.Vcsim
+    url: str
+    trust: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.vcsim.directory
+
+    def importing(self, target: Path, *options: str) -> list[str | Path]:
+        """Return the command that imports disks of the snapshot."""
+        known = self.vcsim.machine(current=self.vcsim.snapshot(0))
+        given = {
+            "--source": "vsphere",
+            "--user": vmware.USER,
+            "--password-file": self.directory / "password",
+            "--uuid": known.uuid,
+            "--thumbprint": known.thumbprint,
+            "--snapshot": known.current,
+        }
+        every = [part for pair in given.items() for part in pair]
+        return benches.importing(known.endpoint, target, *every, *options)
+
+    def download(self, file: str | Path, target: str | Path, flags: str = "") -> str:
+        """Return the command of the shell that downloads the stream of a disk and converts it."""
+        return DOWNLOAD.format(
+            trust=self.trust, url=self.url, file=file, flags=flags, form="vmdk", target=target
+        )
+
+
+@contextlib.contextmanager
+def _lease(bench: Bench, raw: Path, count: int = 1) -> Iterator[_Served]:
+    """Serve a machine with so many disks, all equal to ``raw``."""
+    own = bench.directory / f"vmware-{os.urandom(4).hex()}"
+    size = raw.stat().st_size
+    vcsim = vmware.Vcsim(own, size, more=[size] * (count - 1), exports=True)
+    (own / "password").write_text(vmware.PASSWORD)
+    stream = _stream(raw)
+    try:
+        vcsim.take_snapshot()
+        for disk in range(count):
+            vcsim.content(0, disk).unlink()
+            vcsim.content(0, disk).hardlink_to(raw)
+        pair = tls.Authority(own / "nginx").issue()
+        settings = servers.Settings(pair=pair, chunked=True)
+        with vcsim.running(), servers.nginx(own / "nginx", stream.parent, settings) as web:
+            url = web.url(stream)
+            _state(vcsim, stream, url, pair)
+            yield _Served(vcsim, url, own / "nginx/ca.pem")
+    finally:
+        shutil.rmtree(own)
+
+
+def _state(vcsim: vmware.Vcsim, stream: Path, url: str, pair: tls.KeyPair) -> None:
+    """Let the leases of the snapshot name a stream, and their manifests have its digests."""
+    assert vcsim.host is not None
+    devices = [each | {"URL": url, "Thumbprint": pair.thumbprint} for each in vcsim.host.devices()]
+    digests = {}
+    with stream.open("rb") as file:
+        for name in ("sha1", "sha256"):
+            file.seek(0)
+            digests[name.upper()] = hashlib.file_digest(file, name).hexdigest()
+    manifest = [
+        {"Key": each["Key"], **digests, "Size": stream.stat().st_size, "Disk": True, "Capacity": vcsim.size}
+        for each in devices
+        if each["Disk"]
+    ]
+    # Each run has a lease of its own.
+    manifests = {f"{vcsim.snapshot(0)}.{number}": manifest for number in range(1, LEASES)}
+    vcsim.lease = {"Devices": devices, "Manifests": manifests}
+    vcsim.save()
+
+
+def _stream(raw: Path) -> Path:
+    """Return the stream of a disk as ESXi sends it."""
+    path = raw.with_suffix(".esxi.vmdk")
+    if not path.exists():
+        leases.by_esxi(raw, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+    return path
 
 
 @benches.row("vddk", rival="nbdkit and nbdcopy, as virt-v2v")
