@@ -218,22 +218,22 @@ def test_no_disk_is_usable_before_the_source_is_verified(
 
 
 def test_first_failure_ends_the_others(server: misbehave.Server, listed: Path, folder: Path) -> None:
-    """One fails late, while another has not sent anything for a while, which its own limit would allow."""
+    """One fails late, while others have not sent anything for a while, which their own limits would allow."""
     good, bad = page(noise(1)), page(noise(2), drip=(SIZE // 8, 0.1))
     stalled, last = page(noise(3), stall_at=SIZE // 2), page(noise(5))
-    serve(server, listed, good, bad, stalled, stalled, last)
-    server.serve("/b", (dataclasses.replace(bad, cut=SIZE // 2), 1), misbehave.Page(status=404))
+    serve(server, listed, good, stalled, stalled, bad, last)
+    server.serve("/d", (dataclasses.replace(bad, cut=SIZE // 2), 1), misbehave.Page(status=404))
     began = time.monotonic()
     with pytest.raises(errors.Error) as caught:
         together.run_all(several.request(listed, folder))
     assert time.monotonic() - began < 10
     assert "404" in str(caught.value)
     assert not [name for name in os.listdir(folder) if name.endswith(".img")]
-    assert len(server.gets("/c")) == len(server.gets("/d")) == 1
+    assert len(server.gets("/b")) == len(server.gets("/c")) == 1
     assert [
         thread.name for thread in threading.enumerate() if thread.name.startswith(("disk", "fetch"))
     ] == []
-    pages = [good, page(noise(2)), page(noise(3)), page(noise(4)), last]
+    pages = [good, page(noise(3)), page(noise(3)), page(noise(2)), last]
     serve(server, listed, *pages)
     together.run_all(several.request(listed, folder))
     check(folder, *pages)
@@ -247,7 +247,7 @@ def test_failed_disk_does_not_wait_for_its_stream(
     data[MiB : 2 * MiB] = bytes(range(256)) * 4096
     urls = [
         server.serve("/a", page(noise(1), drip=(SIZE // 8, 0.1))),
-        server.serve("/b", page(bytes(data), stall_at=9 * MiB)),
+        server.serve("/b", page(bytes(data), stall_at=4 * MiB)),
     ]
     several.write(
         listed,
