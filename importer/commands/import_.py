@@ -35,7 +35,7 @@ cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
     "every",
     is_flag=True,
     here=True,
-    help="Import all disks of an OVA to files in the folder TARGET, in one pass.",
+    help="Import all disks of an OVA or a machine to files in the folder TARGET.",
 )
 @parameters.option(
     request_module.OUTPUT,

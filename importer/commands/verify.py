@@ -27,7 +27,7 @@ cdi-worker verify --all vm.ova images/
     "every",
     is_flag=True,
     here=True,
-    help="Compare all disks of an OVA with the files that import --all wrote to the folder DISK.",
+    help="Compare all disks of an OVA or a machine with the files of import --all in the folder DISK.",
 )
 @options.progress
 @click.pass_obj

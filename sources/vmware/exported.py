@@ -141,7 +141,8 @@ class LeaseSource(base.Source):
                     raise errors.RequestError(fields.Fault(text, *NAMED))
                 snapshot = self._take(stack, name, opening.owner)
             self._snapshot = snapshot.reference if snapshot else ""
-            disks = self._chosen(snapshot)
+            if not (disks := self._chosen(snapshot)):
+                raise errors.SourceError(reason=f"{self.name}: the machine has no disk")
             self.lease = held = lease.Lease(opened, machine, snapshot, self.cancel.pause, self._percent)
             stack.callback(held.abort)
             self.disks = tuple(self._held(disk, disks) for disk in disks)
@@ -151,13 +152,19 @@ class LeaseSource(base.Source):
     def _chosen(self, snapshot: machines.Snapshot | None) -> list[machines.VirtualDisk]:
         """Return the disks that are exported: the one that the location names, or all."""
         if not self.location.chosen:
-            return snapshot.disks if snapshot else self._machine.disks
+            if snapshot is None:
+                return self._machine.disks
+            lacking = [disk for disk in self._machine.disks if disk.is_independent]
+            keys = {disk.key for disk in snapshot.disks}
+            return snapshot.disks + [disk for disk in lacking if disk.key not in keys]
         disk = self._machine.disk(self.location.chosen)
         return [self._machine.at(snapshot.reference, disk) if snapshot else disk]
 
     def _held(self, disk: machines.VirtualDisk, all_disks: Sequence[machines.VirtualDisk]) -> base.Held:
         device, obstacle = self.lease.devices.get(disk.address), disk.obstacle
-        if device is None and not obstacle:
+        if disk.is_independent and self._snapshot:
+            obstacle = "is independent of snapshots; power the machine off to export it"
+        elif device is None and not obstacle:
             obstacle = "is not exported by vSphere; is it independent of snapshots, or shared?"
         stem = _stem(disk)
         if sum(_stem(each) == stem for each in all_disks) > 1:

@@ -49,7 +49,8 @@ class VirtualDisk:
     ``file``: path of the disk, ``parents``: those of the files below it. ``size`` in bytes. ``change_id``:
     start of a later delta; empty without changed block tracking. ``label``: as in the client, such as "Hard
     disk 1". ``address``: type and number of the controller, and the unit, as an export has them:
-    ``ParaVirtualSCSIController0:0``. ``obstacle``: why it cannot be exported; empty: it can.
+    ``ParaVirtualSCSIController0:0``. ``is_independent``: of snapshots, which lack it. ``obstacle``: why it
+    cannot be exported; empty: it can.
     """
 
     file: str
@@ -61,6 +62,7 @@ class VirtualDisk:
     snapshot: str = ""
     label: str = ""
     address: str = ""
+    is_independent: bool = False
     obstacle: str = ""
 
 
@@ -304,6 +306,7 @@ def _disks(config: Any, snapshot: str = "") -> list[VirtualDisk]:
             snapshot=snapshot,
             label=str(device.deviceInfo.label) if device.deviceInfo else "",
             address=f"{buses.get(device.controllerKey, '')}:{device.unitNumber}",
+            is_independent=str(getattr(device.backing, "diskMode", "")).startswith("independent"),
             obstacle=_obstacle(device.backing, is_encrypted=is_encrypted),
         )
         for device in devices

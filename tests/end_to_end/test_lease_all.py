@@ -97,7 +97,7 @@ def test_four_disks_of_a_running_machine_are_read_at_once(
     assert host(vcsim).busiest == len(SIZES)
     assert [len(host(vcsim).requested(disk)) for disk in range(len(SIZES))] == [1] * len(SIZES)
     assert [Path(each.target).name for each in results] == list(NAMES)
-    labels = [f"Hard disk {disk + 1}" for disk in range(len(SIZES))]
+    labels = [f"export of Hard disk {disk + 1}" for disk in range(len(SIZES))]
     assert all(sorted(each.verified) == labels for each in results)
     assert all("export lease" in each.vddk_info["Version"] for each in results)
     called = [each["call"] for each in vcsim.calls()]
@@ -221,3 +221,32 @@ def test_disks_are_listed_and_chosen(vcsim: vmware.Vcsim, folder: Path, tmp_path
         cdi_worker.run(request(vcsim, target, {"disk": choice}))
         oracle.same(target, vcsim.content(NOW, number))
     check_left(vcsim)
+
+
+def test_disk_without_a_snapshot_is_not_left_out(vcsim: vmware.Vcsim, folder: Path) -> None:
+    """Of a running machine, an independent disk cannot be exported: then all are not all."""
+    vcsim.independent = {2}
+    vcsim.save()
+    with pytest.raises(errors.Unsupported, match=r"disk 'Hard disk 3' is independent of snapshots; power"):
+        together.run_all(request(vcsim, folder))
+    assert os.listdir(folder) == []
+    check_left(vcsim)
+    for choice in ("Hard disk 4", "Hard disk 2"):
+        cdi_worker.run(request(vcsim, folder / f"{choice}.img", {"disk": choice}))
+    oracle.same(folder / "Hard disk 4.img", vcsim.content(NOW, 3))
+    oracle.same(folder / "Hard disk 2.img", vcsim.content(NOW, 1))
+    vcsim.power = "poweredOff"
+    vcsim.save()
+    (folder / "all").mkdir()
+    together.run_all(request(vcsim, folder / "all"))
+    check(vcsim, folder / "all", NOW)
+
+
+def test_machine_without_disks_is_refused(
+    vcsim: vmware.Vcsim, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vcsim, "count", 0)
+    vcsim.save()
+    with pytest.raises(errors.SourceError, match="the machine has no disk"):
+        together.run_all(request(vcsim, folder))
+    monkeypatch.undo()
