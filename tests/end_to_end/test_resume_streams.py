@@ -82,11 +82,14 @@ def check(target: Path, tmp_path: Path, data: bytes = DATA) -> None:
     (tmp_path / "expected").write_bytes(data)
     if target.suffix == ".qcow2":
         processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
-        disks.to_raw(target, "qcow2", tmp_path / "guest")
-        oracle.same(tmp_path / "guest", tmp_path / "expected")
+        guest = tmp_path / "guest"
+        disks.to_raw(target, "qcow2", guest)
+        oracle.same(guest, tmp_path / "expected")
+        assert guest.stat().st_size == len(data)
     else:
         oracle.same(target, tmp_path / "expected", beyond=devices.beyond(target))
     if not target.is_block_device():
+        assert target.suffix == ".qcow2" or target.stat().st_size == len(data)
         assert [each.name for each in target.parent.glob(f"{target.name}*")] == [target.name]
 
 

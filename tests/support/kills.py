@@ -169,9 +169,9 @@ def moments(config: pytest.Config) -> Iterator[float]:
         yield dice.uniform(0.05, 1.0)
 
 
-def after(seconds: float, request: cdi_worker.Request) -> None:
-    """Start a run, and kill it so many seconds later; it may have ended before."""
-    with started(request) as run, contextlib.suppress(subprocess.TimeoutExpired):
+def after(seconds: float, request: cdi_worker.Request, *, before: str = "") -> None:
+    """Start a run, and kill it so many seconds later; it may have ended. ``before``: see ``started``."""
+    with started(request, before=before) as run, contextlib.suppress(subprocess.TimeoutExpired):
         run.wait(seconds)
 
 
