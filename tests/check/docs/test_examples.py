@@ -1,7 +1,7 @@
 """Every command in the documentation runs as a reader would type it, with real servers at its addresses.
 
-An example of a new address needs a server here. What no test machine has (vCenter, an oVirt engine) is only
-parsed; tests in ``tests/sources`` run these commands. NBD has tests of its own: servers that end with them.
+An example of a new address needs a server here. What no test machine has (an oVirt engine, VDDK) is only
+parsed; tests in ``tests/sources`` run these commands. NBD and vSphere have tests of their own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.support import (
     signers,
     signing,
     uploads,
+    vmware,
     worker,
 )
 from tests.support import disks as disks_module
@@ -320,6 +321,34 @@ def test_stages_of_nbd_run(bitmap: str, place: Path) -> None:
             nbd_exports.write(image, "write -P 9 3M 1M")
     disks_module.to_raw(image, "qcow2", place / "expected.raw")
     processes.run("cmp", place / "disk.img", place / "expected.raw")
+
+
+def test_migrations_of_vmware_run(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both ways of docs/sources/vmware.md: by a snapshot of the worker's own, and by stages."""
+    lines = [each.line for each in EXAMPLES if each.page.endswith("vmware.md")]
+    first, again = (next(each for each in lines if option in each) for option in ("--quiesce", "--update"))
+    stages = [each for each in lines if "-checkpoint" in each]
+    machine = vmware.Vcsim(tmp_path_factory.mktemp("vsphere"), 4 << 20, more=(1 << 20,), exports=True)
+    for number in range(2):
+        machine.write((number << 16, b"old"))
+        machine.take_snapshot()
+    env = {"GOVC_USERNAME": vmware.USER, "GOVC_PASSWORD": vmware.PASSWORD}
+    (place / "disks").mkdir()
+    with machine.running():
+        for line in (first, again, *stages):
+            address = f"vsphere://localhost:{machine.port}/{vmware.UUID}"
+            command = line.replace("vsphere://vcenter.example.com/UUID", address)
+            command = re.sub(r"stage-(\d)", lambda each: f"'stage {int(each[1]) - 1}'", command)
+            done = run(command.replace("…", f"--thumbprint {machine.thumbprint}"), place, env)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            if line is first:
+                for disk in range(2):
+                    machine.write((1 << 18, b"new"), disk=disk)
+                machine.power = "poweredOff"
+                machine.save()
+    processes.run("cmp", place / "disks/disk.img", machine.current())
+    processes.run("cmp", place / "disks/disk_1.img", machine.current(1))
+    processes.run("cmp", place / "disk.img", machine.content(1))
 
 
 def targets() -> list[str]:
