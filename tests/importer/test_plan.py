@@ -43,6 +43,7 @@ STREAM = source(size=GIB)
 EXTENTS = source("ranges", "extents", size=GIB)
 RUNS = source("runs", once=True)
 BLANK = source(blank=True)
+EXPORT = source(identity="a snapshot", format="vmdk")
 
 
 def planned(
@@ -117,6 +118,16 @@ ROWS: list[tuple[Source, Survey, dict[str, Any], Route, bool, str]] = [
     (RANGES, disk("vhdx", "gz", "xz", unplaceable="a log"), {}, Route.SPOOL, False, "gz, then xz"),
     (STREAM, disk("vhdx", unplaceable="a log"), {}, Route.SPOOL, False, "no byte ranges"),
     (EXTENTS, disk("raw"), DELTA, Route.UPDATE, True, "in place"),
+    (
+        EXPORT,
+        disk("vmdk"),
+        DELTA,
+        Route.PLACE,
+        False,
+        "compared with the target, only what differs is written",
+    ),
+    (EXPORT, disk("vmdk", unplaceable="long grains"), DELTA, Route.SPOOL, False, "compared with the target"),
+    (EXPORT, disk("vmdk"), {}, Route.PLACE, False, "no byte ranges"),
     (RANGES, CHAIN, {}, Route.PLACE, True, "clusters of 3 files"),
     (RANGES, CHAIN, DELTA, Route.UPDATE, True, "qcow2 clusters fetched by range, written in place"),
 ]

@@ -86,9 +86,43 @@ def test_two_grains_for_one_sector_need_scratch() -> None:
 def test_unknown_marker_needs_scratch() -> None:
     good = vmdk_stream.streamed(DISK)
     marker = at_the_end(good)[1] - SECTOR
-    for offset, form, value in ((marker + 12, "<I", 4), (marker, "<Q", 1 << 40), (marker, "<Q", 5000)):
+    for offset, form, value in ((marker + 12, "<I", 5), (marker, "<Q", 1 << 40), (marker, "<Q", 5000)):
         with pytest.raises(errors.ScratchRequired, match="marker"):
             read_stream(changed(good, offset, form, value))
+
+
+@pytest.mark.parametrize("progress", [1, 100])
+def test_markers_of_progress_are_skipped(progress: int) -> None:
+    image = vmdk_stream.streamed(DISK, progress=progress)
+    assert read_stream(image) == DISK
+    assert placing.read_disk(image, "vmdk") == DISK
+
+
+def test_marker_of_progress_is_no_end() -> None:
+    """Also behind the footer, where a marker without content ends the image."""
+    good = vmdk_stream.streamed(DISK)
+    end = len(good) - SECTOR
+    bad = good[:end] + vmdk_stream.marker_of_progress(0)
+    for image in (bad, bad + good[end:]):
+        with pytest.raises(errors.ImageError):
+            read_stream(image)
+
+
+def test_marker_of_progress_with_content_is_something_else() -> None:
+    """A marker with a size is that of a grain, one with a length that of an unknown table."""
+    good = vmdk_stream.streamed(DISK, progress=1)
+    assert good[128 * SECTOR :].startswith(vmdk_stream.marker_of_progress(0))
+    with pytest.raises(errors.ScratchRequired, match="unknown marker"):
+        read_stream(changed(good, 128 * SECTOR, "<Q", 1))
+    with pytest.raises(errors.ScratchRequired, match="two grains"):
+        read_stream(changed(good, 128 * SECTOR + 8, "<I", 16))
+
+
+def test_endless_markers_of_progress_are_refused() -> None:
+    good = vmdk_stream.streamed(DISK)
+    image = good[: 128 * SECTOR] + vmdk_stream.marker_of_progress(0) * (markers.MOST_EMPTY + 1)
+    with pytest.raises(errors.Corrupt, match="markers without content"):
+        read_stream(image + good[128 * SECTOR :])
 
 
 @pytest.mark.slow
