@@ -49,9 +49,11 @@ def image(tmp_path: Path, form: str, data: bytes = DATA) -> bytes:
         return data
     if form == "ova":
         return ovas.ova(ovas.Disk(data, "disk.raw"))
+    form, _, compression = form.partition(".")
     (tmp_path / "raw").write_bytes(data)
     disks.convert(tmp_path / "raw", tmp_path / "image", disks.FORMATS[form])
-    return (tmp_path / "image").read_bytes()
+    made = (tmp_path / "image").read_bytes()
+    return disks.COMPRESSIONS[compression](made) if compression else made
 
 
 def stream(body: bytes, **options: object) -> misbehave.Page:
@@ -117,6 +119,7 @@ def written(target: Path) -> Path:
         ("esxi", "file"),
         ("esxi", "block4096"),
         ("qcow2", "file"),
+        ("qcow2.gz", "block512"),
         ("ova", "file"),
     ],
     indirect=["target"],

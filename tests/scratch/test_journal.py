@@ -263,6 +263,21 @@ def test_flipped_bit_is_detected(location: Location) -> None:
         assert found.missing(MiB, TOTAL) == [(MiB, TOTAL)]
 
 
+def test_what_is_tentative_stays_so_until_it_is_forgotten(location: Location) -> None:
+    opened = journal.Journal(location, "etag", TOTAL)
+    opened.tentative = True
+    wrote(opened, *noise(0, MiB))
+    opened.save(no_sync)
+    again = loaded(location)
+    assert (again.covered, again.tentative) == (MiB, True)
+    again.save(no_sync)
+    assert loaded(location).tentative
+    again.forget()
+    assert not again.tentative
+    again.save(no_sync)
+    assert not loaded(location).tentative
+
+
 @pytest.mark.parametrize(
     "slot",
     [
