@@ -28,8 +28,9 @@ SECTOR = 512
 FREE_REQUESTS, COVERED = 1024, 64 << 20
 #: Seconds between looks at a task, or at a lease.
 LOOK = 0.2
-#: Seconds for another operation of the machine, such as the lease of a killed run, to end.
-LOCKED = 600.0
+#: Seconds for another operation of the machine to end, such as the export of another disk. A Job waits for it
+#: nine times.
+LOCKED = 3600.0
 #: What faults mean for a list of changed areas.
 _UNKNOWN_CHANGES: Final = {
     "FileFault": (
@@ -256,14 +257,16 @@ class Machine:
 
 def when_free(call: Callable[[], T], pause: Callable[[float], object]) -> T:
     """Return the result of ``call``, once no other operation locks the machine."""
-    deadline = time.monotonic() + LOCKED
+    began = 0.0
     while True:
         try:
             return call()
         except session.Busy as err:
-            if time.monotonic() > deadline:
+            if not began:
+                began = time.monotonic()
+                log.warning("waiting for the machine, which another export or task locks reason=%s", err)
+            if time.monotonic() > began + LOCKED:
                 raise errors.Unreachable(url=err.fields["url"], reason=err.fields["reason"]) from err
-            log.info("waiting for the machine, which another export or task locks reason=%s", err)
             pause(10 * LOOK)
 
 
