@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ def noise(seed: int, length: int) -> bytes:
     return random.Random(seed).randbytes(length)
 
 
-def migration(directory: Path, size: int = SIZE) -> vmware.Vcsim:
+def migration(directory: Path, size: int = SIZE, *, exports: bool = False) -> vmware.Vcsim:
     """Return a machine with five snapshots: a full copy, three deltas and a final one.
 
-    Between them are data, holes, zeros and writes at both ends of the disk.
+    Between them are data, holes, zeros and writes at both ends of the disk. ``exports``: as of ``Vcsim``.
     """
-    vcsim = vmware.Vcsim(directory, size)
+    vcsim = vmware.Vcsim(directory, size, exports=exports)
     vcsim.take_snapshot((0, noise(1, 5 * MiB)), (10 * MiB, noise(2, 3 * MiB)), (size - 512, b"end " * 128))
     vcsim.take_snapshot((MiB, noise(3, 70_000)), (11 * MiB, MiB))
     vcsim.take_snapshot((11 * MiB, noise(4, 4096)), (0, bytes(MiB)), (20 * MiB, noise(5, 100)))
@@ -45,6 +46,23 @@ def request(vcsim: vmware.Vcsim, target: Path, stage: int, **changes: Any) -> cd
         fetch=options,
         connect_patience=1,
     )
+
+
+def exported(vcsim: vmware.Vcsim, target: Path, stage: int, **changes: Any) -> cdi_worker.Request:
+    """Return the request of a stage by an export lease; ``changes`` replace fields of its location."""
+    made = request(vcsim, target, stage)
+    location = vcsim.machine(**vcsim.stage(stage) | {"final": made.location.stage.final} | changes)
+    return dataclasses.replace(made, source="vsphere", location=location, disk="Hard disk 1")
+
+
+def untidy(vcsim: vmware.Vcsim) -> set[str]:
+    """Return what was begun on vSphere and not ended: leases, and snapshots."""
+
+    def names(call: str, what: str) -> set[str]:
+        return {each[what] for each in vcsim.calls(call)}
+
+    held = names("lease", "lease") - names("ended", "lease")
+    return held | (names("created", "snapshot") - names("removed", "snapshot"))
 
 
 def check(vcsim: vmware.Vcsim, target: Path, stage: int) -> None:
