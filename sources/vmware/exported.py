@@ -207,6 +207,8 @@ class LeaseSource(base.Source):
         stack.callback(self._remove, is_own)
         found = self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
         taken.append(found.reference)
+        # Of a run that was killed while vSphere took it, which ends before this one is taken.
+        self._remove(lambda each: each.name == name and each.reference != found.reference)
         return found
 
     def _wait(self) -> Callable[[float], None]:
