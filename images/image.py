@@ -118,6 +118,8 @@ class Readable:
     name: str = ""
     #: Most bytes that one read of ``ranges`` returns. None: no limit.
     longest_read: int | None = None
+    #: Bytes per second below which an ordered stream counts as silent; None: as the request says.
+    min_speed: float | None = None
     #: The measured answers of the server, if the source knows them already.
     pace: Pace | None = None
     #: The files of a chain, the oldest first.
@@ -333,12 +335,13 @@ class Image:
         # Imported when used: it loads isal, which a source with ranges does not need.
         from cdi_worker.images.engine import resume
 
+        min_speed = engine.options.min_speed if self.source.min_speed is None else self.source.min_speed
         return resume.Resuming(
             self._open_at,
             facts.size,
             name=facts.name,
             no_progress=engine.options.no_progress,
-            min_speed=engine.options.min_speed,
+            min_speed=min_speed,
             cancel=cancel,
             delivered=facts.head[:start],
             advance=advance,

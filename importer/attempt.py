@@ -131,22 +131,23 @@ class Attempt:
 
         Its key has all that selects the bytes, because servers give several objects the same identity: nginx
         makes an ETag of date and size, and a redirect may lead to another object. So the first bytes, which
-        are fetched in any case, complete the identity; not those of a VMDK that a protocol makes of a disk:
-        each has others. It contains the owner's UID, which no other user of the same device knows. Only a
-        digest of the key is used, and it is not stored.
+        are fetched in any case, complete the identity; not those of a VMDK without a digest, which a protocol
+        makes of a disk for each request. It contains the owner's UID, which no other user of the same device
+        knows. Only a digest of the key is used, and it is not stored.
         """
         asked, source, route = self.request, self.facts, self.plan.route
         form = asked.form if path == asked.target else None
         slots = targets.journal_slots(path, size, form) if source.identity else None
         if slots is None:
             return None
+        is_made_anew = source.format == "vmdk" and not source.digest
         key = (
             asked.source,
             *map(selection.digest, (asked.location, *asked.layers)),
             asked.disk,
             source.name,
             source.identity,
-            hashlib.sha256(b"" if source.format == "vmdk" else source.head).hexdigest(),
+            hashlib.sha256(b"" if is_made_anew else source.head).hexdigest(),
             # Both write the bytes of a raw disk to their offsets.
             str(Route.STREAM if route is Route.EXTENTS else route),
             asked.room.owner,

@@ -25,6 +25,11 @@ def _names(attempt: Attempt) -> tuple[frozenset[str], frozenset[str]]:
     return source.names(stage.previous), current
 
 
+def _whole(names: frozenset[str]) -> frozenset[str]:
+    """Return the names of a checkpoint to which a stage leads that writes all of the disk."""
+    return frozenset(f"{name} (all of the disk)" for name in names)
+
+
 def check(attempt: Attempt) -> None:
     """Check that the target holds the disk that the delta belongs to, before anything is changed.
 
@@ -53,7 +58,8 @@ def check(attempt: Attempt) -> None:
             "same files again, or start again with a first stage"
         )
         raise errors.TargetError(path=path, reason=reason)
-    if held is not None and not held.allows(previous, current):
+    may_follow = current | _whole(current) if attempt.plan.compared else current
+    if held is not None and not held.allows(previous, may_follow):
         reason = (
             f"holds the disk at checkpoint {held}, the delta is from {checkpoint.Checkpoint(previous)} to "
             f"{attempt.request.stage.current}; run the stages in order, or start again with a first stage"
@@ -67,7 +73,10 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     If the disk has become smaller, what is behind its end is zeroed: a later stage may grow it again, and
     names only what it has written since.
     """
-    checkpoint.Checkpoint(*_names(attempt)).write(opened.written_path)
+    previous, current = _names(attempt)
+    # All of a disk is verified at its end: changes are not written over what is left of it.
+    to = _whole(current) if attempt.plan.compared else current
+    checkpoint.Checkpoint(previous, to).write(opened.written_path)
     size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
         opened.flush()

@@ -15,15 +15,18 @@ def choose(name: str, kind: str, disks: Sequence[base.Held], choice: str) -> tup
     ``name``: of the source, ``kind``: what it is. If none is chosen, it is the first that can be examined.
     Raises ``errors.Unsupported`` if the chosen one cannot be imported.
     """
-    # Two disks may have the same file.
-    named = [index for index, disk in enumerate(disks) if choice in disk.names[:1]][:1]
+    named = [index for index, disk in enumerate(disks) if choice in disk.names[:1]]
+    if len({disks[index].file for index in named}) == 1:
+        # Two disks of an OVA may have the same file.
+        named = named[:1]
     named = named or [
         index for index, disk in enumerate(disks) if not choice or choice in {*disk.names, str(index + 1)}
     ]
     if len(named) == 1:
         check(name, disks[named[0]])
         return named[0], None
-    what = f"has no disk {choice!r}" if choice else f"holds {len(disks)} disks"
+    what = f"holds {len(named)} disks" if named else "has no disk"
+    what += f" {choice!r}" if choice else ""
     listed = ", ".join(f"{number} {_shown(disk)}" for number, disk in enumerate(disks, 1))
     obstacle = facts.refuse(kind, "one disk", f"{name}: {what}: {listed}", ("choose one", "disk"))
     return next((index for index, disk in enumerate(disks) if not disk.obstacle), 0), obstacle

@@ -14,9 +14,9 @@ from typing import ClassVar, Final
 
 import requests
 
-from cdi_worker import errors
+from cdi_worker import errors, masking
 from cdi_worker.formats import readers
-from cdi_worker.images.engine import cancelling
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import base, fields, wire
 from cdi_worker.sources.vmware import lease, locations, session
 from cdi_worker.sources.vmware import machine as machines
@@ -29,12 +29,16 @@ log = logging.getLogger(__name__)
 GRACE, LAST = 10.0, 15.0
 #: Seconds for vSphere to take a snapshot, or to merge a removed one.
 MERGED = 600.0
+#: Seconds for which a manifest that vSphere does not return is asked for again.
+MANIFEST = 30.0
 #: What names a snapshot, in a pod and on the command line.
 NAMED: Final = ("IMPORTER_CURRENT_CHECKPOINT", "--snapshot")
 #: How often a stream is exported again with other bytes.
 MOST_AGAIN = 5
 #: The name of a snapshot of the worker: its owner's follows.
 PREFIX: Final = "cdi-worker"
+#: Characters of the owner in the description of a snapshot.
+LONGEST_OWNER: Final = 300
 
 
 class LeaseSource(base.Source):
@@ -76,7 +80,7 @@ class LeaseSource(base.Source):
 
     def verify(self) -> None:
         """Compare the streams with the manifest, end the lease, and remove an own snapshot. All were read."""
-        entries = self.lease.manifest() if self.compare else {}
+        entries = retry.patiently(self.lease.manifest, MANIFEST, self.cancel) if self.compare else {}
         for key, compare in self.compare.items():
             if key in entries:
                 compare(entries[key])
@@ -126,7 +130,8 @@ class LeaseSource(base.Source):
 
     def _begin(self, opening: base.Opening) -> None:
         location = self.location
-        name = f"{PREFIX} {hashlib.sha256(opening.owner.encode()).hexdigest()[:16]}"
+        owner = opening.owner.encode("utf-8", "surrogateescape")
+        name = f"{PREFIX} {hashlib.sha256(owner).hexdigest()[:16]}"
         with contextlib.ExitStack() as stack:
             opened = stack.enter_context(session.Session(location))
             self._product, self._instance = opened.product, opened.instance
@@ -139,7 +144,7 @@ class LeaseSource(base.Source):
                 if not opening.whole:
                     text = f"{machine.name!r} runs: name a snapshot of it ({{}}); only an import takes one"
                     raise errors.RequestError(fields.Fault(text, *NAMED))
-                snapshot = self._take(stack, name, opening.owner)
+                snapshot = self._take(stack, name, masking.quoted(owner, LONGEST_OWNER))
             self._snapshot = snapshot.reference if snapshot else ""
             if not (disks := self._chosen(snapshot)):
                 raise errors.SourceError(reason=f"{self.name}: the machine has no disk")
@@ -157,8 +162,9 @@ class LeaseSource(base.Source):
             lacking = [disk for disk in self._machine.disks if disk.is_independent]
             keys = {disk.key for disk in snapshot.disks}
             return snapshot.disks + [disk for disk in lacking if disk.key not in keys]
+        # A path may be that of an earlier file, and the disk may have another controller since then.
         disk = self._machine.disk(self.location.chosen)
-        return [self._machine.at(snapshot.reference, disk) if snapshot else disk]
+        return [self._machine.at(snapshot.reference if snapshot else "", disk)]
 
     def _held(self, disk: machines.VirtualDisk, all_disks: Sequence[machines.VirtualDisk]) -> base.Held:
         device, obstacle = self.lease.devices.get(disk.address), disk.obstacle
@@ -246,6 +252,9 @@ class DeviceSource(http.HttpSource):
     ``together``: ``whole`` ends when other disks have been read, too.
     """
 
+    #: Where a disk is empty, a host sends almost nothing for a long time.
+    min_speed = 0.0
+
     def __init__(
         self,
         whole: LeaseSource,
@@ -277,6 +286,10 @@ class DeviceSource(http.HttpSource):
     @property
     def ranges(self) -> None:
         """None: the manifest has a digest of the whole stream."""
+
+    def _first_answer(self, opening: base.Opening, size: int | None = None) -> tuple[http.Version, bytes]:
+        """Request the whole stream, never a range: that may be one of another export."""
+        return self._open_stream(self._resource.get(None))
 
     def stream(self, offset: int = 0) -> base.Reader:
         if self._is_again:
@@ -377,8 +390,7 @@ class _Resource(pinned.Resource):
             insecure=given.insecure,
             connections=given.connections,
             patience=given.patience,
-            # Where a disk is empty, a host sends almost nothing for a long time.
-            min_speed=0.0,
+            min_speed=DeviceSource.min_speed,
         )
         context = None
         if device.thumbprint:

@@ -104,10 +104,15 @@ class Lease:
         return hashlib.new(self._hash, usedforsecurity=False)
 
     def manifest(self) -> dict[str, Entry]:
-        """Return, before ``complete``, what the host has noted of each stream that it has sent, by key."""
+        """Return, before ``complete``, what the host has noted of each stream that it has sent, by key.
+
+        Empty without a manifest. Raises ``errors.Transient`` if vSphere may have one, but does not answer.
+        """
         doing = "read the manifest of the lease"
         try:
             entries = self._session.call(doing, lambda: list(self._lease.HttpNfcLeaseGetManifest()))
+        except errors.Transient:
+            raise
         except errors.SourceError as err:
             log.info("no manifest reason=%s", err)
             return {}
@@ -164,7 +169,11 @@ class Lease:
             # Firmware settings and CD images are served, too.
             if each.disk is False or not (key := _KEY.fullmatch(str(each.key))):
                 continue
-            url = _url(str(each.url), self._session.server)
+            try:
+                url = _url(str(each.url), self._session.server)
+            except ValueError as err:
+                reason = f"the lease has a malformed URL of disk {key[1]}; expected https://host[:port]/path"
+                raise errors.Unreachable(url=self._session.name, reason=reason) from err
             found[key[1]] = Device(str(each.key), url, str(each.sslThumbprint or ""))
         return found
 
@@ -176,6 +185,9 @@ class Lease:
             self._session.call(
                 "ask for SHA-256", lambda: self._lease.HttpNfcLeaseSetManifestChecksumType(wanted)
             )
+        except errors.Transient:
+            # It may have been heard: then the manifest has no SHA-1.
+            raise
         except errors.SourceError as err:
             log.debug("the manifest has SHA-1 reason=%s", err)
             return "sha1"
@@ -183,8 +195,15 @@ class Lease:
 
 
 def _url(url: str, server: session.Server) -> str:
-    """Return the URL of a device with the host of the server for ``*``, which ESXi writes for itself."""
+    """Return the URL of a device with the host of the server for ``*``, which ESXi writes for itself.
+
+    Raises ``ValueError`` unless it is one of https: others would be read without TLS.
+    """
     parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ValueError("not https")
+    # Raises it, too.
+    _ = parts.port
     if parts.netloc.partition(":")[0] == "*":
         host = f"[{server.host}]" if ":" in server.host else server.host
         parts = parts._replace(netloc=f"{host}:{server.port}")

@@ -122,14 +122,14 @@ class Machine:
         raise errors.Unreachable(url=self._session.name, reason=reason)
 
     def at(self, checkpoint: str, disk: VirtualDisk) -> VirtualDisk:
-        """Return the disk at a snapshot, given by its reference or unique name."""
-        snapshot = self.snapshot(checkpoint)
-        for each in snapshot.disks:
+        """Return the disk at a snapshot, given by its reference or unique name; empty: now."""
+        disks = self.snapshot(checkpoint).disks if checkpoint else self.disks
+        for each in disks:
             # Device keys change when a machine is reconfigured, the object id of a disk does not.
             if each.object_id == disk.object_id if disk.object_id else each.key == disk.key:
                 return each
-        reason = f"snapshot {checkpoint!r} of {self.name!r} does not contain this disk"
-        raise errors.Unreachable(url=self._session.name, reason=reason)
+        where = f"snapshot {checkpoint!r} of {self.name!r}" if checkpoint else f"{self.name!r} now"
+        raise errors.Unreachable(url=self._session.name, reason=f"{where} does not contain this disk")
 
     def snapshot(self, checkpoint: str) -> Snapshot:
         """Return the snapshot with this reference, else with this name, which must be unique."""

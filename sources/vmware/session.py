@@ -9,6 +9,7 @@ import http.client
 import logging
 import re
 import ssl
+import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
@@ -78,6 +79,8 @@ class Session:
             self.server = Server(host, port, _digest(connected.sock))
             self._stub.ReturnConnection(connected)
         self._instance = pyvmomi().vim.ServiceInstance("ServiceInstance", self._stub)
+        self._logins = 0
+        self._logging_in = threading.Lock()
 
     def __enter__(self) -> Self:
         try:
@@ -132,16 +135,21 @@ class Session:
         ``meanings``: of faults of this call, by the name of their type; they are final.
         """
         with self._translate_errors(doing, meanings):
+            logins = self._logins
             try:
                 return function()
             except pyvmomi().vim.fault.NotAuthenticated:
-                log.info("vsphere url=%r session expired, logging in again", self.name)
-                self._log_in()
+                with self._logging_in:
+                    # vSphere refuses the login of a session that another thread has logged in.
+                    if self._logins == logins:
+                        log.info("vsphere url=%r session expired, logging in again", self.name)
+                        self._log_in()
                 return function()
 
     def _log_in(self) -> None:
         self._content = self._instance.RetrieveContent()
         self._content.sessionManager.Login(self._access.user, self._access.password, None)
+        self._logins += 1
         # As pyvmomi sends it: NAME="VALUE"; Path=/; ...
         masking.register(self, *masking.headers([("cookie", str(self._stub.cookie or "").partition(";")[0])]))
 
