@@ -288,8 +288,11 @@ class DeviceSource(http.HttpSource):
         """None: the manifest has a digest of the whole stream."""
 
     def _first_answer(self, opening: base.Opening, size: int | None = None) -> tuple[http.Version, bytes]:
-        """Request the whole stream, never a range: that may be one of another export."""
-        return self._open_stream(self._resource.get(None))
+        """Request the whole stream; if the host offers ranges, it goes on by one where it is cut."""
+        response = self._resource.get(None)
+        found = self._open_stream(response)
+        self._has_ranges = response.headers.get("Accept-Ranges", "").lower() == "bytes"
+        return found
 
     def stream(self, offset: int = 0) -> base.Reader:
         if self._is_again:

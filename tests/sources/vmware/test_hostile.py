@@ -192,8 +192,8 @@ def test_target_with_invalid_utf8_names_a_snapshot(vcsim: vmware.Vcsim, tmp_path
     oracle.same(target, vcsim.current(0))
 
 
-def test_no_range_is_requested(vcsim: vmware.Vcsim, target: Path) -> None:
-    """A host with ranges exports the disk again for each request, with another CID."""
+def test_host_that_exports_again_for_each_request(vcsim: vmware.Vcsim, target: Path) -> None:
+    """It is asked once, although it offers ranges: the new export has another CID."""
     host(vcsim).page = dataclasses.replace(leases.PAGE, ranges=True, framing="length")
 
     def renamed(_disk: int, number: int, data: bytes) -> bytes:

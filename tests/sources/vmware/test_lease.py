@@ -444,10 +444,13 @@ def test_response_shorter_than_its_length_is_not_a_disk(vcsim: vmware.Vcsim, tar
 
 
 def test_host_that_offers_ranges(vcsim: vmware.Vcsim, target: Path) -> None:
-    serve(vcsim, ranges=True, framing="length", etag='"one"')
+    serve(vcsim, ranges=True, framing="length")
+    host(vcsim).turns = {0: [(dataclasses.replace(host(vcsim).page, cut=2_000_000), 1)]}
     result = run(vcsim, target)
     oracle.same(target, vcsim.current())
     assert result.verified
+    sent = [each.headers.get("range") for each in host(vcsim).requested(0)]
+    assert sent == [None, f"bytes={2_000_000 - 512}-"]
 
 
 # -- certificates
