@@ -14,7 +14,8 @@ class Group:
     """The claims and the written targets of several disks, until the end of the ``with`` block.
 
     Before the first disk becomes usable, each lock file gets a record of its new disk. So a run with the same
-    ``claim.Terms.key`` recognises the disks of a run that was killed in between, and replaces them.
+    ``claim.Terms.key`` recognises the disks of a run that was killed in between, and replaces them. Threads
+    may add and keep targets at the same time.
     """
 
     def __init__(self) -> None:

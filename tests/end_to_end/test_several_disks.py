@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,13 +20,15 @@ import pytest
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.importer import together
-from tests.support import devices, forked, misbehave, oracle, processes, several, worker
+from cdi_worker.importer import progress, together
+from tests.support import devices, forked, kills, misbehave, oracle, processes, several, vmdk_stream, worker
 from tests.support import disks as disks_module
 from tests.support.several import Disk
 
 MiB = 1 << 20
 VARIANT = "vmdk-tables-last"
+#: Lets ``kills`` run all disks.
+ALL = "import cdi_worker; from cdi_worker.importer import together; cdi_worker.run = together.run_all"
 #: Raw disks of noise.
 SIZE = 4 * MiB
 
@@ -344,6 +348,35 @@ def test_same_command_succeeds_after_a_kill_between_the_renames(
     check(folder, *pages)
 
 
+def test_kills_at_random_moments(
+    server: misbehave.Server, listed: Path, folder: Path, pytestconfig: pytest.Config
+) -> None:
+    """The second run gets other bytes of the same disks."""
+    # Noise of 16 bytes: its compression depends on the level.
+    disks = [noise(number, SIZE * 2).translate(bytes(range(16)) * 16) for number in range(3)]
+    size = len(disks[0])
+    urls = [server.url(f"/{number}") for number in range(3)]
+    several.write(listed, *(Disk(f"{n}.vmdk", url, size, format="vmdk") for n, url in enumerate(urls)))
+    asked = several.request(listed, folder, journal_interval=0.0)
+    streams = [[vmdk_stream.streamed(disk, level=level) for disk in disks] for level in (1, 6)]
+    for moment in kills.moments(pytestconfig):
+        for number, data in enumerate(streams[0]):
+            server.serve(f"/{number}", page(data, drip=(128 << 10, 0.01)))
+        with kills.started(asked, before=f"{several.BEFORE}\n{ALL}") as run:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(moment)
+            run.kill()
+            is_done = run.wait(processes.PATIENCE) == 0
+        for number, data in enumerate(streams[1]):
+            server.serve(f"/{number}", page(data))
+        if not is_done:
+            together.run_all(asked)
+        assert sorted(os.listdir(folder)) == ["0.img", "1.img", "2.img"], moment
+        for number, disk in enumerate(disks):
+            assert (folder / f"{number}.img").read_bytes() == disk, (number, moment)
+            (folder / f"{number}.img").unlink()
+
+
 def test_of_two_runs_at_once_one_fails(server: misbehave.Server, listed: Path, folder: Path) -> None:
     pages = [page(noise(n), drip=(SIZE // 8, 0.5)) for n in range(3)]
     serve(server, listed, *pages)
@@ -496,3 +529,24 @@ def test_progress_is_that_of_all(
     assert found.size == 3 * size
     # A stream is read until its disk is complete: a few bytes of its end may not have counted.
     assert found.total - 64 * 1024 <= found.count <= found.total
+
+
+def test_shares_of_one_phase_add_up() -> None:
+    """One disk is smaller on the wire, one continues an earlier attempt, and then begins again."""
+    total = _Counting()
+    total.phase("transfer", 200)
+    one, other = (progress.Share(total, 100) for _ in range(2))
+    one.phase("transfer", 60)
+    one.advance(60)
+    assert (total.count, total.total) == (60, 160)
+    other.resume(30, 80)
+    other.skip(20)
+    other.keep(30)
+    other.phase("transfer", 100)
+    other.advance(40)
+    other.skip(10)
+    assert total.count == total.total == 130
+    other.phase("connect", None)
+    other.phase("transfer", 100)
+    other.advance(100)
+    assert total.count == total.total == 230
