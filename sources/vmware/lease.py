@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds for vSphere to prepare a lease.
 READY = 300.0
+#: Seconds to wait for a renewal that is under way.
+ENDING = 5.0
 #: Seconds of the shortest and the longest time-out that is believed: ESXi 5 stated 300,000,000.
 SHORTEST, LONGEST = 3, 900
 #: The key of a disk's URL: the machine, the type and number of its controller, and its unit.
@@ -135,7 +137,8 @@ class Lease:
         self._end("abort the lease", self._lease.HttpNfcLeaseAbort)
 
     def _end(self, doing: str, end: Callable[[], object]) -> None:
-        self._renewal.end()
+        # One that is under way would log in again after the logout.
+        self._renewal.end(ENDING)
         if not self._is_held:
             return
         self._is_held = False

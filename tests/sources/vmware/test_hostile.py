@@ -16,7 +16,7 @@ pytest.importorskip("pyVmomi")
 
 import cdi_worker
 from cdi_worker import errors
-from cdi_worker.images.engine import fetch
+from cdi_worker.images.engine import cancelling, fetch
 from cdi_worker.sources import base
 from cdi_worker.sources.packages import choice
 from cdi_worker.sources.vmware import exported, session
@@ -240,3 +240,37 @@ def test_expired_session_is_renewed_once_for_all_threads(
         with futures.ThreadPoolExecutor(2) as pool:
             assert all(pool.map(lambda _: work(), range(2)))
         assert logins == [1]
+
+
+def test_renewal_that_is_under_way_does_not_log_in_again(
+    vcsim: vmware.Vcsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that begins after the logout would stay on vSphere."""
+    vcsim.lease = {"Timeout": 3}
+    vcsim.save()
+    call, log_in = session.Session.call, session.Session._log_in
+    renewing, ended = threading.Event(), threading.Event()
+    logins = []
+
+    def slow(self: session.Session, doing: str, *args: Any) -> Any:
+        if doing != "renew the lease":
+            return call(self, doing, *args)
+        renewing.set()
+        ended.wait(0.5)
+        try:
+            return call(self, doing, *args)
+        finally:
+            ended.set()
+
+    def counted(self: session.Session) -> None:
+        logins.append(1)
+        log_in(self)
+
+    monkeypatch.setattr(session.Session, "call", slow)
+    monkeypatch.setattr(session.Session, "_log_in", counted)
+    source = exported.LeaseSource(vcsim.machine(), cancelling.Cancel())
+    source.open(base.Opening())
+    assert renewing.wait(5)
+    source.close()
+    assert ended.wait(5)
+    assert logins == [1]
