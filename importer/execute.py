@@ -316,6 +316,9 @@ def _options(attempt: Attempt) -> targets.TargetOptions:
     mode: targets.Mode = "new"
     if asked.is_delta or attempt.plan.compared:
         mode = "delta" if asked.is_delta and attempt.comparing is None else "update"
+        if attempt.plan.compared and attempt.survey.block:
+            # A device has no name that says what it holds: until all is compared, it has no disk.
+            mode = "update"
     return targets.TargetOptions(
         mode=mode,
         begun=stage.begin_update,

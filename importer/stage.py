@@ -44,7 +44,7 @@ def check(attempt: Attempt) -> None:
     if size > present:
         # Only the first stage grows a disk (contract, Checkpoints).
         raise errors.TooLarge(virtual_size=size, available=present)
-    if targets.is_left_over(attempt.claim):
+    if targets.is_left_over(attempt.claim) and not attempt.plan.compared:
         reason = "holds an incomplete disk of an interrupted run; run that again, or the first stage"
         raise errors.TargetError(path=path, reason=reason)
     held = checkpoint.of_disk(path)
@@ -77,11 +77,15 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     # All of a disk is verified at its end: changes are not written over what is left of it.
     to = _whole(current) if attempt.plan.compared else current
     checkpoint.Checkpoint(previous, to).write(opened.written_path)
+    _zero_rest(attempt, opened)
+    opened.flush()
+
+
+def _zero_rest(attempt: Attempt, opened: targets.Target) -> None:
     size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
         opened.flush()
         opened.zero_rest(size)
-    opened.flush()
 
 
 def begin_update(path: str) -> None:
@@ -96,6 +100,8 @@ def settle(attempt: Attempt, out: targets.Target, size: int) -> None:
         if not (attempt.request.is_delta or stage.final):
             # A later stage may not know by how much the disk has grown.
             out.zero_rest(size)
+        elif attempt.plan.compared and attempt.survey.block and attempt.request.is_delta:
+            _zero_rest(attempt, out)
         # The bytes must be on storage before the checkpoint that vouches for them.
         out.flush()
         checkpoint.Checkpoint(_names(attempt)[1]).write(out.written_path)

@@ -178,7 +178,8 @@ def test_stage_whose_tables_cannot_be_followed_goes_through_scratch(
     result = cdi_worker.run(machine.request(target, "two", "one", scratch=str(scratch)))
     assert (result.plan.route, result.plan.compared) == ("spool", True)
     assert result.changes is not None
-    assert 0 < result.changes.written < 2 * MIB
+    # The start of a device is written in any case.
+    assert 0 < result.changes.written < 3 * MIB
     check(target, TWO, tmp_path)
     assert not [*scratch.iterdir()]
 
