@@ -9,7 +9,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Final
 
 import requests
@@ -150,7 +150,8 @@ class LeaseSource(base.Source):
                 raise errors.SourceError(reason=f"{self.name}: the machine has no disk")
             self.lease = held = lease.Lease(opened, machine, snapshot, self.cancel.pause, self._percent)
             stack.callback(held.abort)
-            self.disks = tuple(self._held(disk, disks) for disk in disks)
+            stems = collections.Counter(map(_stem, disks))
+            self.disks = tuple(self._held(disk, stems) for disk in disks)
             self._hosts = ", ".join(sorted({wire.origin(each.url)[1] for each in held.devices.values()}))
             self._open = stack.pop_all()
 
@@ -166,14 +167,14 @@ class LeaseSource(base.Source):
         disk = self._machine.disk(self.location.chosen)
         return [self._machine.at(snapshot.reference if snapshot else "", disk)]
 
-    def _held(self, disk: machines.VirtualDisk, all_disks: Sequence[machines.VirtualDisk]) -> base.Held:
+    def _held(self, disk: machines.VirtualDisk, stems: Mapping[str, int]) -> base.Held:
         device, obstacle = self.lease.devices.get(disk.address), disk.obstacle
         if disk.is_independent and self._snapshot:
             obstacle = "is independent of snapshots; power the machine off to export it"
         elif device is None and not obstacle:
             obstacle = "is not exported by vSphere; is it independent of snapshots, or shared?"
         stem = _stem(disk)
-        if sum(_stem(each) == stem for each in all_disks) > 1:
+        if stems[stem] > 1:
             # In other folders, or on other datastores.
             stem += f"-{disk.key}"
 

@@ -152,6 +152,8 @@ class Machine:
             return machine.CreateSnapshot_Task(name, description, memory=False, quiesce=quiesce)
 
         made = self._run("take a snapshot", begin, pause)
+        if made is None:
+            raise errors.Unreachable(url=self._session.name, reason=f"{doing}: vSphere does not say which")
         return self.read().snapshot(_reference(made))
 
     def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:
