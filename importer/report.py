@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 LIMIT = 4096
 #: Longest word, such as a URL, in a message that would be cut otherwise.
 LONG = 500
+#: Characters of a value of ``vddkInfo``; as escapes in JSON each has six bytes.
+INFO = 256
 #: Where a DataVolume's user finds the settings of a remedy, by ``IMPORTER_SOURCE``. A kind of source that no
 #: DataVolume has is set by variables. The certificates of a clone's pods are CDI's own.
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -83,7 +85,8 @@ def complete(
     fields: dict[str, object] = {} if blank else {"scratchSpaceRequired": False}
     fields |= {"preallocationApplied": preallocated, "message": "Import Complete"}
     if vddk_info:
-        fields["vddkInfo"] = dict(vddk_info)
+        # A server may state anything, and a message that is cut is not JSON.
+        fields["vddkInfo"] = {name: text[:INFO] for name, text in vddk_info.items()}
     if labels:
         kept: dict[str, str] = {}
         for name, value in labels.items():

@@ -25,6 +25,15 @@ def test_message_of_a_blank_disk() -> None:
     assert done.message == '{"preallocationApplied":true,"message":"Import Complete"}'
 
 
+def test_details_of_a_server_keep_the_message_whole() -> None:
+    hostile = {"Version": "\1" * 10_000, "Host": "é" * 10_000}
+    made = report.complete(blank=False, preallocated=False, vddk_info=hostile, labels={"a": "b" * 4000})
+    assert len(made.message.encode()) <= report.LIMIT
+    parsed = json.loads(made.message)
+    assert parsed["message"] == "Import Complete"
+    assert set(parsed["vddkInfo"]) == {"Version", "Host"}
+
+
 def test_message_has_labels_and_vddk_info() -> None:
     done = report.complete(
         blank=False,
