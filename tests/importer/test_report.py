@@ -122,7 +122,7 @@ _PHRASES: dict[type[errors.Error], tuple[str, str]] = {errors.Unreachable: (_CON
         ),
         _PULL: (
             errors.SourceError, errors.Transient, errors.CutShort, errors.Malformed, errors.TransferFailed,
-            errors.Withdrawn, errors.SourceChanged, errors.DigestMismatch, errors.NoRanges,
+            errors.Withdrawn, errors.SourceChanged, errors.Reencoded, errors.DigestMismatch, errors.NoRanges,
             errors.WrongRanges,
         ),
     }.items()
