@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cdi_worker.sources.vmware import machine
 from tests.support import oracle, processes, repository, vmware, vmware_stages, worker
 
 pytest.importorskip("pyVmomi")
@@ -166,6 +167,21 @@ def test_locked_machine_is_waited_for(vcsim: vmware.Vcsim, tmp_path: Path, metho
     oracle.same(pod.disk, vcsim.current())
     assert done.errors.count("waiting for the machine") == 1
     assert len(vcsim.calls(f"{method}_Task")) == 3
+    assert len(vcsim.calls("created")) == len(vcsim.calls("removed")) == 1
+
+
+def test_lock_that_stays_is_reported(
+    vcsim: vmware.Vcsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "LOCKED", 1.0)
+    vcsim.lease = {"Faults": {"ExportSnapshot": {"Name": "TaskInProgress"}}}
+    vcsim.save()
+    pod = worker.Pod(tmp_path)
+    done = pod.call(**variables(vcsim), CDI_WORKER_READ_BY="lease")
+    assert (done.status, [*pod.data.iterdir()]) == (1, [])
+    assert pod.message.startswith("Unable to connect to vddk data source: https://localhost:")
+    assert "begin an export: " in pod.message
+    assert pod.message.endswith("(TaskInProgress)")
     assert len(vcsim.calls("created")) == len(vcsim.calls("removed")) == 1
 
 
