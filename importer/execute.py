@@ -691,8 +691,9 @@ def commit(attempt: Attempt, out: targets.Target, size: int) -> None:
     progress.disk(counts.size)
     if attempt.plan.compared:
         out.settle(grow_to)
-    stage.settle(attempt, out, counts.size)
+    settle = functools.partial(stage.settle, attempt, out, counts.size)
     if attempt.group is None:
+        settle()
         out.commit(grow_to)
     else:
-        attempt.group.add(out, grow_to)
+        attempt.group.add(out, grow_to, settle)

@@ -21,7 +21,7 @@ class Group:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._claims: dict[str, claim.Claim] = {}
-        self._targets: list[tuple[base.Target, int]] = []
+        self._targets: list[tuple[base.Target, int, Callable[[], object]]] = []
         self._resumable: list[tuple[base.Target, Callable[[errors.Error], bool]]] = []
 
     def __enter__(self) -> Self:
@@ -32,7 +32,7 @@ class Group:
             if isinstance(error, errors.Error) and outlives(error):
                 out.keep()
         with self._stack:
-            for out, _ in self._targets:
+            for out, *_ in self._targets:
                 out.close()
 
     def hold(self, path: str, taking: contextlib.AbstractContextManager[claim.Claim]) -> None:
@@ -43,10 +43,13 @@ class Group:
         """Return the claim of a target."""
         return self._claims[path]
 
-    def add(self, out: base.Target, size: int) -> None:
-        """Take over a completely written target; ``size``: see ``base.Target.commit``."""
+    def add(self, out: base.Target, size: int, settle: Callable[[], object] = lambda: None) -> None:
+        """Take over a completely written target; ``size``: see ``base.Target.commit``.
+
+        ``settle``: notes what the disk holds, which is certain only when all are verified.
+        """
         out.is_detached = True
-        self._targets.append((out, size))
+        self._targets.append((out, size, settle))
 
     def keep(self, out: base.Target, outlives: Callable[[errors.Error], bool]) -> None:
         """Keep the bytes of a target with a journal if the group fails and they outlive that error.
@@ -56,12 +59,13 @@ class Group:
         self._resumable.append((out, outlives))
 
     def publish(self) -> None:
-        """Make all disks durable, check them, and make them usable."""
-        for out, size in self._targets:
+        """Make all disks durable, check them, and make them usable: all are verified."""
+        for out, size, settle in self._targets:
+            settle()
             out.prepare(size)
-        for out, _ in self._targets:
+        for out, *_ in self._targets:
             self._claims[out.path].note(out.written_path)
-        for out, _ in self._targets:
+        for out, *_ in self._targets:
             out.publish()
         for each in self._claims.values():
             each.settle()

@@ -22,6 +22,8 @@ from tests.support import devices, kills, leases, oracle, processes, vmware, wor
 MiB = 1 << 20
 SIZES = (16 * MiB, MiB, 8 * MiB, 12 * MiB)
 NAMES = ("disk.img", "disk_1.img", "disk_2.img", "disk_3.img")
+#: Lets ``kills`` run all disks.
+ALL = "import cdi_worker; from cdi_worker.importer import together; cdi_worker.run = together.run_all"
 #: The number of the disks after the last snapshot.
 NOW = 3
 #: A journal that is saved after each write.
@@ -107,7 +109,7 @@ def test_four_disks_of_a_running_machine_are_read_at_once(
 
 
 def test_stages_of_all_disks(vcsim: vmware.Vcsim, folder: Path) -> None:
-    """Each stage is that of all disks, also if one was killed before the last disk had its name."""
+    """Only what differs is written."""
     together.run_all(request(vcsim, folder, **vcsim.stage(0)))
     check(vcsim, folder, 0)
     with pytest.raises(errors.TargetError, match="run the stages in order"):
@@ -115,6 +117,57 @@ def test_stages_of_all_disks(vcsim: vmware.Vcsim, folder: Path) -> None:
     results = together.run_all(request(vcsim, folder, **vcsim.stage(1)))
     check(vcsim, folder, 1)
     assert all(each.written <= 3 * 64 * 1024 for each in results), [each.written for each in results]
+
+
+def test_stage_of_which_one_disk_is_wrong_is_run_again(vcsim: vmware.Vcsim, folder: Path) -> None:
+    """Nothing says that a disk of it is at the new checkpoint: no later stage may begin there."""
+    together.run_all(request(vcsim, folder, **vcsim.stage(0)))
+    host(vcsim).state = lambda disk, entry: {**entry, "SHA256": "0" * 64} if disk == 3 else entry
+    with pytest.raises(errors.DigestMismatch):
+        together.run_all(request(vcsim, folder, **vcsim.stage(1)))
+    refused(vcsim, folder)
+    host(vcsim).state = None
+    for number in (1, 2):
+        together.run_all(request(vcsim, folder, **vcsim.stage(number)))
+        check(vcsim, folder, number)
+
+
+def test_killed_stage_is_run_again(vcsim: vmware.Vcsim, folder: Path) -> None:
+    together.run_all(request(vcsim, folder, **vcsim.stage(0)))
+    host(vcsim).requests.clear()
+    host(vcsim).page = dataclasses.replace(leases.PAGE, drip=(256 << 10, 0.02), stall_at=5 * MiB)
+    with kills.started(request(vcsim, folder, **vcsim.stage(1)), before=ALL) as run:
+        large = [disk for disk, size in enumerate(SIZES) if size > 10 * MiB]
+        processes.wait_for(
+            lambda: all(each and each[-1].sent >= 5 * MiB for each in map(host(vcsim).requested, large)),
+            "the streams",
+        )
+        run.kill()
+        run.wait(processes.PATIENCE)
+    end_lease(vcsim)
+    host(vcsim).page = leases.PAGE
+    refused(vcsim, folder)
+    for number in (1, 2):
+        together.run_all(request(vcsim, folder, **vcsim.stage(number)))
+        check(vcsim, folder, number)
+
+
+def refused(vcsim: vmware.Vcsim, folder: Path) -> None:
+    """Check that no disk is at the checkpoint of the second stage, and the third is applied to none."""
+    for disk, name in enumerate(NAMES):
+        asked = request(vcsim, folder / name, {"disk": str(disk + 1)}, **vcsim.stage(2))
+        with pytest.raises(errors.TargetError, match="run the stages in order"):
+            cdi_worker.run(asked)
+
+
+def end_lease(vcsim: vmware.Vcsim) -> None:
+    """End the lease of a killed run, as its time does."""
+    vcsim.lease = {"Ends": "error"}
+    vcsim.save()
+    count = len(vcsim.calls("lease"))
+    processes.wait_for(lambda: len(vcsim.calls("ended")) == count, "the lease of the killed")
+    vcsim.lease = {}
+    vcsim.save()
 
 
 def test_wrong_stream_of_one_disk_makes_none_usable(vcsim: vmware.Vcsim, folder: Path) -> None:
@@ -161,8 +214,6 @@ def command(vcsim: vmware.Vcsim, folder: Path, *options: str) -> list[str]:
     return ["import", "--all", *where, *login, *options, f"https://localhost:{vcsim.port}/sdk", str(folder)]
 
 
-#: Lets ``kills`` run all disks.
-ALL = "import cdi_worker; from cdi_worker.importer import together; cdi_worker.run = together.run_all"
 #: At least so many bytes of a large disk are noted before the kill.
 NOTED = 2 * MiB
 
@@ -182,12 +233,7 @@ def test_same_command_continues_each_disk(vcsim: vmware.Vcsim, folder: Path, num
     if number == signal.SIGTERM:
         check_left(vcsim)
     else:
-        # What a killed run holds ends with its time.
-        vcsim.lease = {"Ends": "error"}
-        vcsim.save()
-        processes.wait_for(lambda: vcsim.calls("ended"), "the lease of the killed")
-        vcsim.lease = {}
-        vcsim.save()
+        end_lease(vcsim)
     host(vcsim).page = leases.PAGE
     results = together.run_all(asked)
     check(vcsim, folder, 0)
