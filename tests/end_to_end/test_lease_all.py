@@ -312,3 +312,17 @@ def test_two_runs_at_once_disturb_neither(vcsim: vmware.Vcsim, folder: Path) -> 
     assert second.returncode != 0
     assert "exists" in said
     check(vcsim, folder, NOW)
+
+
+def test_update_of_all_disks(vcsim: vmware.Vcsim, folder: Path) -> None:
+    """What differs is written; a disk is not usable again before all are verified."""
+    together.run_all(request(vcsim, folder, current=vcsim.snapshot(0)))
+    update: dict[str, object] = {"existing": "update"}
+    host(vcsim).state = lambda disk, entry: {**entry, "SHA256": "0" * 64} if disk == 3 else entry
+    with pytest.raises(errors.DigestMismatch):
+        together.run_all(request(vcsim, folder, update))
+    assert sorted(os.listdir(folder)) == [f"{name}.changing" for name in sorted(NAMES)]
+    host(vcsim).state = None
+    results = together.run_all(request(vcsim, folder, update))
+    check(vcsim, folder, NOW)
+    assert all(each.changes is not None and each.changes.written <= MiB for each in results)
