@@ -139,6 +139,26 @@ def test_killed_stream_continues(server: misbehave.Server, target: Path, tmp_pat
     check(target, tmp_path)
 
 
+def test_download_to_scratch_continues(server: misbehave.Server, target: Path, tmp_path: Path) -> None:
+    """Its file has a journal, too; what was changed in it is written again."""
+    page, scratch = stream(image(tmp_path, "vhdx-log")), tmp_path / "scratch"
+    scratch.mkdir()
+    wanted = kills.request(server.serve("/disk", kills.slow(page)), target, scratch=scratch)
+
+    def file() -> Path:
+        return next(scratch.rglob("image.part"), target).with_suffix("")
+
+    assert kills.kill(wanted, lambda: kills.noted(file()) > 6 * MIB) == -signal.SIGKILL
+    devices.change(file().with_name("image.part"), 3 * MIB, b"changed")
+    server.serve("/disk", page)
+    result = cdi_worker.run(wanted)
+    assert result.plan.route is cdi_worker.Route.SPOOL
+    assert result.resumed > 5 * MIB
+    assert 0 < result.refetched <= 64 << 10
+    check(target, tmp_path)
+    assert not [*scratch.iterdir()]
+
+
 @pytest.mark.parametrize(("form", "target"), [("raw", "file"), ("esxi", "block4096")], indirect=["target"])
 def test_third_run_continues_after_two_kills(
     server: misbehave.Server, target: Path, tmp_path: Path, form: str
