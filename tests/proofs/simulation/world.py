@@ -241,7 +241,7 @@ def _plan(dice: Dice) -> Plan:
         replicas=dice.happens(0.3),
         lead=dice.choice((0, 0, 512, 1024, 4096, 32768)),
         sector=sector,
-        ranges="right" if is_resuming else _ranges(dice),
+        ranges=dice.choice(("right", "right", "none")) if is_resuming else _ranges(dice),
         gap=(4 << 30) - (2 << 20) if has_gap else 0,
         grow=dice.choice((0, 0, 0, 512, 1536, 64 << 10)),
         shared=same and dice.happens(0.3),
