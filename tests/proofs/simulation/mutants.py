@@ -87,6 +87,12 @@ MUTANTS = (
         is_rare=True,
     ),
     Mutant(
+        "stream-not-compared",
+        "does not compare what a stream has written with the stream",
+        {"images/sinks/compared.py": {"in spans.joined(wrong(first, after), _GAP):": "in ():"}},
+        is_rare=True,
+    ),
+    Mutant(
         "weak-identity",
         "resumes an object that was replaced in the same second",
         {
