@@ -6,6 +6,7 @@ vcsim is the real one, with leases of ours; the host behind them is ours, too. V
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ pytest.importorskip("pyVmomi")
 import cdi_worker
 from cdi_worker import errors
 from tests.end_to_end import test_memory
-from tests.support import devices, leases, limits, oracle, vmware, vmware_stages, worker
+from tests.support import devices, leases, limits, oracle, processes, vmware, vmware_stages, worker
 
 MiB = vmware_stages.MiB
 SIZE, STAGES = vmware_stages.SIZE, vmware_stages.STAGES
@@ -264,18 +265,26 @@ def test_wrong_manifest_of_a_delta_is_no_checkpoint(vcsim: vmware.Vcsim, target:
     run(vcsim, target, 1)
 
 
+@pytest.mark.parametrize("bytes_change", [False, True])
 @pytest.mark.parametrize(
     "fault",
     [{"cut": 3 * MiB}, {"stall": 3 * MiB}, {"status": 503, "framing": "length"}, {"silent": True}],
     ids=["cut", "stall", "503", "silent"],
 )
-def test_delta_goes_on_after_a_fault(vcsim: vmware.Vcsim, tmp_path: Path, fault: dict[str, Any]) -> None:
-    """By a second request of the same lease, whose bytes may be others."""
+def test_delta_goes_on_after_a_fault(
+    vcsim: vmware.Vcsim, tmp_path: Path, fault: dict[str, Any], bytes_change: bool
+) -> None:
+    """By another request of the same lease, for which the host may export the disk again."""
+
+    def renamed(_: int, number: int, stream: bytes) -> bytes:
+        at = stream.index(b"CID=") + 4
+        return stream[:at] + b"%08x" % (number + 1) + stream[at + 8 :]
+
     target = tmp_path / "disk.img"
-    host(vcsim).makers = (leases.by_esxi,)
     run(vcsim, target, 0)
-    host(vcsim).turns[0] = [(leases.PAGE, 1), (dataclasses.replace(leases.PAGE, **fault), 1)]
-    # Of the first stage was the first request.
+    host(vcsim).change = renamed if bytes_change else None
+    # The first answer in each lease.
+    host(vcsim).turns[0] = [(dataclasses.replace(leases.PAGE, **fault), 1)]
     made = request(vcsim, target, 1)
     access = dataclasses.replace(made.location.access, patience=0.5)
     location = dataclasses.replace(made.location, access=access)
@@ -283,6 +292,52 @@ def test_delta_goes_on_after_a_fault(vcsim: vmware.Vcsim, tmp_path: Path, fault:
     cdi_worker.run(dataclasses.replace(made, location=location, fetch=fetch, connect_patience=3))
     vmware_stages.check(vcsim, target, 1)
     assert len(vcsim.calls("ExportSnapshot")) == 2
+    assert len(host(vcsim).requested(0)) >= 3
+    host(vcsim).turns.clear()
+    run(vcsim, target, 2)
+
+
+def test_lease_that_ends_in_a_delta(vcsim: vmware.Vcsim, target: Path) -> None:
+    """Another client ends it when a part of the disk was changed."""
+    run(vcsim, target, 0)
+    host(vcsim).page = dataclasses.replace(leases.PAGE, drip=(64 << 10, 0.01))
+    before = sum(each.sent for each in host(vcsim).requested(0))
+
+    def end() -> None:
+        processes.wait_for(
+            lambda: sum(each.sent for each in host(vcsim).requested(0)) - before > 4 * MiB, "a part"
+        )
+        vcsim.lease = {"Ends": "error"}
+        vcsim.save()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    with pytest.raises(errors.TransferFailed, match="the lease ended"):
+        cdi_worker.run(request(vcsim, target, 1))
+    ending.join()
+    vcsim.lease = {}
+    vcsim.save()
+    host(vcsim).page = leases.PAGE
+    run(vcsim, target, 1)
+
+
+@FORMS
+@pytest.mark.parametrize("power", ["poweredOn", "poweredOff"])
+def test_qcow2_file_holds_the_disk_of_the_machine(
+    vcsim: vmware.Vcsim, tmp_path: Path, power: str, maker: leases.Maker
+) -> None:
+    pytest.importorskip("nbd")
+    host(vcsim).makers = (maker,)
+    vcsim.power = power
+    vcsim.save()
+    target, guest = tmp_path / "disk.qcow2", tmp_path / "guest"
+    made = request(vcsim, target, 0, previous="", current="")
+    result = cdi_worker.run(dataclasses.replace(made, format="qcow2"))
+    processes.run("qemu-img", "check", "-q", "-f", "qcow2", target)
+    processes.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", target, guest)
+    oracle.same(guest, vcsim.current())
+    assert result.verified
+    assert len(vcsim.calls("created")) == (power == "poweredOn")
 
 
 # -- memory
