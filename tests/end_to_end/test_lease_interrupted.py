@@ -181,7 +181,7 @@ def test_kills_at_random_moments(
     changes = OWN if what == "own" else {}
     stage, content = (1, vcsim.content(1)) if what == "delta" else (0, vcsim.content(0))
     content = vcsim.current() if what == "own" else content
-    dice, count = random.Random(1), 0
+    dice, count, midway = random.Random(1), 0, 0
     for moment in kills.moments(pytestconfig):
         count += 1
         if target.is_block_device():
@@ -195,7 +195,10 @@ def test_kills_at_random_moments(
         host(vcsim).page = SLOW
         vcsim.lease = {"Timeout": 2.0, "Task": dice.choice([0, 0.1])}
         vcsim.save()
-        kills.after(moment, wanted)
+        # A session and a lease are begun before the first byte.
+        begun = sent(vcsim, 0)
+        kills.after(3 * moment, wanted)
+        midway += begun() and bool(vmware_stages.untidy(vcsim))
         if what != "delta" and (not target.exists() or target.read_bytes()[:SIZE] != content.read_bytes()):
             oracle.unusable(target, disk=content.read_bytes())
         if dice.random() < 0.7:
@@ -205,8 +208,7 @@ def test_kills_at_random_moments(
         oracle.same(target, content, beyond=None)
         assert not vmware_stages.untidy(vcsim)
         assert most_at_once(vcsim) <= 1
-    assert count
-    print(f"kills: {count}")
+    assert midway or count < 20
 
 
 # -- stopped
