@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from tests.support import leases, oracle, processes, vmware, worker
 MiB = 1 << 20
 SIZES = (24 * MiB, 4 * MiB, 8 * MiB)
 LABELS = ("Hard disk 1", "Hard disk 2", "Hard disk 3")
-MAKERS = {"qemu-img": leases.by_qemu, "ESXi": leases.by_esxi}
+MAKERS = {"qemu-img": leases.by_qemu, "ESXi": leases.by_esxi, "waiting ESXi": leases.by_waiting_esxi}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,9 @@ def fails(
         run(vcsim, target, **changes)
     oracle.unusable(target)
     assert not untidy(vcsim)
+    # While a lease is held, the machine is locked.
+    for sent, ended in zip(host(vcsim).requests[-1:], vcsim.calls("ended")[-1:], strict=False):
+        assert ended["at"] - time.time() + time.monotonic() - sent.ended < 1
 
 
 @pytest.fixture
@@ -181,6 +186,34 @@ def test_lease_is_kept_while_a_host_is_slow(vcsim: vmware.Vcsim, target: Path) -
     assert percents == sorted(percents)
     assert 0 < percents[-1] < 100
     assert why(vcsim) == ["completed"]
+
+
+def test_host_may_be_silent_for_longer_than_other_servers(vcsim: vmware.Vcsim, target: Path) -> None:
+    """Where a disk is empty it sends nothing, or next to nothing."""
+    serve(vcsim, drip=(5 * MiB, 3))
+    run(vcsim, target, no_progress=2)
+    oracle.same(target, vcsim.current())
+    assert len(host(vcsim).requested(0)) == 1
+
+
+def test_report_that_fails_once_is_made_again(vcsim: vmware.Vcsim, target: Path) -> None:
+    set_lease(vcsim, Timeout=3.0, Faults={"HttpNfcLeaseProgress": {"Name": "HostCommunication", "Times": 1}})
+    size = host(vcsim).stream("current", 0, 1).stat().st_size
+    serve(vcsim, drip=(size // 40, 0.125))
+    run(vcsim, target)
+    oracle.same(target, vcsim.current())
+    assert why(vcsim) == ["completed"]
+
+
+def test_lease_that_cannot_be_completed_is_said(
+    vcsim: vmware.Vcsim, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is right, and the lease ends by itself."""
+    set_lease(vcsim, Timeout=3.0, Faults={"HttpNfcLeaseComplete": {"Name": "HostCommunication"}})
+    run(vcsim, target)
+    oracle.same(target, vcsim.current())
+    assert "when the lease times out" in caplog.text
+    processes.wait_for(lambda: why(vcsim) == ["timed out"], "the end of the lease")
 
 
 @pytest.mark.parametrize("stated", [300_000_000, 1])
@@ -461,6 +494,14 @@ def test_host_with_another_certificate_is_refused(vcsim: vmware.Vcsim, target: P
     vcsim.save()
     fails(vcsim, target, "thumbprint")
     assert not host(vcsim).requests
+
+
+def test_thumbprint_may_be_of_sha256(vcsim: vmware.Vcsim, target: Path) -> None:
+    der = ssl.PEM_cert_to_DER_cert(host(vcsim).pair.certificate.read_text())
+    host(vcsim).stated = hashlib.sha256(der).digest().hex(":")
+    vcsim.save()
+    run(vcsim, target)
+    oracle.same(target, vcsim.current())
 
 
 def test_host_without_a_thumbprint_needs_a_trusted_certificate(vcsim: vmware.Vcsim, target: Path) -> None:
