@@ -153,7 +153,7 @@ class Machine:
 
         made = self._run("take a snapshot", begin, pause)
         if made is None:
-            raise errors.Unreachable(url=self._session.name, reason=f"{doing}: vSphere does not say which")
+            raise errors.Unreachable(url=self._session.name, reason="vSphere does not name its snapshot")
         return self.read().snapshot(_reference(made))
 
     def remove_snapshot(self, snapshot: Snapshot, pause: Callable[[float], object]) -> None:

@@ -169,7 +169,7 @@ def test_changes_are_not_written_over_wrong_bytes_of_a_lease(vcsim: vmware.Vcsim
     with pytest.raises(errors.DigestMismatch):
         cdi_worker.run(request(vcsim, target, "vddk", read_by="lease", **vcsim.stage(1)))
     host(vcsim).reset()
-    with pytest.raises(errors.TargetError, match="with a part of the delta to|holds an incomplete disk"):
+    with pytest.raises(errors.TargetError, match=r"with a part of the delta to|holds an incomplete disk"):
         cdi_worker.run(request(vcsim, target, "vddk", read_by="vddk", **vcsim.stage(1)))
     cdi_worker.run(request(vcsim, target, "vddk", read_by="lease", **vcsim.stage(1)))
     oracle.same(target, vcsim.content(1))
