@@ -372,7 +372,7 @@ def for_disks(made: Request, names: Sequence[str]) -> list[Request]:
         if files.count(file) > 1:
             remedy = errors.Remedy([("choose each", "disk")])
             raise errors.RequestError(f"two disks would be {path}", remedy=remedy)
-    requests = [dataclasses.replace(made, target=path) for path in paths]
+    requests = [dataclasses.replace(made, target=path, disk="") for path in paths]
     for each in requests:
         # The package may have the name of one of its disks, or one that its run removes.
         check(each)

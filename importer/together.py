@@ -86,7 +86,7 @@ def verify_all(
         run = execute.Run(progress, reads, demanded)
 
         def compare(disk: base.Held, each: Request, run: execute.Run) -> verification.Verification:
-            return verification.compare(lambda: disk.make(True, run.reads), each, run)
+            return verification.compare(lambda: _Member(disk), each, run)
 
         with contact.open_source(source, request, demanded, progress, reads) as whole:
             disks = _disks(whole, request, run)
@@ -131,7 +131,7 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
             ]
 
         def import_disk(disk: base.Held, each: Request, run: execute.Run) -> Result:
-            return execute.import_disk(disk.make(True, run.reads), each, run)
+            return execute.import_disk(_Member(disk), each, run)
 
         if disks:
             results = _each(import_disk, disks, claimed(disks), member, _streams(whole, request))
@@ -147,6 +147,17 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
         each._replace(provenance=provenance, verified={**each.verified, **verified}) for each in results
     ]
     return sorted(results, key=lambda each: each.target)
+
+
+class _Member(base.Source):
+    """One disk of several, which each attempt opens anew: a host may export it with other bytes each time."""
+
+    def __init__(self, disk: base.Held) -> None:
+        self.name = disk.names[0]
+        self.disks = (disk._replace(make=lambda _, cancel: disk.make(True, cancel)),)
+
+    def open(self, opening: base.Opening) -> base.Facts:
+        return base.Facts(name=self.name)
 
 
 def _disks(

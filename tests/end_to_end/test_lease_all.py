@@ -17,7 +17,7 @@ pytest.importorskip("pyVmomi")
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import together
-from tests.support import devices, kills, leases, oracle, processes, vmware, worker
+from tests.support import devices, kills, leases, oracle, processes, vmdk_stream, vmware, worker
 
 MiB = 1 << 20
 SIZES = (16 * MiB, MiB, 8 * MiB, 12 * MiB)
@@ -326,3 +326,16 @@ def test_update_of_all_disks(vcsim: vmware.Vcsim, folder: Path) -> None:
     results = together.run_all(request(vcsim, folder, update))
     check(vcsim, folder, NOW)
     assert all(each.changes is not None and each.changes.written <= MiB for each in results)
+
+
+def test_cut_stream_of_one_disk_begins_again(vcsim: vmware.Vcsim, folder: Path) -> None:
+    """The host compresses it in another way then; the other disks are not read again."""
+    again = vmdk_stream.streamed(vcsim.content(2, 3).read_bytes(), level=6)
+    host(vcsim).makers = (leases.by_esxi,)
+    host(vcsim).turns = {3: [(dataclasses.replace(leases.PAGE, cut=4 * MiB), 1)]}
+    host(vcsim).change = lambda disk, number, data: again if (disk, number > 0) == (3, True) else data
+    together.run_all(request(vcsim, folder, current=vcsim.snapshot(2)))
+    for disk, name in enumerate(NAMES):
+        oracle.same(folder / name, vcsim.content(2, disk))
+    assert [len(host(vcsim).requested(disk)) > 1 for disk in range(4)] == [False, False, False, True]
+    check_left(vcsim)
