@@ -592,6 +592,8 @@ def _innermost(attempt: Attempt, out: targets.Target) -> tuple[sinks.Sink, disks
         attempt.counts.comparison = found
         return found, disks.EVERYTHING if within is None else functools.partial(verified.parts, within)
     if attempt.plan.compared:
+        # Another machine may have written to a shared device, whose pages were kept here.
+        out.storage.drop_cache()
         updating = compared.UpdatingSink(out)
         attempt.counts.changes = updating.changes
         return updating, disks.EVERYTHING

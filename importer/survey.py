@@ -246,8 +246,8 @@ def with_room(found: Survey, request: Request, held: targets.Claim | None = None
         # A comparison reports another size; it does not refuse it.
         usable = targets.facts(request.target, held).size
         return dataclasses.replace(found, available=ANYTHING, usable=usable, present=True)
-    # An update reuses the space of the disk.
-    is_removed = request.existing in {"remove", "update"}
+    # An update and a delta reuse the space of the disk.
+    is_removed = request.is_delta or request.existing in {"remove", "update"}
     target = targets.facts(request.target, held, removed=is_removed)
     if request.is_archive and target.kind != "block":
         target = targets.facts(f"{request.target}/disk.img", removed=is_removed)

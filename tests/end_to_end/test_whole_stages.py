@@ -13,7 +13,7 @@ import pytest
 import cdi_worker
 from cdi_worker import errors
 from cdi_worker.importer import verification
-from tests.support import devices, kills, machines, oracle
+from tests.support import devices, kills, machines, oracle, processes
 
 MIB = 1 << 20
 SIZE = 12 * MIB
@@ -146,6 +146,29 @@ def test_disk_that_grows_and_shrinks_between_stages(
     machine.take("four", THREE[: 6 * MIB] + bytes(4 * MIB) + b"new" + bytes(2 * MIB - 3))
     cdi_worker.run(machine.request(target, "four", "three"))
     check(target, THREE[: 6 * MIB] + bytes(4 * MIB) + b"new", tmp_path)
+
+
+def test_delta_needs_no_room_for_another_disk(machine: machines.Machine, tmp_path: Path) -> None:
+    """As in a volume that is as large as its disk."""
+    with devices.filesystem("ext4", tmp_path) as point:
+        target = point / "disk.img"
+        cdi_worker.run(machine.request(target, "one"))
+        room = os.statvfs(point)
+        devices.fill(point / "others", room.f_bavail * room.f_frsize - 6 * MIB)
+        cdi_worker.run(machine.request(target, "two", "one"))
+        check(target, TWO, tmp_path)
+
+
+def test_delta_is_compared_with_storage(machine: machines.Machine, tmp_path: Path) -> None:
+    """Not with the page cache: another machine may have written to a shared device."""
+    backing = devices.fill(tmp_path / "backing", 16 * MIB)
+    with devices.attached(backing) as device, device.open("rb"):
+        cdi_worker.run(machine.request(device, "one"))
+        assert device.read_bytes()[:SIZE] == ONE
+        devices.change(backing, 9 * MIB, b"of another machine")
+        cdi_worker.run(machine.request(device, "two", "one"))
+        processes.run("blockdev", "--flushbufs", device)
+        check(device, TWO, tmp_path)
 
 
 def test_disk_that_has_become_larger_than_the_target_is_refused(
