@@ -212,7 +212,9 @@ class LeaseSource(base.Source):
             )
 
         stack.callback(self._remove, is_own)
-        found = self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
+        text = "waiting %.0f s for snapshot %r, to remove it; if it appears later, the next run removes it"
+        with self.cancel.on_set(functools.partial(log.warning, text, GRACE, name)):
+            found = self._machine.take_snapshot(name, about, self._wait(), quiesce=self.location.quiesce)
         taken.append(found.reference)
         # Of a run that was killed while vSphere took it, which ends before this one is taken.
         self._remove(lambda each: each.name == name and each.reference != found.reference)

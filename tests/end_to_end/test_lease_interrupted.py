@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,16 +215,16 @@ def test_kills_at_random_moments(
 # -- stopped
 
 
-@contextlib.contextmanager
-def stopped(vcsim: vmware.Vcsim, wanted: cdi_worker.Request, when: Callable[[], object]) -> Iterator[None]:
-    """Send SIGTERM to a run when it is time; check that it ends within seconds, and leaves nothing."""
-    with kills.started(wanted) as process:
+def stop(
+    vcsim: vmware.Vcsim, wanted: cdi_worker.Request, when: Callable[[], object], before: str = ""
+) -> str:
+    """Send SIGTERM to a run when it is time, which must end within seconds; return what it has logged."""
+    with kills.started(wanted, before=before, stderr=subprocess.PIPE) as process:
         processes.wait_for(lambda: when() or process.poll() is not None, "the moment to stop")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        yield
-        process.wait(processes.PATIENCE)
+        _, said = process.communicate(timeout=processes.PATIENCE)
         assert time.monotonic() - began < 10
     if process.returncode:
         oracle.unusable(Path(wanted.target))
@@ -231,6 +232,7 @@ def stopped(vcsim: vmware.Vcsim, wanted: cdi_worker.Request, when: Callable[[], 
         # It had verified all bytes before.
         assert vcsim.calls("HttpNfcLeaseComplete")
         vmware_stages.check(vcsim, Path(wanted.target), vmware_stages.STAGES)
+    return str(said)
 
 
 @devices.on("file")
@@ -249,21 +251,37 @@ def test_stopped_run_leaves_nothing(
     vcsim: vmware.Vcsim, target: Path, fields: dict[str, Any], page: Any, call: str
 ) -> None:
     host(vcsim).page = page
-    with (
-        changed(vcsim, **fields),
-        stopped(vcsim, request(vcsim, target, 0, **OWN), lambda: vcsim.calls(call)),
-    ):
-        pass
+    with changed(vcsim, **fields):
+        stop(vcsim, request(vcsim, target, 0, **OWN), lambda: vcsim.calls(call))
     assert len(vcsim.calls("created")) == 1
     assert not vmware_stages.untidy(vcsim)
+
+
+@devices.on("file")
+def test_snapshot_that_is_taken_too_long_is_left_to_the_next_run(vcsim: vmware.Vcsim, target: Path) -> None:
+    """As a guest that flushes for longer than the kubelet waits."""
+    impatient = """
+import logging
+from cdi_worker.sources.vmware import exported
+logging.basicConfig()
+exported.GRACE = 0.3
+"""
+    with changed(vcsim, Task=2.0):
+        wanted = request(vcsim, target, 0, **OWN)
+        said = stop(vcsim, wanted, lambda: vcsim.calls("CreateSnapshot_Task"), impatient)
+    (asked,) = vcsim.calls("CreateSnapshot_Task")
+    assert f"for snapshot {asked['name']!r}, to remove it" in said
+    processes.wait_for(lambda: vcsim.calls("created"), "the snapshot")
+    cdi_worker.run(wanted)
+    oracle.same(target, vcsim.current())
+    assert most_at_once(vcsim) == 1
 
 
 @devices.on("file")
 def test_stopped_delta_is_applied_again(vcsim: vmware.Vcsim, target: Path) -> None:
     cdi_worker.run(request(vcsim, target, 0))
     host(vcsim).page = dataclasses.replace(SLOW, stall=6 * MiB)
-    with stopped(vcsim, request(vcsim, target, 1), sent(vcsim, 5 * MiB)):
-        pass
+    stop(vcsim, request(vcsim, target, 1), sent(vcsim, 5 * MiB))
     assert [each["why"] for each in vcsim.calls("ended")] == ["completed", "aborted"]
     host(vcsim).page = leases.PAGE
     cdi_worker.run(request(vcsim, target, 1))
@@ -276,6 +294,5 @@ def test_run_that_waits_for_a_lease_can_be_stopped(vcsim: vmware.Vcsim, target: 
     host(vcsim).page = dataclasses.replace(SLOW, stall=6 * MiB)
     kills.kill(request(vcsim, target, 0), sent(vcsim, MiB))
     refused = len(vcsim.calls("ExportSnapshot"))
-    with stopped(vcsim, request(vcsim, target, 0), lambda: len(vcsim.calls("ExportSnapshot")) > refused):
-        pass
+    stop(vcsim, request(vcsim, target, 0), lambda: len(vcsim.calls("ExportSnapshot")) > refused)
     give_up(vcsim)
