@@ -84,6 +84,8 @@ class Host(misbehave.Server):
         #: How disks are served, and the first responses (each for a number of requests) of a disk.
         self.page = PAGE
         self.turns: dict[int, list[tuple[Page, int]]] = {}
+        #: What is served when the lease has ended.
+        self.gone = NOTHING
         #: Changes a stream that is sent: the disk, the number of the request, its bytes. The host knows.
         self.change: Callable[[int, int, bytes], bytes] | None = None
         #: Changes the manifest's entry of a disk.
@@ -128,7 +130,7 @@ class Host(misbehave.Server):
         """Return the page of a disk, and note what is sent for the manifest."""
         id_, disk, name = self._named(path)
         if not self._is_held(id_):
-            return NOTHING, 0
+            return self.gone, 0
         with self.lock:
             number = self._gets[path] = self._gets.get(path, -1) + (method == "GET")
         if name == NVRAM:

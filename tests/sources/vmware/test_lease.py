@@ -216,11 +216,15 @@ def test_lease_that_cannot_be_completed_is_said(
     processes.wait_for(lambda: why(vcsim) == ["timed out"], "the end of the lease")
 
 
-@pytest.mark.parametrize("stated", [300_000_000, 1])
-def test_absurd_timeout_is_not_believed(vcsim: vmware.Vcsim, target: Path, stated: int) -> None:
+@pytest.mark.parametrize(("stated", "believed"), [(300_000_000, 900), (1, 3)])
+def test_absurd_timeout_is_not_believed(
+    vcsim: vmware.Vcsim, target: Path, caplog: pytest.LogCaptureFixture, stated: int, believed: int
+) -> None:
+    caplog.set_level(logging.INFO)
     set_lease(vcsim, Stated=stated)
     run(vcsim, target)
     oracle.same(target, vcsim.current())
+    assert f"timeout={believed}" in caplog.text
 
 
 def test_lease_is_waited_for(vcsim: vmware.Vcsim, target: Path) -> None:
@@ -550,6 +554,14 @@ def test_another_client_ends_the_lease(vcsim: vmware.Vcsim, target: Path, how: s
     ending.join()
     assert time.monotonic() - begun < 10
     assert why(vcsim) == ["another client"]
+
+
+def test_end_of_a_lease_explains_a_host_that_only_resets(vcsim: vmware.Vcsim, target: Path) -> None:
+    host(vcsim).gone = dataclasses.replace(leases.PAGE, body=b"x" * 1024, cut=0)
+    set_lease(vcsim, Timeout=3.0, Faults={"HttpNfcLeaseProgress": {"Name": "HostCommunication"}})
+    serve(vcsim, drip=(65536, 0.05))
+    fails(vcsim, target, "the lease ended.*heard nothing", errors.TransferFailed, no_progress=20)
+    assert why(vcsim) == ["timed out"]
 
 
 @pytest.mark.parametrize("fault", ["FileFault", "InvalidState"])
