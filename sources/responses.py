@@ -12,7 +12,7 @@ import io
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, ClassVar, Final
 
 from cdi_worker import masking
@@ -32,8 +32,13 @@ SHOWN: Final = ("content-range", "content-length", "etag", "retry-after")
 #: Bytes of the longest header of a chunk, with its extensions, and of the longest body and chunk.
 LONGEST_LINE: Final = 64 << 10
 _MOST_BYTES: Final = (1 << 63) - 1
+#: Bytes of chunks that are received together.
+_CHUNKS: Final = 256 << 10
 _LENGTH: Final = re.compile(r"0*([0-9]{1,19})")
 _CHUNK: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
+#: The header of a chunk as almost all servers write it, and its beginning.
+_PLAIN: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+_BEGUN: Final = re.compile(rb"[0-9A-Fa-f]{0,8}\r?")
 #: Statuses of responses without a body.
 _EMPTY: Final = frozenset({204, 304})
 
@@ -84,6 +89,7 @@ class Response(http.client.HTTPResponse):
         self._plain = io.BufferedReader(self._body)
         self._receiver = sockets.Receiver(sock)
         self._is_drained = False
+        self._chunks: _Chunks | None = None
         # For CONNECT, http.client reads the head from here without ``begin``.
         self._limit()
 
@@ -94,6 +100,7 @@ class Response(http.client.HTTPResponse):
             self._unlimit()
         if self._method != "HEAD" and self.status not in _EMPTY:  # type: ignore[attr-defined]  # private
             self._check_framing()
+            self._chunks = _Chunks() if self.chunked else None
 
     def receive(self, into: memoryview) -> int:
         """Read 1 to ``len(into)`` bytes of a body that has more, past the buffer of ``fp``; 0 at the end."""
@@ -108,6 +115,29 @@ class Response(http.client.HTTPResponse):
         if self.length is not None:
             self.length -= count
         return count
+
+    def receive_chunks(self, into: memoryview) -> int:
+        """Read 1 to ``len(into)`` bytes of a chunked body; 0: ``fp`` reads what follows, after ``reset``."""
+        chunks = self._chunks
+        if chunks is None:
+            return 0
+        while not (count := chunks.take(into)):
+            if not (chunks.expects_more and chunks.add(self._receive_into)):
+                self.chunk_left, self._chunks = chunks.left, None
+                self._body.received = chunks.rest
+                break
+        return count
+
+    def _receive_into(self, into: memoryview) -> int:
+        if self._is_drained:
+            began = time.monotonic()
+            count = self._receiver.readinto(into)
+            self._body.count(count, began)
+            return count
+        self._is_drained = True
+        data = self.fp.read1(io.DEFAULT_BUFFER_SIZE)
+        into[: len(data)] = data
+        return len(data)
 
     def reset(self) -> None:
         """Let ``fp`` read what is left, after ``receive``."""
@@ -221,8 +251,64 @@ class Bounded(Response):
         return TooLong(f"the response has more than {self.most >> 20} MiB")
 
 
+class _Chunks:
+    """The content of many chunks at once: http.client reads one record of TLS, or what is left of a chunk.
+
+    ``left``: bytes of the chunk that has begun; 0: its end follows; None: a header.
+    """
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self._view = memoryview(b"")
+        self._start = self._end = 0
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes that were received and not taken."""
+        return bytes(self._view[self._start : self._end])
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether what was received begins a plain chunk: the last one and unusual ones are not."""
+        rest = self.rest
+        if self.left == 0 and not rest.startswith(b"\r\n"):
+            return b"\r\n".startswith(rest)
+        return bool(self.left) or _BEGUN.fullmatch(rest, 2 if self.left == 0 else 0) is not None
+
+    def add(self, receive: Callable[[memoryview], int]) -> int:
+        """Receive more; return how many bytes."""
+        rest = self.rest
+        if not self._view:
+            self._view = memoryview(bytearray(_CHUNKS))
+        self._start, self._end = 0, len(rest)
+        self._view[: len(rest)] = rest
+        count = receive(self._view[len(rest) :])
+        self._end += count
+        return count
+
+    def take(self, into: memoryview) -> int:
+        """Take the content of plain chunks that has been received; return how many bytes."""
+        done = 0
+        while done < len(into):
+            if not self.left:
+                at = self._start if self.left is None else self._start + 2
+                header = _PLAIN.match(self._view, at, self._end)
+                size = int(header[1], 16) if header else 0
+                if header is None or not size or bytes(self._view[self._start : at]) not in {b"", b"\r\n"}:
+                    break
+                self._start, self.left = header.end(), size
+            count = min(self.left, self._end - self._start, len(into) - done)
+            if not count:
+                break
+            into[done : done + count] = self._view[self._start : self._start + count]
+            self._start += count
+            self.left -= count
+            done += count
+        return done
+
+
 class _Metered(io.RawIOBase):
-    """A socket, whose reads are measured.
+    """A socket, whose reads are measured. ``received``: bytes of it that were received apart.
 
     It has no reference to the response. With such a cycle, an unused response would only close its socket
     when garbage is collected, not at once.
@@ -232,6 +318,7 @@ class _Metered(io.RawIOBase):
         self._raw: Any = raw
         #: None while the head is read: it has its own limit, and a server may need long to begin.
         self.meter: retry.SpeedMeter | None = None
+        self.received = b""
 
     def count(self, count: int, began: float) -> None:
         """Add a read that has begun at a time (``time.monotonic``). Raises ``retry.Slow``."""
@@ -245,6 +332,11 @@ class _Metered(io.RawIOBase):
         return int(self._raw.fileno())
 
     def readinto(self, into: Any, /) -> int:
+        if self.received:
+            part = self.received[: len(into)]
+            self.received = self.received[len(part) :]
+            into[: len(part)] = part
+            return len(part)
         began = time.monotonic()
         count: int = self._raw.readinto(into)
         self.count(count, began)

@@ -147,12 +147,16 @@ def read(raw: Any, into: memoryview) -> int:
 
     ``raw``: urllib3's response. Its ``readinto`` loops until the buffer is full and loses the bytes before a
     reset; its ``read1`` copies while holding the GIL. So this reads from http.client's response, except for
-    the last byte, by which urllib3 notices the end of the body.
+    the last byte or chunk, by which urllib3 notices the end of the body.
     """
     answer, left = getattr(raw.connection, "answer", None), raw.length_remaining
-    if answer is not None and answer.fp is not None and left and answer.length == left > 1:
-        count: int = answer.receive(into[: left - 1])
-        raw.length_remaining -= count
+    if answer is not None and answer.fp is not None:
+        count: int = 0
+        if left and answer.length == left > 1:
+            count = answer.receive(into[: left - 1])
+            raw.length_remaining -= count
+        elif left is None:
+            count = answer.receive_chunks(into)
         if count:
             return count
     if answer is not None:
