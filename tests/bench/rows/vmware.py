@@ -17,20 +17,19 @@ from tests.bench import inputs
 from tests.bench.bench import Bench, Side, Sides
 from tests.bench.measure import Cost
 from tests.bench.rows import disks
-from tests.bench.settings import POD
+from tests.bench.wire import Wire
 from tests.support import leases, servers, tls, vmware
 
 #: The leases of a row, at most.
 LEASES = 100
-
-
-DOWNLOAD = f"curl -sf --cacert {{trust}} {{url}} -o {{file}} && {disks.CONVERT}"
+#: The network of a host.
+WIRE = Wire(0.001, 100_000_000, mtu=9000)
 
 
 def alone(bench: Bench, kind: str) -> Iterator[Sides]:
     """Measure the disk of a snapshot, with the lease, against a download of its stream."""
     target = bench.target(kind)
-    with _lease(bench, bench.raw) as served:
+    with _lease(bench) as served:
         ours = bench.command(served.importing(target, "--disk", "1"), target)
         flags = "-n" if kind == "block" else ""
         yield Sides(ours, bench.shell(served.download(bench.temporary, target, flags), target))
@@ -42,11 +41,21 @@ for _kind in ("file", "block"):
     )
 
 
+@benches.row("vsphere: 100 MB/s", rival="curl", more=True)
+def distant(bench: Bench) -> Iterator[Sides]:
+    """Measure the disk of a host at the speed of its network, against a download of the stream."""
+    with inputs.folder(bench.directory, "distant") as own, WIRE.laid(own), _lease(bench) as served:
+        yield Sides(
+            bench.command(served.importing(bench.file, "--disk", "1"), bench.file),
+            bench.shell(f"{served.curl(bench.file)} && sync {bench.file}", bench.file),
+            bound=WIRE.seconds(_stream(bench.raw).stat().st_size),
+        )
+
+
 @benches.row("vsphere, 4 disks", rival="4 times at once: curl; qemu-img convert -m 16 -W")
 def together(bench: Bench) -> Iterator[Sides]:
     """Measure all disks of a snapshot."""
-    raw = inputs.disk(bench.directory, POD.size, POD.data)
-    with _lease(bench, raw, count=4) as served:
+    with _lease(bench, count=4) as served:
         folder = served.directory / "disks"
 
         def into_new(argv: Sequence[str | Path]) -> Side:
@@ -89,17 +98,20 @@ class _Served:
         every = [part for pair in given.items() for part in pair]
         return benches.importing(known.endpoint, target, *every, *options)
 
+    def curl(self, file: str | Path) -> str:
+        """Return the command of the shell that downloads the stream of a disk."""
+        return f"curl -sf --cacert {self.trust} {self.url} -o {file}"
+
     def download(self, file: str | Path, target: str | Path, flags: str = "") -> str:
         """Return the command of the shell that downloads the stream of a disk and converts it."""
-        return DOWNLOAD.format(
-            trust=self.trust, url=self.url, file=file, flags=flags, form="vmdk", target=target
-        )
+        convert = disks.CONVERT.format(flags=flags, form="vmdk", file=file, target=target)
+        return f"{self.curl(file)} && {convert}"
 
 
 @contextlib.contextmanager
-def _lease(bench: Bench, raw: Path, count: int = 1) -> Iterator[_Served]:
-    """Serve a machine with so many disks, all equal to ``raw``."""
-    own = bench.directory / f"vmware-{os.urandom(4).hex()}"
+def _lease(bench: Bench, count: int = 1) -> Iterator[_Served]:
+    """Serve a machine with so many disks, which are equal."""
+    own, raw = bench.directory / f"vmware-{os.urandom(4).hex()}", bench.raw
     size = raw.stat().st_size
     vcsim = vmware.Vcsim(own, size, more=[size] * (count - 1), exports=True)
     (own / "password").write_text(vmware.PASSWORD)
