@@ -161,6 +161,9 @@ def of(
     ``whole``: what was opened, which may be a package with the disk; ``demanded``: of the whole.
     """
     served, is_whole = whole.facts, attempt.image.source is whole.source
+    if whole.source.disks:
+        # Several disks have no bytes in common.
+        served = dataclasses.replace(served, identity=attempt.facts.identity)
     # A demanded checksum is that of the whole package.
     checksums = attempt.checksums if is_whole or not demanded.checksum else demanded.checksum
     digests = stated(checksums)
