@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from cdi_worker import errors, masking
+from cdi_worker.images.engine import cancelling, retry
 from cdi_worker.sources import renewal
 from cdi_worker.sources.vmware import machine as machines
 from cdi_worker.sources.vmware import session
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds for vSphere to prepare a lease.
 READY = 300.0
-#: Seconds to wait for a renewal that is under way.
+#: Seconds to wait for a renewal that is under way, and to repeat a call that ends a lease and fails.
 ENDING = 5.0
 #: Seconds of the shortest and the longest time-out that is believed: ESXi 5 stated 300,000,000.
 SHORTEST, LONGEST = 3, 900
@@ -143,7 +144,7 @@ class Lease:
             return
         self._is_held = False
         try:
-            self._session.call(doing, end)
+            retry.patiently(lambda: self._session.call(doing, end), ENDING, cancelling.NEVER)
             log.info("%s machine=%r", doing, self._name)
         except errors.SourceError as err:
             # It ends by itself, and everything that was read is right.

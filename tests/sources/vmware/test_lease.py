@@ -205,6 +205,19 @@ def test_report_that_fails_once_is_made_again(vcsim: vmware.Vcsim, target: Path)
     assert why(vcsim) == ["completed"]
 
 
+@pytest.mark.parametrize("how", ["Complete", "Abort"])
+def test_end_of_a_lease_is_asked_for_again(vcsim: vmware.Vcsim, target: Path, how: str) -> None:
+    """It locks the machine for minutes otherwise."""
+    set_lease(vcsim, Faults={f"HttpNfcLease{how}": {"Name": "HostCommunication", "Times": 2}})
+    if how == "Complete":
+        run(vcsim, target)
+    else:
+        serve(vcsim, status=404, framing="length")
+        with pytest.raises(errors.Error, match="the URL of the lease"):
+            run(vcsim, target)
+    assert why(vcsim) == ["completed" if how == "Complete" else "aborted"]
+
+
 def test_lease_that_cannot_be_completed_is_said(
     vcsim: vmware.Vcsim, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
