@@ -121,9 +121,8 @@ def environment(role: str) -> list[str]:
     if role in {"importer", "commands"}:
         rows += _of_sources(role)
     if role == "populators":
-        fields_of = fields.table(sources.find("glance").location_type)
-        helps = {name: fields_of[to][0].help for name, to in populators.OPENSTACK.items()}
-        rows += [(f"`{name}`", text.rstrip("."), "") for name, text in helps.items()]
+        fields = {name: field for name, (field, _) in sources.find("glance").table.items()}
+        rows += [(f"`{name}`", fields[to].help.rstrip("."), "") for name, to in populators.OPENSTACK.items()]
     return table(("variable", "meaning", "default"), rows)
 
 
@@ -148,7 +147,7 @@ def _code(text: str) -> str:
 def _of_sources(role: str) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[list[str], str, str]] = {}
     for kind in sources.own():
-        for field, default in kind.settings:
+        for field, default in kind.table.values():
             if field.is_read_by(role):
                 shown = default if isinstance(default, str) else ""
                 for name in (field.env, *field.more):
@@ -190,7 +189,7 @@ COLUMNS = (
         FACTS,
         ("ranges",),
     ),
-    Column("http without byte ranges, vsphere (VMDK)", frozenset({"http", "vsphere"}), FACTS),
+    Column("http without byte ranges", frozenset({"http"}), FACTS),
     Column("registry", frozenset({"registry"}), FACTS),
     Column("glance", frozenset({"glance"}), dataclasses.replace(FACTS, checksum="md5:"), ("ranges",)),
     Column("an upload, a pipe", frozenset({"local"}), dataclasses.replace(FACTS, once=True)),

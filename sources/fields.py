@@ -97,11 +97,9 @@ def declared(owner: type[Any]) -> Iterator[tuple[str, Field, Any]]:
 def values(owner: type[Any], given: Callable[[Field], Any]) -> dict[str, Any]:
     """Return the values that ``given`` returns for the declared fields of a dataclass, by field.
 
-    None, and False for a flag, mean that a field is not set. Raises ``errors.RequestError`` if two options
-    set one field differently.
+    None, and False for a flag, mean that a field is not set.
     """
     found: dict[str, Any] = {}
-    options: dict[str, str] = {}
     parts: dict[str, dict[str, Any]] = {}
     for name, about, default in declared(owner):
         value = given(about)
@@ -110,9 +108,7 @@ def values(owner: type[Any], given: Callable[[Field], Any]) -> dict[str, Any]:
         if about.part:
             parts.setdefault(name, {})[about.part] = value
             value = type(default)(**parts[name])
-        elif name in found and found[name] != value:
-            raise errors.RequestError(f"{options[name]} and {about.option}: give one of them")
-        found[name], options[name] = about.sets or value, about.option
+        found[name] = about.sets or value
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cdi_worker import errors
@@ -35,9 +35,9 @@ class Kind(NamedTuple):
         return found
 
     @property
-    def settings(self) -> Iterator[tuple[fields.Field, Any]]:
-        """The declared fields of the location with their defaults."""
-        return ((field, default) for _, field, default in fields.declared(self.location_type))
+    def table(self) -> Mapping[str, tuple[fields.Field, Any]]:
+        """The fields of the location with their defaults, by attribute name."""
+        return fields.table(self.location_type)
 
     def accept(self, location: base.Location) -> base.Location:
         """Return ``location`` as the dataclass of this source; a plain ``Location`` is converted.

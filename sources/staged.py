@@ -6,17 +6,10 @@ import dataclasses
 import posixpath
 import urllib.parse
 from collections.abc import Iterator
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 from cdi_worker import errors
 from cdi_worker.sources import base, fields
-
-CURRENT: Final = fields.Field(
-    env="IMPORTER_CURRENT_CHECKPOINT",
-    option="--current-checkpoint",
-    help="Checkpoint of this stage.",
-    verbs=fields.READ,
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +19,12 @@ class Staged(base.Location):
     staged: ClassVar[bool] = True
 
     previous: str = fields.field("", base.PREVIOUS)
-    current: str = fields.field("", CURRENT)
+    current: str = fields.field(
+        env="IMPORTER_CURRENT_CHECKPOINT",
+        option="--current-checkpoint",
+        help="Checkpoint of this stage.",
+        verbs=fields.READ,
+    )
     final: bool = fields.field(
         default=False,
         env="IMPORTER_FINAL_CHECKPOINT",

@@ -225,7 +225,7 @@ class SourceCommand(Command):
         known = {name for param in own for name in param.opts}
         found: dict[str, parameters.SourceOption] = {}
         for each in kinds:
-            for field, default in each.settings:
+            for field, default in each.table.values():
                 is_offered = self.name in field.verbs and (each.digests or self.name != "digest")
                 if field.option and field.option not in known and is_offered:
                     option = found.setdefault(field.option, parameters.SourceOption(field, default))

@@ -132,7 +132,7 @@ class _Group(command.SourceCommand, click.Group):
         mounts: dict[str, parameters.SourceOption] = {}
         # Searching for plug-ins takes longer than everything else in this help.
         for each in sources.own():
-            for field, _ in each.settings:
+            for field, _ in each.table.values():
                 if field.mount:
                     # Its file need not exist.
                     form = field._replace(file=False, form="FILE" if field.file else "")
@@ -160,7 +160,7 @@ class _Group(command.SourceCommand, click.Group):
         options = [option for each in known_commands for option in each.options if not option.here]
         known = {each.variable for each in options}
         known |= {field.env for _, field, _ in fields.declared(request.Request)}
-        of_sources = (field for kind in sources.every() for field, _ in kind.settings)
+        of_sources = (field for kind in sources.every() for field, _ in kind.table.values())
         known |= {name for field in of_sources for name in (field.env, *field.more) if name}
         here = {each.variable: each.key for each in running if each.here}
         for name in [name for name in contract.own(env) if name in here]:

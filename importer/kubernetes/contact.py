@@ -164,7 +164,7 @@ class Reading:
     def _access(self, where: str) -> base.Access:
         source = self.volume.source
         path = f"{where}.{REFERENCE}"
-        is_file = any(field.key == REFERENCE for field, _ in source.provider.settings)
+        is_file = any(field.key == REFERENCE for field, _ in source.provider.table.values())
         has_login = source.secret and not is_file
         login = self._values(path, "Secret", source.secret, (USER, PASSWORD)) if has_login else {}
         headers = [fields.header(each) for each in source.value("extraHeaders", ())]

@@ -58,6 +58,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "secretRef": "string",
         "certConfigMap": "string",
         "insecureSkipVerify": "boolean",
+        "snapshot": "string",
         "quiesce": "boolean",
     },
 }

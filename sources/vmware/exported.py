@@ -32,7 +32,7 @@ MERGED = 600.0
 #: Seconds for which a manifest that vSphere does not return is asked for again.
 MANIFEST = 30.0
 #: What names a snapshot, in a pod and on the command line.
-NAMED: Final = ("IMPORTER_CURRENT_CHECKPOINT", "--snapshot")
+NAMED: Final = ("CDI_WORKER_SNAPSHOT", "--snapshot")
 #: How often a stream is exported again with other bytes.
 MOST_AGAIN = 5
 #: The name of a snapshot of the worker: its owner's follows.
@@ -114,7 +114,7 @@ class LeaseSource(base.Source):
 
     def identity(self, disk: machines.VirtualDisk) -> str | None:
         """Return the identity of a disk: only a snapshot is immutable, and an own one is not there again."""
-        if not self.location.current:
+        if not self.location.moment:
             return None
         moment = (self.location.machine, disk.object_id, disk.snapshot, disk.change_id, disk.file)
         # The references of snapshots are those of one vCenter.
@@ -139,7 +139,7 @@ class LeaseSource(base.Source):
             if opening.whole:
                 # Of a run that was killed.
                 self._remove(lambda each: each.name == name)
-            snapshot = machine.snapshot(location.current) if location.current else None
+            snapshot = machine.snapshot(location.moment) if location.moment else None
             if snapshot is None and machine.is_running:
                 if not opening.whole:
                     text = f"{machine.name!r} runs: name a snapshot of it ({{}}); only an import takes one"

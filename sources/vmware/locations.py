@@ -46,12 +46,12 @@ class Vsphere(staged.Staged):
         key="thumbprint",
         selects=False,
     )
-    current: str = fields.field(
-        "",
-        fields.Field(
-            option="--snapshot", help="Snapshot of the VMware machine: reference or name.", verbs=fields.READ
-        ),
-        staged.CURRENT,
+    snapshot: str = fields.field(
+        option="--snapshot",
+        env="CDI_WORKER_SNAPSHOT",
+        help="Snapshot of the VMware machine: reference or name.",
+        key="snapshot",
+        verbs=fields.READ,
     )
     quiesce: bool = fields.field(
         default=False,
@@ -83,6 +83,11 @@ class Vsphere(staged.Staged):
         return (host, path) if scheme.lower() == SCHEME else ("", "")
 
     @property
+    def moment(self) -> str:
+        """The snapshot that is read, also that of a stage; empty: the machine as it is."""
+        return self.current or self.snapshot
+
+    @property
     def chosen(self) -> str:
         """The disk that the location names; empty: none."""
         return ""
@@ -94,6 +99,8 @@ class Vsphere(staged.Staged):
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         elif not self.machine:
             yield fields.fault(self, "the UUID of a virtual machine is missing ({})", "uuid")
+        if self.current and self.snapshot:
+            yield fields.fault(self, "a checkpoint is a snapshot: give no other one ({})", "snapshot")
         elif "@" in self._parts[0]:
             text = "the URL ({}) contains a user or a password; give them apart from it"
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")

@@ -135,9 +135,9 @@ class VddkSource(base.Source):
         with session.Session(location) as opened:
             machine = vsphere_machine.Machine(opened, location.uuid)
             disk = machine.disk(location.backing_file)
-            if location.current:
-                disk = machine.at(location.current, disk)
-                self._names[location.current] = vsphere_machine.names(location.current, disk)
+            if location.moment:
+                disk = machine.at(location.moment, disk)
+                self._names[location.moment] = vsphere_machine.names(location.moment, disk)
             if location.previous:
                 self._areas = self._changed(machine, disk)
             self._allocated = machine.allocated(disk)

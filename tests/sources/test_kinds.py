@@ -5,17 +5,14 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from cdi_worker import errors, sources
-from cdi_worker.sources import base, fields
+from cdi_worker.sources import base
 from cdi_worker.sources.local import blank
 from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.ovirt import locations as ovirt
-from cdi_worker.sources.vmware import locations as vmware
-from tests.support import worker
 
 KINDS = list(sources.own())
 NAMES = {
@@ -31,7 +28,6 @@ NAMES = {
     "s3",
     "vddk",
     "volume",
-    "vsphere",
 }
 
 
@@ -56,7 +52,7 @@ def test_kinds_are_consistent() -> None:
         assert callable(pkgutil.resolve_name(str(kind.source)))
         assert issubclass(kind.location_type, base.Location)
         assert sources.find(kind.name) == kind
-        for field, default in kind.settings:
+        for field, default in kind.table.values():
             assert field.help
             assert field.option == "" or field.option.startswith("--")
             assert field.env or field.option
@@ -65,7 +61,7 @@ def test_kinds_are_consistent() -> None:
 
 def test_the_same_option_is_the_same_field() -> None:
     """Two sources may share an option; the command line defines it once."""
-    fields = {field for kind in KINDS for field, _ in kind.settings if field.option}
+    fields = {field for kind in KINDS for field, _ in kind.table.values() if field.option}
     assert len({field.option for field in fields}) == len(fields)
 
 
@@ -102,17 +98,3 @@ def test_unknown_kind_lists_the_known_ones() -> None:
 def test_blank_source_has_no_endpoint() -> None:
     assert list(blank.Nowhere("").faults()) == []
     assert list(local.Local("").faults()) == ["no endpoint (IMPORTER_ENDPOINT) given"]
-
-
-def test_every_option_of_a_field_is_offered() -> None:
-    """A field may have two names: that of the contract, and that of its own protocol."""
-    done = worker.call("help", "import", "vsphere")
-    assert all(f"  --{each} " in done.output for each in ("snapshot", "current-checkpoint", "quiesce"))
-
-
-def test_two_options_of_one_field_must_agree(tmp_path: Path) -> None:
-    address = ("vsphere://127.0.0.1:1/u", tmp_path / "disk.img", "--snapshot=one")
-    done = worker.call("import", *address, "--current-checkpoint=two")
-    expected = "--snapshot and --current-checkpoint: give one of them"
-    assert (done.status, done.error_message) == (2, expected)
-    assert fields.values(vmware.Vsphere, lambda field: "one" if field.verbs == fields.READ else None)

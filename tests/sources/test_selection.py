@@ -45,8 +45,7 @@ CREDENTIALS = {
     "nbd": {"certificate", "key"},
     "registry": {"auth_file", "docker_config"},
     "gcs": {"credentials_file"},
-    "vddk": {"thumbprint", "quiesce", "read_by", "vddk_libdir", "vddk_config", "vddk_connections"},
-    "vsphere": {"thumbprint", "quiesce"},
+    "vddk": {"thumbprint", "vddk_libdir", "vddk_config", "vddk_connections"},
     "http": {"ready_file", "done_file"},
 }
 

@@ -60,7 +60,7 @@ class Run:
         if self.command is not None:
             return list(self.command)
         found = [*self.options, "--source", self.source, "--insecure"]
-        for field, _ in kinds[self.source].settings:
+        for field, _ in kinds[self.source].table.values():
             if field.option and not field.ambient and self.env.get(field.env):
                 found += [field.option, self.env[field.env]]
         return [*found, "--", self.endpoint, *([target] if target else [])]

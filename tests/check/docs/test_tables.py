@@ -87,7 +87,7 @@ def test_every_variable_that_is_listed_is_read() -> None:
 def test_every_variable_has_a_meaning() -> None:
     assert not [each.name for found in tables.VARIABLES.values() for each in found if not each.meaning]
     of_sources = {
-        (kind.name, field.env) for kind in sources.own() for field, _ in kind.settings if not field.help
+        (kind.name, field.env) for kind in sources.own() for field, _ in kind.table.values() if not field.help
     }
     assert not of_sources, f"these fields need a help: {of_sources}"
 
@@ -99,7 +99,7 @@ def test_every_role_has_its_table() -> None:
 
 def test_every_mount_of_a_source_is_listed() -> None:
     page = (repository.ROOT / "docs/reference/environment.md").read_text().partition("## Mounts")[2]
-    fields = [field for kind in sources.own() for field, _ in kind.settings if field.mount]
+    fields = [field for kind in sources.own() for field, _ in kind.table.values() if field.mount]
     assert len(fields) > 4
     assert [field.mount for field in fields if f"| `{field.mount}` | `{field.option}` |" not in page] == []
 

@@ -81,7 +81,7 @@ def test_help_shows_the_options_of_each_source(site: Path) -> None:
         ((f"pattern:{SIZE}", "x", "--pattern-byte=700"), "'--pattern-byte': '700' is not a byte"),
         (("pattern:large", "x"), "'pattern:large' is not pattern:SIZE"),
         ((f"pattern:{SIZE}", "x", "--pattern-bit=1"), "No such option"),
-        (("telnet://x", "x"), "pattern, s3"),
+        (("irc://x", "x"), "pattern, s3"),
     ],
 )
 def test_invalid_use_is_reported(site: Path, arguments: tuple[str, ...], message: str) -> None:

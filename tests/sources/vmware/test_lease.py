@@ -148,7 +148,7 @@ def test_snapshot_is_imported_of_a_running_machine(vcsim: vmware.Vcsim, target: 
     vcsim.power = "poweredOn"
     vcsim.save()
     for snapshot in (vcsim.snapshot(0), "stage 0"):
-        result = run(vcsim, target, current=snapshot, existing="replace")
+        result = run(vcsim, target, snapshot=snapshot, existing="replace")
         oracle.same(target, vcsim.content(0))
         assert vcsim.snapshot(0) in (result.identity or "")
     assert not vcsim.calls("CreateSnapshot_Task", "RemoveSnapshot_Task", "ExportVm")
