@@ -189,7 +189,7 @@ COLUMNS = (
         FACTS,
         ("ranges",),
     ),
-    Column("http without byte ranges", frozenset({"http"}), FACTS),
+    Column("http without byte ranges, vsphere (VMDK)", frozenset({"http", "vsphere"}), FACTS),
     Column("registry", frozenset({"registry"}), FACTS),
     Column("glance", frozenset({"glance"}), dataclasses.replace(FACTS, checksum="md5:"), ("ranges",)),
     Column("an upload, a pipe", frozenset({"local"}), dataclasses.replace(FACTS, once=True)),

@@ -356,7 +356,7 @@ REFUSED = [
     (("import", "htps://h/x", "T"), "did you mean 'https'?"),
     (("inspect", "HTPP://h/x"), "did you mean 'http'?"),
     (("inspect", "--source", "Vddk", "h"), "did you mean 'vddk'?"),
-    (("inspect", "gopher://h/x"), "unsupported URL scheme 'gopher'; supported: "),
+    (("inspect", "telnet://h/x"), "unsupported URL scheme 'telnet'; supported: "),
     (("import", __file__, "s3://bucket/disk.img"), "is not a target; name a file"),
     (("import", __file__, "NBD://host/disk"), "is not a target; name a file"),
     (("import", __file__, "nbds+unix:///?socket=a"), "is not a target; name a file"),

@@ -103,6 +103,11 @@ STAGE = {
         ("imageio", {"IMPORTER_DISK_ID": "disk"}, {"disk_id": "disk", "previous": "", "final": False}),
         ("imageio", {"IMPORTER_DISK_ID": "x", **STAGE}, {"previous": "one", "current": "two", "final": True}),
         (
+            "vsphere",
+            {"IMPORTER_UUID": "u", "CDI_WORKER_QUIESCE": "true", **STAGE},
+            {"uuid": "u", "quiesce": True, "current": "two", "final": True},
+        ),
+        (
             "vddk",
             {
                 "IMPORTER_UUID": "u",
@@ -335,6 +340,13 @@ def test_number_of_sessions_is_limited(paths: contract.Paths) -> None:
     for count in ("0", "13", "-1", "1.5", "many"):
         with pytest.raises(errors.RequestError, match=r"IMPORTER_VDDK_CONNECTIONS.*supported: 1 to 12"):
             read({**VDDK, "IMPORTER_VDDK_CONNECTIONS": count}, paths)
+
+
+def test_way_to_read_is_a_known_one(paths: contract.Paths) -> None:
+    for way in ("auto", "vddk", "lease"):
+        assert read({**VDDK, "CDI_WORKER_READ_BY": way}, paths).location.read_by == way
+    with pytest.raises(errors.RequestError, match=r"'nfc' \(CDI_WORKER_READ_BY\); supported: auto, vddk,"):
+        read({**VDDK, "CDI_WORKER_READ_BY": "nfc"}, paths)
 
 
 def test_vddk_library_is_found_at_its_mount(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from cdi_worker.sources import base
 from cdi_worker.sources.local import blank
 from cdi_worker.sources.local import locations as local
 from cdi_worker.sources.ovirt import locations as ovirt
+from tests.support import worker
 
 KINDS = list(sources.own())
 NAMES = {
@@ -28,6 +30,7 @@ NAMES = {
     "s3",
     "vddk",
     "volume",
+    "vsphere",
 }
 
 
@@ -98,3 +101,9 @@ def test_unknown_kind_lists_the_known_ones() -> None:
 def test_blank_source_has_no_endpoint() -> None:
     assert list(blank.Nowhere("").faults()) == []
     assert list(local.Local("").faults()) == ["no endpoint (IMPORTER_ENDPOINT) given"]
+
+
+def test_snapshot_is_not_a_checkpoint(tmp_path: Path) -> None:
+    address = ("vsphere://127.0.0.1:1/u", tmp_path / "disk.img", "--snapshot=one")
+    done = worker.call("import", *address, "--current-checkpoint=two")
+    assert (done.status, "give no other one (--snapshot)" in done.error_message) == (2, True)

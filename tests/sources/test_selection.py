@@ -45,7 +45,8 @@ CREDENTIALS = {
     "nbd": {"certificate", "key"},
     "registry": {"auth_file", "docker_config"},
     "gcs": {"credentials_file"},
-    "vddk": {"thumbprint", "vddk_libdir", "vddk_config", "vddk_connections"},
+    "vddk": {"thumbprint", "quiesce", "read_by", "vddk_libdir", "vddk_config", "vddk_connections"},
+    "vsphere": {"thumbprint", "quiesce"},
     "http": {"ready_file", "done_file"},
 }
 
