@@ -131,7 +131,8 @@ class Response(http.client.HTTPResponse):
     def _receive_into(self, into: memoryview) -> int:
         if self._is_drained:
             began = time.monotonic()
-            count = self._receiver.readinto(into)
+            # The end of the body is not known.
+            count = self._receiver.readinto(into, waits=False)
             self._body.count(count, began)
             return count
         self._is_drained = True

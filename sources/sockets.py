@@ -45,15 +45,15 @@ class Receiver:
         self._is_over = False
         self._failures: list[OSError] = []
 
-    def readinto(self, into: memoryview, /) -> int:
+    def readinto(self, into: memoryview, /, *, waits: bool = True) -> int:
         """Receive 1 to ``len(into)`` bytes; 0 at the end.
 
-        The caller must know that so many bytes will still arrive.
+        The caller must know that so many bytes will still arrive if this ``waits`` for many.
         """
         least = min(len(into), _LEAST)
         if self._is_tls:
             least = max(1, min(len(into), _LEAST_OF_TLS) - _RECORDS)
-        self._wait_for(least if self._can_wait else 1)
+        self._wait_for(least if waits and self._can_wait else 1)
         if self._least > 1 and not self._has_data(_SOON):
             self.reset()
         return self._receive_records(into) if self._is_tls else int(self._sock.recv_into(into))
