@@ -23,7 +23,7 @@ from tests.support import leases, servers, tls, vmware
 #: The leases of a row, at most.
 LEASES = 100
 #: The network of a host.
-WIRE = Wire(0.001, 100_000_000, mtu=9000)
+WIRE = Wire(0.001, 50_000_000, mtu=9000)
 
 
 def alone(bench: Bench, kind: str) -> Iterator[Sides]:
@@ -41,7 +41,7 @@ for _kind in ("file", "block"):
     )
 
 
-@benches.row("vsphere: 100 MB/s", rival="curl", more=True)
+@benches.row("vsphere: 50 MB/s", rival="curl", more=True)
 def distant(bench: Bench) -> Iterator[Sides]:
     """Measure the disk of a host at the speed of its network, against a download of the stream."""
     with inputs.folder(bench.directory, "distant") as own, WIRE.laid(own), _lease(bench) as served:
