@@ -158,6 +158,7 @@ def test_chunks_do_not_wait_for_many_bytes() -> None:
     """They may be the last ones: with SO_RCVLOWAT, a stream of 50 MB/s took 1.2 times as long."""
     here, there = socket.socketpair()
     with here, there:
+        here.settimeout(processes.PATIENCE)
         there.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4e20\r\n" + bytes(20_000))
         with responses.Response(here) as response:
             response.begin()
