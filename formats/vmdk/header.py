@@ -27,7 +27,7 @@ HEAD_SIZE = 64 * 1024
 GRAIN_MARKER = struct.Struct("<QI")
 #: Marker of metadata: its length in sectors, 0, and its type.
 MARKER = struct.Struct("<QII")
-END_KIND, FOOTER_KIND = 0, 3
+END_KIND, TABLE_KIND, FOOTER_KIND = 0, 1, 3
 #: A sector without metadata: a host that has sent nothing for 10 s sends how far it is (in no specification).
 PROGRESS_KIND = 4
 

@@ -1,12 +1,14 @@
 """Follow a stream-optimized VMDK by its markers, for streams with the tables at the end or all at the start.
 
 Each grain has a marker with its sector on the disk and is placed on arrival. Grain tables are built from the
-markers and compared with the tables of the file at the end.
+markers and compared with the tables of the file: one that follows its grains on arrival, after which only its
+sector is kept, the others at the end.
 """
 
 from __future__ import annotations
 
 import array
+import itertools
 import operator
 from collections.abc import Iterator
 
@@ -16,9 +18,9 @@ from cdi_worker.formats.mapped import pieces
 from cdi_worker.formats.mapped.layout import Arrival, Follower
 from cdi_worker.formats.mapped.pieces import Piece
 from cdi_worker.formats.vmdk import header as vmdk_header
-from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR, VmdkHeader
+from cdi_worker.formats.vmdk.header import GRAIN_MARKER, MARKER, SECTOR, TABLE_KIND, VmdkHeader
 
-#: Maximum tables with grains, 2 KiB each: 1 TiB of data with the usual grains.
+#: Maximum unconfirmed tables with grains, 2 KiB each: 1 TiB of data with the usual grains.
 LIMIT = 32 << 10
 #: Maximum sectors of a metadata block: the length of the longest supported directory.
 LONGEST = 4096
@@ -51,11 +53,15 @@ class MarkerFollower(Follower):
         self._blocks = header.directory_entries + OTHERS
         self._has_footer = False
         self._empty_sectors = 0
-        self._tables: dict[int, array.array[int]] = {}  # tables built from markers, by index in the directory
+        self._reach = header.table_entries * header.grain * SECTOR
+        # By index in the directory: tables built from markers, and the sector in the file of confirmed ones.
+        self._tables: dict[int, array.array[int]] = {}
+        self._confirmed = array.array("I", bytes(4 * header.directory_entries))
 
     def arrive(self, start: int, end: int, read: views.Read, *, last: bool) -> Arrival:
         """See ``Follower``. Both offsets are multiples of a sector, except at the end."""
         data: list[Piece] = []
+        holes: list[spans.Span] = []
         keep = [(start, min(self._kept_until, end))] if self._kept_until > start else []
         while not self.complete and self._next + (MARKER.size if last else SECTOR) <= end:
             at = self._next
@@ -64,7 +70,13 @@ class MarkerFollower(Follower):
                 raise errors.ScratchRequired(reason=f"the image has a table without a marker at byte {at}")
             if not size:
                 self._next = at + SECTOR + self._metadata(at, sector, kind)
-                if sector:
+                confirmed = None
+                # A table across two parts of the file is kept: with the usual parts, one of 1,600.
+                if kind == TABLE_KIND and self._next <= end:
+                    confirmed = self._confirm(at // SECTOR + 1, read(at + SECTOR, sector * SECTOR))
+                if confirmed is not None:
+                    holes += confirmed
+                elif sector:
                     self._kept_until = self._next
                     keep.append((at, min(self._next, end)))
                 continue
@@ -80,7 +92,9 @@ class MarkerFollower(Follower):
         ready = [*pieces.batches(data[:first], end, gap=0), *pieces.batches(data[first:], end)]
         if self.complete:
             end = self._next
-        return Arrival(ready, self._compare(end, read) if last or self.complete else (), keep)
+        holes_at_end = self._compare(end, read) if last or self.complete else ()
+        every = ((first, after - first) for first, after in itertools.chain(holes, holes_at_end))
+        return Arrival(ready, every, keep)
 
     def _is_table(self, at: int, data: bytes) -> bool:
         """Return whether this is a table or directory: sectors of grains or tables before ``at``, 0 and 1."""
@@ -115,6 +129,8 @@ class MarkerFollower(Follower):
         which, index = divmod(number, header.table_entries)
         table = self._tables.get(which)
         if table is None:
+            if self._confirmed[which]:
+                raise errors.ScratchRequired(reason=f"the image has a grain after its table at byte {at}")
             if len(self._tables) == LIMIT:
                 raise errors.ScratchRequired(reason="the image's grain tables are too large for memory")
             table = self._tables[which] = self._empty(which)
@@ -136,8 +152,8 @@ class MarkerFollower(Follower):
         grains = -(-header.capacity // header.grain) - which * header.table_entries
         return array.array("I", bytes(4 * min(header.table_entries, grains)))
 
-    def _compare(self, end: int, read: views.Read) -> Iterator[tuple[int, int]]:
-        """Check that the tables of the file match those built from the markers; return the holes."""
+    def _compare(self, end: int, read: views.Read) -> Iterator[spans.Span]:
+        """Check that the tables of the file match those built from the markers; return the other holes."""
         footer = self._header
         if footer.directory == vmdk_header.AT_END:
             if self._next != end:
@@ -153,22 +169,45 @@ class MarkerFollower(Follower):
         if _geometry(footer) != _geometry(self._header):
             raise errors.ScratchRequired(reason="the image's footer contradicts its header")
         for which, sector in enumerate(_entries(read, footer.directory, footer.directory_entries)):
-            if not sector and which not in self._tables:
+            confirmed = self._confirmed[which]
+            if sector == confirmed and which not in self._tables:
                 continue
             expected = self._tables.get(which) or self._empty(which)
             table = _entries(read, sector, len(expected)) if sector else self._empty(which)
-            if footer.flags & vmdk_header.ZERO_GRAINS:
-                table = array.array("I", (0 if grain == 1 else grain for grain in table))
-            if table != expected:
+            if confirmed or self._allocated(table) != expected:
                 raise errors.ScratchRequired(reason="the image's tables and markers contradict each other")
-        grain, entries = self._header.grain * SECTOR, self._header.table_entries
-        on_disk = (
-            ((which * entries + index) * grain, (which * entries + index + 1) * grain)
-            for which in sorted(self._tables)
-            for index, sector in enumerate(self._tables[which])
-            if sector
+        known = (
+            [(which * self._reach, (which + 1) * self._reach)] if confirmed else self._grains(which)
+            for which, confirmed in enumerate(self._confirmed)
         )
-        return ((first, after - first) for first, after in spans.gaps(on_disk, 0, self.virtual_size))
+        return spans.gaps(itertools.chain.from_iterable(known), 0, self.virtual_size)
+
+    def _confirm(self, sector: int, data: bytes) -> list[spans.Span] | None:
+        """Return the holes of the newest table if the file has it at ``sector``, and keep only that."""
+        which = next(reversed(self._tables), None)
+        if which is None or sector >> 32:
+            return None
+        expected = self._tables[which]
+        if self._allocated(views.entries(data, "<I")[: len(expected)]) != expected:
+            return None
+        start = which * self._reach
+        holes = list(spans.gaps(self._grains(which), start, min(start + self._reach, self.virtual_size)))
+        self._confirmed[which] = sector
+        del self._tables[which]
+        return holes
+
+    def _allocated(self, table: array.array[int]) -> array.array[int]:
+        """Return a table without its entries for grains of zeros."""
+        if self._header.flags & vmdk_header.ZERO_GRAINS:
+            return array.array("I", (0 if grain == 1 else grain for grain in table))
+        return table
+
+    def _grains(self, which: int) -> Iterator[spans.Span]:
+        """Yield the parts of the disk that the grains of an unconfirmed table hold."""
+        table = self._tables.get(which, ())
+        grain, first = self._header.grain * SECTOR, which * self._header.table_entries
+        for number in itertools.compress(range(first, first + len(table)), table):
+            yield number * grain, (number + 1) * grain
 
 
 def _entries(read: views.Read, sector: int, count: int) -> array.array[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 SECTOR = 512
 GRAIN = 64 << 10
@@ -52,9 +52,59 @@ def streamed(
             out += struct.pack(f"<{len(table)}I", *table).ljust(4 * SECTOR, b"\0")
         else:
             directory.append(0)
+    return bytes(out) + _ending(len(out), sectors, directory, flags, unmarked)
+
+
+def arranged(disk: bytes, parts: Sequence[tuple[str, int]], chosen: Mapping[int, int] | None = None) -> bytes:
+    """Return an image with these parts in this order, then the directory and the footer.
+
+    Parts: ("grain", number); ("table", number) maps the grains before it; ("progress", count) is that many
+    markers. The directory has the last table of each number, or the one with the index ``chosen`` among them.
+    """
+    sectors = len(disk) // SECTOR
+    out = bytearray(_header(0x30001, sectors, _AT_END) + descriptor(sectors)).ljust(128 * SECTOR, b"\0")
+    grains: dict[int, int] = {}
+    tables: dict[int, list[int]] = {}
+    for kind, number in parts:
+        if kind == "grain":
+            body = zlib.compress(disk[number * GRAIN : (number + 1) * GRAIN].ljust(GRAIN, b"\0"), 1)
+            grains[number] = len(out) // SECTOR
+            out += _padded(struct.pack("<QI", number * GRAIN // SECTOR, len(body)) + body)
+        elif kind == "table":
+            _add_marker(out, 4, TABLE)
+            tables.setdefault(number, []).append(len(out) // SECTOR)
+            out += struct.pack("<512I", *(grains.get(number * 512 + index, 0) for index in range(512)))
+        else:
+            out += marker_of_progress(0) * number
+    places = {number: found[(chosen or {}).get(number, -1)] for number, found in tables.items()}
+    directory = [places.get(number, 0) for number in range(-(-len(disk) // REACH))]
+    return bytes(out) + _ending(len(out), sectors, directory)
+
+
+def sparse(size: int, grain: bytes) -> Iterator[bytes]:
+    """Yield an image, in parts, of a disk that begins with ``grain`` in each table and has nothing else."""
+    sectors = size // SECTOR
+    body = zlib.compress(grain, 1)
+    yield (_header(0x30001, sectors, _AT_END) + descriptor(sectors)).ljust(128 * SECTOR, b"\0")
+    at, directory = 128 * SECTOR, []
+    for start in range(0, size, REACH):
+        out = bytearray(_padded(struct.pack("<QI", start // SECTOR, len(body)) + body))
+        _add_marker(out, 4, TABLE)
+        directory.append((at + len(out)) // SECTOR)
+        out += struct.pack("<I", at // SECTOR).ljust(4 * SECTOR, b"\0")
+        at += len(out)
+        yield bytes(out)
+    yield _ending(at, sectors, directory)
+
+
+def _ending(
+    at: int, sectors: int, directory: Collection[int], flags: int = 0x30001, unmarked: Collection[int] = ()
+) -> bytes:
+    """Return the directory and the footer of an image, at this offset."""
     entries = struct.pack(f"<{len(directory)}I", *directory)
+    out = bytearray()
     _add_marker(out, -(-len(entries) // SECTOR), DIRECTORY, unmarked)
-    footer = _header(flags, sectors, len(out) // SECTOR)
+    footer = _header(flags, sectors, (at + len(out)) // SECTOR)
     out += _padded(entries)
     _add_marker(out, 1, 3)
     out += footer

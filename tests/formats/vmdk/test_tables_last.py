@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import struct
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.formats.vmdk import check, layout, markers
 from cdi_worker.formats.vmdk import header as vmdk_header
+from cdi_worker.images.disks import following
+from cdi_worker.images.engine import cancelling
 from tests.support import disks, placing, vmdk_stream
 
 SECTOR = 512
@@ -239,3 +245,155 @@ def test_too_many_tables_need_scratch() -> None:
     block = struct.pack("<QII", 1, 0, 1).ljust(2 * SECTOR, b"\0")
     with pytest.raises(errors.ScratchRequired, match="more tables"):
         read_stream(good[:start] + block * 100 + good[start:])
+
+
+#: Two tables: grains 0 to 2 and 5 of the first one, 512 and 514 of the second one.
+SPARSE = (
+    (NOISE + bytes(2 * GRAIN) + NOISE[:GRAIN]).ljust(REACH, b"\0")
+    + NOISE[:GRAIN]
+    + bytes(GRAIN)
+    + NOISE[:512]
+)
+FIRST = [("grain", 0), ("grain", 1), ("grain", 2), ("grain", 5)]
+SECOND = [("grain", 512), ("grain", 514)]
+TABLES = [("table", 0), ("table", 1)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [*FIRST, TABLES[0], *SECOND, TABLES[1]],
+        [*SECOND, TABLES[1], *FIRST[::-1], TABLES[0]],
+        [*FIRST, *SECOND, *TABLES],
+        [*SECOND, *FIRST, *TABLES],
+        [*TABLES, *FIRST, TABLES[0], *SECOND, TABLES[1]],
+        [*FIRST[:2], *SECOND[:1], *FIRST[2:], TABLES[0], *SECOND[1:], TABLES[1]],
+    ],
+)
+def test_tables_may_have_any_place_after_their_grains(parts: list[tuple[str, int]]) -> None:
+    assert placing.read_vmdk(vmdk_stream.arranged(SPARSE, parts)) == SPARSE
+
+
+@pytest.mark.parametrize("sectors", range(6))
+def test_table_across_two_parts_of_the_stream(sectors: int) -> None:
+    """``sectors``: of the marker and its table, those in the first part."""
+    before = vmdk_stream.arranged(SPARSE, FIRST)
+    at = len(before) // SECTOR - 5  # directory and footer with their markers, and the end
+    padding = following.CHUNK // SECTOR - at - sectors
+    parts = [*FIRST, ("progress", padding), TABLES[0], *SECOND, TABLES[1]]
+    image = vmdk_stream.arranged(SPARSE, parts)
+    marker = struct.pack("<QII", 4, 0, 1)
+    assert image[following.CHUNK - sectors * SECTOR :].startswith(marker)
+    assert read_stream(image) == SPARSE
+
+
+def test_image_that_ends_within_a_table_is_truncated() -> None:
+    image = vmdk_stream.arranged(SPARSE, [*SECOND, TABLES[1]])
+    table = len(image) - 9 * SECTOR
+    for length in (1, 511, 3 * SECTOR, 4 * SECTOR - 1):
+        with pytest.raises(errors.Truncated):
+            read_stream(image[: table + length])
+
+
+def test_second_table_for_a_place_is_never_used_unseen() -> None:
+    """The directory says which of two tables counts: the one that was compared, or scratch is needed."""
+    parts = [*FIRST, TABLES[0], TABLES[0], *SECOND, TABLES[1]]
+    assert read_stream(vmdk_stream.arranged(SPARSE, parts, {0: 0})) == SPARSE
+    with pytest.raises(errors.ScratchRequired, match="contradict"):
+        read_stream(vmdk_stream.arranged(SPARSE, parts, {0: 1}))
+
+
+def test_grain_after_its_table_needs_scratch() -> None:
+    """Also if the directory has a second table with it: the hole in the first one was delivered."""
+    parts = [*FIRST[:3], TABLES[0], *SECOND, TABLES[1], FIRST[3], TABLES[0]]
+    image = vmdk_stream.arranged(SPARSE, parts)
+    assert placing.read_disk(image, "vmdk") == SPARSE
+    with pytest.raises(errors.ScratchRequired, match="after its table"):
+        read_stream(image)
+    # A table with only some grains of its own is not confirmed.
+    parts = [*FIRST[:3], TABLES[0], FIRST[3], *SECOND, TABLES[1]]
+    with pytest.raises(errors.ScratchRequired):
+        read_stream(vmdk_stream.arranged(SPARSE, parts))
+
+
+def test_table_that_the_directory_lacks_needs_scratch() -> None:
+    good = vmdk_stream.arranged(SPARSE, [*FIRST, TABLES[0], *SECOND, TABLES[1]])
+    directory, _ = at_the_end(good)
+    for number in (0, 1):
+        with pytest.raises(errors.ScratchRequired, match="contradict"):
+            read_stream(changed(good, directory + 4 * number, "<I", 0))
+
+
+def test_table_beyond_the_reach_of_the_directory_is_not_confirmed() -> None:
+    """Its entries have 32 bits: 2 TiB of file."""
+    first = (1 << 32) - 2
+    header = vmdk_header.parse(vmdk_stream.streamed(DISK))._replace(overhead=first)
+    stream = bytearray(7 * SECTOR)
+    struct.pack_into("<QI", stream, 0, 0, 1)
+    struct.pack_into("<QII", stream, SECTOR, 4, 0, 1)
+    struct.pack_into("<I", stream, 2 * SECTOR, first)
+
+    def read(offset: int, length: int) -> bytes:
+        return bytes(stream[offset - first * SECTOR :][:length])
+
+    start, end = first * SECTOR, first * SECTOR + len(stream)
+    arrival = layout.VmdkLayout(header).follow().arrive(start, end, read, last=False)
+    assert arrival.keep == [(start + SECTOR, start + 6 * SECTOR)]
+    assert not list(arrival.holes)
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(256 << 30, 64 << 10), pytest.param(8 << 40, 2 << 20, marks=pytest.mark.slow)]
+)
+def test_memory_for_tables_does_not_grow(size: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``most``: bytes to keep, of the directory (4 for each table) and of tables across two parts."""
+    monkeypatch.setattr(following, "MEMORY", most)
+    monkeypatch.setattr(markers, "LIMIT", most // 2048)
+    parts = vmdk_stream.sparse(size, NOISE[:512].ljust(GRAIN, b"x"))
+    head = next(parts)
+    stream = Parts(itertools.chain([head], parts))
+    found = layout.VmdkLayout(vmdk_header.parse(head))
+    opened = contextlib.nullcontext(stream)
+    disk = following.FollowingDisk(lambda _: opened, found.follow, size, cancelling.Cancel())
+    target = Counting()
+    placing.deliver(disk, target)
+    assert (target.written, target.zeroed) == (size // REACH * GRAIN, size - size // REACH * GRAIN)
+
+
+class Parts:
+    """A stream of these parts."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+        self._rest = memoryview(b"")
+
+    def readinto(self, into: memoryview, /) -> int:
+        """Read the next bytes; return how many."""
+        self._rest = self._rest or memoryview(next(self._parts, b""))
+        count = min(len(into), len(self._rest))
+        into[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Counting:
+    """A target that counts bytes."""
+
+    def __init__(self) -> None:
+        self.written = self.zeroed = 0
+        self._lock = threading.Lock()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Count written bytes, which are one grain at the start of a table."""
+        assert offset % REACH + len(data) <= GRAIN
+        with self._lock:
+            self.written += len(data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Count bytes of holes."""
+        assert offset % REACH >= GRAIN
+        with self._lock:
+            self.zeroed += length
