@@ -77,15 +77,11 @@ def begin(attempt: Attempt, opened: targets.Target) -> None:
     # All of a disk is verified at its end: changes are not written over what is left of it.
     to = _whole(current) if attempt.plan.compared else current
     checkpoint.Checkpoint(previous, to).write(opened.written_path)
-    _zero_rest(attempt, opened)
-    opened.flush()
-
-
-def _zero_rest(attempt: Attempt, opened: targets.Target) -> None:
     size, before = attempt.plan.virtual_size or 0, attempt.facts.previous_size
     if before is None or before > size:
         opened.flush()
         opened.zero_rest(size)
+    opened.flush()
 
 
 def begin_update(path: str) -> None:
@@ -97,11 +93,11 @@ def settle(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Store which checkpoint the disk of ``size`` bytes holds."""
     stage = attempt.request.stage
     if stage.current:
-        if not (attempt.request.is_delta or stage.final):
+        # A delta that is compared may be the first stage that succeeds on a device.
+        may_be_first = attempt.plan.compared and attempt.survey.block
+        if may_be_first if attempt.request.is_delta else not stage.final:
             # A later stage may not know by how much the disk has grown.
             out.zero_rest(size)
-        elif attempt.plan.compared and attempt.survey.block and attempt.request.is_delta:
-            _zero_rest(attempt, out)
         # The bytes must be on storage before the checkpoint that vouches for them.
         out.flush()
         checkpoint.Checkpoint(_names(attempt)[1]).write(out.written_path)

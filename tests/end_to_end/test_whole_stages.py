@@ -118,6 +118,19 @@ def test_delta_that_was_stopped_is_only_applied_again(
     check(target, THREE, tmp_path)
 
 
+@devices.on("block512")
+def test_delta_over_a_first_stage_that_was_killed_zeroes_the_rest(
+    machine: machines.Machine, target: Path, tmp_path: Path
+) -> None:
+    """A later stage of changes may not know by how much the disk has grown."""
+    machine.tell(slow="")
+    wanted = machine.request(target, "one")
+    kills.kill(wanted, lambda: kills.noted(target) > 2 * MIB, before=machines.REGISTERED)
+    machine.tell(slow=None)
+    cdi_worker.run(machine.request(target, "two", "one"))
+    check(target, TWO, tmp_path)
+
+
 @pytest.mark.parametrize("target", ["file", "block4096"], indirect=True)
 def test_kills_at_random_moments_of_a_delta(
     machine: machines.Machine, target: Path, tmp_path: Path, pytestconfig: pytest.Config

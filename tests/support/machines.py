@@ -48,6 +48,7 @@ class Export(cdi_worker.Source):
         self._slow = "slow" in told
         unmarked = (vmdk_stream.TABLE,) if "scratch" in told else ()
         level = int(told.get("level", 1))
+        before = self._folder / f"{self._location.previous}.raw"
         self._image = vmdk_stream.streamed(disk, level=level, progress=1, unmarked=unmarked)
         return cdi_worker.Facts(
             name=self.name,
@@ -55,6 +56,7 @@ class Export(cdi_worker.Source):
             identity=f"machine {self._location.current}",
             format="vmdk",
             disk_size=int(told.get("stated", len(disk))),
+            previous_size=before.stat().st_size if before.exists() else None,
         )
 
     def stream(self, offset: int = 0) -> cdi_worker.Reader:
