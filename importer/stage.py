@@ -93,9 +93,11 @@ def settle(attempt: Attempt, out: targets.Target, size: int) -> None:
     """Store which checkpoint the disk of ``size`` bytes holds."""
     stage = attempt.request.stage
     if stage.current:
-        # A delta that is compared may be the first stage that succeeds on a device.
-        may_be_first = attempt.plan.compared and attempt.survey.block
-        if may_be_first if attempt.request.is_delta else not stage.final:
+        # On a device, a delta that is compared may be the first stage that succeeds.
+        is_first = not stage.final
+        if attempt.request.is_delta:
+            is_first = attempt.plan.compared and attempt.survey.block
+        if is_first:
             # A later stage may not know by how much the disk has grown.
             out.zero_rest(size)
         # The bytes must be on storage before the checkpoint that vouches for them.

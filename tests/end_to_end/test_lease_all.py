@@ -97,7 +97,8 @@ def test_four_disks_of_a_running_machine_are_read_at_once(
     host(vcsim).page = dataclasses.replace(leases.PAGE, drip=(MiB, 0.1))
     results = together.run_all(request(vcsim, folder))
     check(vcsim, folder, NOW)
-    assert host(vcsim).busiest == len(SIZES)
+    # A response that has ended may still count.
+    assert host(vcsim).busiest >= len(SIZES)
     assert [len(host(vcsim).requested(disk)) for disk in range(len(SIZES))] == [1] * len(SIZES)
     assert [Path(each.target).name for each in results] == list(NAMES)
     labels = [f"export of Hard disk {disk + 1}" for disk in range(len(SIZES))]

@@ -68,7 +68,7 @@ def test_note_of_a_delta_is_on_storage_before_anything_is_zeroed(tmp_path: Path)
         facts=base.Facts(name="source"),
         image=types.SimpleNamespace(source=base.Source()),
         survey=types.SimpleNamespace(chain=()),
-        plan=types.SimpleNamespace(virtual_size=1),
+        plan=types.SimpleNamespace(virtual_size=1, compared=False),
     )
     stage.begin(cast("Attempt", attempt), cast("targets.Target", opened))
     assert order[:2] == ["flush", "zero"]

@@ -148,7 +148,7 @@ CONTEXTS: dict[str, Callable[[Trust], ssl.SSLContext]] = {
     "upload server": lambda trust: upload_tls.Server(
         str(trust.pair.certificate), str(trust.pair.key), str(trust.anchor)
     ).context(),
-    "vSphere by thumbprint": lambda trust: vmware_session._pinned(trust.pair.thumbprint),
+    "vSphere by thumbprint": lambda trust: vmware_session.pinned(trust.pair.thumbprint),
     "metrics": lambda _: metrics_server._context(),
 }
 
