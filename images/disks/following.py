@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import bisect
 import collections
-import functools
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import Self
+from typing import Final, Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
 from cdi_worker.formats.mapped import layout
-from cdi_worker.formats.mapped.pieces import Batch, Inflate
-from cdi_worker.images import directio, kernel
+from cdi_worker.formats.mapped.pieces import Batch
+from cdi_worker.images import directio
 from cdi_worker.images.disks import base, tables
 from cdi_worker.images.engine import cancelling
 from cdi_worker.scratch import space
@@ -29,6 +29,7 @@ CHUNK = 4 << 20
 WORKERS = 2
 #: Maximum running and queued jobs.
 JOBS = 4
+_ALWAYS: Final = contextlib.nullcontext()
 
 
 class FollowingDisk(base.Disk):
@@ -36,7 +37,7 @@ class FollowingDisk(base.Disk):
 
     ``opened`` opens the file; it is read until the disk is complete, not to its end. ``follower`` makes a new
     interpreter of it. ``spill`` takes what must be kept beyond memory; None: no scratch. ``direct``: see
-    ``tables.MappedDisk``.
+    ``tables.MappedDisk``. ``turns``: to place a batch, shared with other disks.
 
     ``deliver`` raises ``errors.ScratchRequired`` if the disk cannot be delivered in one pass, or without
     scratch.
@@ -53,7 +54,9 @@ class FollowingDisk(base.Disk):
         *,
         spill: space.Spill | None = None,
         direct: bool = False,
+        turns: contextlib.AbstractContextManager[object] = _ALWAYS,
     ) -> None:
+        self._turns = turns
         self._opened = opened
         self._follower = follower
         self.size: int = size
@@ -69,7 +72,13 @@ class FollowingDisk(base.Disk):
         free: list[directio.Buffer] = []
         history = History(self._spill)
         start, last = 0, False
-        crew = _Placers(placer, follower.inflate, self._scope, meter.moved)
+
+        def put(batch: Batch, data: memoryview) -> None:
+            with self._turns:
+                placer.put(batch, data, follower.inflate)
+            meter.moved(batch.length)
+
+        crew = _Placers(put, self._scope)
         with self._opened(meter.advance) as reader, crew:
             while not (last or follower.complete):
                 self._scope.check()
@@ -91,25 +100,12 @@ class FollowingDisk(base.Disk):
         return self.size
 
 
-@functools.cache
-def _turns() -> threading.Semaphore:
-    """Return the turns to place a batch, of all disks of this process.
-
-    With 8 threads on 2 CPUs, four disks took 1.35 times as long: they waited for the interpreter's lock.
-    """
-    return threading.Semaphore(max(WORKERS, round(kernel.processors())))
-
-
 class _Placers:
     """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
-    def __init__(
-        self, placer: tables.Placer, inflate: Inflate, scope: cancelling.Cancel, moved: base.Advance
-    ) -> None:
-        self._placer = placer
-        self._inflate = inflate
+    def __init__(self, put: Callable[[Batch, memoryview], None], scope: cancelling.Cancel) -> None:
+        self._put_batch = put
         self._scope = scope
-        self._moved = moved
         self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
 
@@ -137,9 +133,7 @@ class _Placers:
                 data = source.view[batch.offset - source.start :][: batch.length]
             else:
                 data = memoryview(source)
-            with _turns():
-                self._placer.put(batch, data, self._inflate)
-            self._moved(batch.length)
+            self._put_batch(batch, data)
         except BaseException as err:
             # Any failure must end the read in progress, which is in another thread.
             self._scope.fail(err)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Self
 
 from cdi_worker import errors
+from cdi_worker.images import kernel
 from cdi_worker.images.targets import base, claim
 
 
@@ -19,6 +21,9 @@ class Group:
     """
 
     def __init__(self) -> None:
+        #: To decompress and write: threads without a CPU would wait for the interpreter's lock, and four
+        #: disks took 1.35 times as long on 2 CPUs.
+        self.turns = threading.Semaphore(max(2, round(kernel.processors())))
         self._stack = contextlib.ExitStack()
         self._claims: dict[str, claim.Claim] = {}
         self._targets: list[tuple[base.Target, int, Callable[[], object]]] = []

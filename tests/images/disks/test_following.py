@@ -14,6 +14,7 @@ import pytest
 from cdi_worker import errors
 from cdi_worker.images import kernel
 from cdi_worker.images.disks import following
+from cdi_worker.images.targets import group
 from cdi_worker.scratch import space
 from tests.support import disks as disks_module
 from tests.support import placing, qcow2_images, vmdk_stream
@@ -83,15 +84,17 @@ class Busy(placing.Dirty):
         super().write(offset, data)
 
 
-def test_disks_of_a_process_take_turns() -> None:
+def test_disks_of_a_group_take_turns() -> None:
     """Threads without a CPU only wait for the interpreter's lock, and four disks take longer."""
     expected = os.urandom(12 * MiB)
     data = vmdk_stream.streamed(expected)
     turns = max(2, round(kernel.processors()))
     disks = [Busy(len(expected)) for _ in range(turns + 1)]
+    shared = group.Group().turns
     with futures.ThreadPoolExecutor(len(disks)) as pool:
         for done in [
-            pool.submit(placing.deliver, placing.following_of(data, form="vmdk"), disk) for disk in disks
+            pool.submit(placing.deliver, placing.following_of(data, form="vmdk", turns=shared), disk)
+            for disk in disks
         ]:
             done.result()
     assert Busy.most == turns
