@@ -167,7 +167,7 @@ def _following(attempt: Attempt, spill: space.Spill | None) -> base.Disk:
         attempt.scope,
         spill=spill,
         direct=attempt.request.direct,
-        turns=attempt.group.turns if attempt.group else contextlib.nullcontext(),
+        workers=attempt.group.workers if attempt.group else following.WORKERS,
     )
 
 

@@ -112,7 +112,9 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
     if passes and whole.seeks:
         log.warning(execute.HASHED)
     key = selection.digest(request.location)[:16]
-    with group.Group() as together:
+    streams = _streams(whole, request)
+    # More threads than CPUs only wait for the interpreter's lock.
+    with group.Group(1 if streams > 1 else 2) as together:
         # What is demanded is verified of the whole.
         member = run._replace(demanded=Demanded(), group=together)
 
@@ -134,7 +136,7 @@ def _import(whole: base.Image, request: Request, run: execute.Run) -> list[Resul
             return execute.import_disk(_Member(disk), each, run)
 
         if disks:
-            results = _each(import_disk, disks, claimed(disks), member, _streams(whole, request))
+            results = _each(import_disk, disks, claimed(disks), member, streams)
         else:
             results = ova.read_each(whole.files[0], package.expected(run.demanded), run.reads, begin)
         whole.verify()

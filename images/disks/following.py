@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import Final, Self
+from typing import Self
 
 from cdi_worker import errors
 from cdi_worker.formats import readers
@@ -29,7 +28,6 @@ CHUNK = 4 << 20
 WORKERS = 2
 #: Maximum running and queued jobs.
 JOBS = 4
-_ALWAYS: Final = contextlib.nullcontext()
 
 
 class FollowingDisk(base.Disk):
@@ -37,7 +35,7 @@ class FollowingDisk(base.Disk):
 
     ``opened`` opens the file; it is read until the disk is complete, not to its end. ``follower`` makes a new
     interpreter of it. ``spill`` takes what must be kept beyond memory; None: no scratch. ``direct``: see
-    ``tables.MappedDisk``. ``turns``: to place a batch, shared with other disks.
+    ``tables.MappedDisk``. ``workers``: threads that place what has arrived.
 
     ``deliver`` raises ``errors.ScratchRequired`` if the disk cannot be delivered in one pass, or without
     scratch.
@@ -54,9 +52,9 @@ class FollowingDisk(base.Disk):
         *,
         spill: space.Spill | None = None,
         direct: bool = False,
-        turns: contextlib.AbstractContextManager[object] = _ALWAYS,
+        workers: int = WORKERS,
     ) -> None:
-        self._turns = turns
+        self._workers = workers
         self._opened = opened
         self._follower = follower
         self.size: int = size
@@ -74,11 +72,10 @@ class FollowingDisk(base.Disk):
         start, last = 0, False
 
         def put(batch: Batch, data: memoryview) -> None:
-            with self._turns:
-                placer.put(batch, data, follower.inflate)
+            placer.put(batch, data, follower.inflate)
             meter.moved(batch.length)
 
-        crew = _Placers(put, self._scope)
+        crew = _Placers(put, self._scope, self._workers)
         with self._opened(meter.advance) as reader, crew:
             while not (last or follower.complete):
                 self._scope.check()
@@ -103,10 +100,12 @@ class FollowingDisk(base.Disk):
 class _Placers:
     """Place batches in threads. A failure sets the scope, which ends the read of the stream with it."""
 
-    def __init__(self, put: Callable[[Batch, memoryview], None], scope: cancelling.Cancel) -> None:
+    def __init__(
+        self, put: Callable[[Batch, memoryview], None], scope: cancelling.Cancel, workers: int
+    ) -> None:
         self._put_batch = put
         self._scope = scope
-        self._executor = futures.ThreadPoolExecutor(WORKERS, "place")
+        self._executor = futures.ThreadPoolExecutor(workers, "place")
         self._jobs: collections.deque[futures.Future[None]] = collections.deque()
 
     def __enter__(self) -> Self:

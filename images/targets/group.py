@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Self
 
 from cdi_worker import errors
-from cdi_worker.images import kernel
 from cdi_worker.images.targets import base, claim
 
 
@@ -17,13 +15,11 @@ class Group:
 
     Before the first disk becomes usable, each lock file gets a record of its new disk. So a run with the same
     ``claim.Terms.key`` recognises the disks of a run that was killed in between, and replaces them. Threads
-    may add and keep targets at the same time.
+    may add and keep targets at the same time. ``workers``: threads of each disk that decompress and write.
     """
 
-    def __init__(self) -> None:
-        #: To decompress and write: threads without a CPU would wait for the interpreter's lock, and four
-        #: disks took 1.35 times as long on 2 CPUs.
-        self.turns = threading.Semaphore(max(2, round(kernel.processors())))
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = workers
         self._stack = contextlib.ExitStack()
         self._claims: dict[str, claim.Claim] = {}
         self._targets: list[tuple[base.Target, int, Callable[[], object]]] = []

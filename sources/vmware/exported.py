@@ -142,7 +142,7 @@ class LeaseSource(base.Source):
             snapshot = machine.snapshot(location.moment) if location.moment else None
             if snapshot is None and machine.is_running:
                 if not opening.whole:
-                    text = f"{machine.name!r} runs: name a snapshot of it ({{}}); only an import takes one"
+                    text = f"{machine.name!r} runs: name a snapshot of it ({{}}); this takes none"
                     raise errors.RequestError(fields.Fault(text, *NAMED))
                 snapshot = self._take(stack, name, masking.quoted(owner, LONGEST_OWNER))
             self._snapshot = snapshot.reference if snapshot else ""

@@ -94,13 +94,13 @@ class Vsphere(staged.Staged):
 
     def faults(self) -> Iterator[str]:
         yield from staged.Staged.faults(self)
+        if self.current and self.snapshot:
+            yield fields.fault(self, "a checkpoint is a snapshot: give no other one ({})", "snapshot")
         if self.endpoint and not base.is_web(self.url):
             text = "malformed URL of vCenter or ESXi ({}); expected https://host[:port] or vsphere://host[:port]/UUID"
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")
         elif not self.machine:
             yield fields.fault(self, "the UUID of a virtual machine is missing ({})", "uuid")
-        if self.current and self.snapshot:
-            yield fields.fault(self, "a checkpoint is a snapshot: give no other one ({})", "snapshot")
         elif "@" in self._parts[0]:
             text = "the URL ({}) contains a user or a password; give them apart from it"
             yield fields.Fault(text, "IMPORTER_ENDPOINT", "SOURCE")

@@ -208,7 +208,6 @@ def following_of(
     scratch: space.Spill | None = None,
     form: str = "qcow2",
     scope: cancelling.Cancel | None = None,
-    turns: contextlib.AbstractContextManager[object] | None = None,
 ) -> base.Disk:
     """Return the disk of an image that passes once."""
     return following.FollowingDisk(
@@ -217,7 +216,6 @@ def following_of(
         follower(data, form).virtual_size,
         scope or cancelling.Cancel(),
         spill=scratch,
-        turns=turns or contextlib.nullcontext(),
     )
 
 

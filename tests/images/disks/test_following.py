@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-import time
-from concurrent import futures
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from cdi_worker import errors
-from cdi_worker.images import kernel
 from cdi_worker.images.disks import following
-from cdi_worker.images.targets import group
 from cdi_worker.scratch import space
 from tests.support import disks as disks_module
-from tests.support import placing, qcow2_images, vmdk_stream
+from tests.support import placing, qcow2_images
 
 MiB = 1 << 20
 
@@ -68,34 +63,3 @@ def test_more_than_memory_needs_scratch(tables_after_data: tuple[bytes, bytes], 
     with space.Spill(tmp_path / "spill") as scratch:
         assert placing.streamed(data, scratch) == expected
     assert (tmp_path / "spill").stat().st_blocks * 512 < len(data) - following.MEMORY + MiB
-
-
-class Busy(placing.Dirty):
-    """A slow disk that knows how many threads write to disks of its kind, at most."""
-
-    writing: ClassVar[list[object]] = []
-    most: ClassVar[int] = 0
-
-    def write(self, offset: int, data: memoryview) -> None:
-        self.writing.append(self)
-        Busy.most = max(Busy.most, len(self.writing))
-        time.sleep(0.01)  # others that may write begin to
-        self.writing.pop()
-        super().write(offset, data)
-
-
-def test_disks_of_a_group_take_turns() -> None:
-    """Threads without a CPU only wait for the interpreter's lock, and four disks take longer."""
-    expected = os.urandom(12 * MiB)
-    data = vmdk_stream.streamed(expected)
-    turns = max(2, round(kernel.processors()))
-    disks = [Busy(len(expected)) for _ in range(turns + 1)]
-    shared = group.Group().turns
-    with futures.ThreadPoolExecutor(len(disks)) as pool:
-        for done in [
-            pool.submit(placing.deliver, placing.following_of(data, form="vmdk", turns=shared), disk)
-            for disk in disks
-        ]:
-            done.result()
-    assert Busy.most == turns
-    assert {bytes(disk.data) for disk in disks} == {expected}
