@@ -208,7 +208,8 @@ def test_kills_at_random_moments(
         cdi_worker.run(wanted)
         oracle.same(target, content, beyond=None)
         assert not vmware_stages.untidy(vcsim)
-        assert most_at_once(vcsim) <= 1
+        # That of a killed run may appear when the next run has its own.
+        assert most_at_once(vcsim) <= 2
     assert midway or count < 20
 
 
