@@ -24,17 +24,18 @@ from cdi_worker.sources.web import http, pinned
 
 log = logging.getLogger(__name__)
 
-#: Seconds to wait after a cancel for what is begun on vSphere, such as a snapshot; and to end a lease, also
-#: when the kubelet allows 30 s in total.
-GRACE, LAST = 10.0, 15.0
+#: Seconds to wait after a cancel for what has begun on vSphere, such as a snapshot.
+GRACE = 10.0
+#: Seconds to end a lease after a cancel: the kubelet allows 30 s in total.
+LAST = 15.0
 #: Seconds for vSphere to take a snapshot, or to merge a removed one.
 MERGED = 600.0
 #: Seconds for which a manifest that vSphere does not return is asked for again.
 MANIFEST = 30.0
 #: What names a snapshot, in a pod and on the command line.
 NAMED: Final = ("CDI_WORKER_SNAPSHOT", "--snapshot")
-#: How often a stream is exported again with other bytes.
-MOST_AGAIN = 5
+#: How often a host may export a disk again with other bytes.
+MOST_REENCODED = 5
 #: The name of a snapshot of the worker: its owner's follows.
 PREFIX: Final = "cdi-worker"
 #: Characters of the owner in the description of a snapshot.
@@ -57,12 +58,12 @@ class LeaseSource(base.Source):
         self.cancel = cancel
         #: The digests of the streams that were compared with the manifest, by disk.
         self.verified: dict[str, str] = {}
-        #: Compares a stream that was read with its entry in the manifest, by key.
-        self.compare: dict[str, Callable[[lease.Entry], None]] = {}
+        #: By key: each compares a stream that was read with its entry in the manifest.
+        self.comparisons: dict[str, Callable[[lease.Entry], None]] = {}
         self.why = why
         self._open = contextlib.ExitStack()
         self._read = 0
-        self._begun_again: collections.Counter[str] = collections.Counter()
+        self._reencoded: collections.Counter[str] = collections.Counter()
 
     def open(self, opening: base.Opening) -> base.Facts:
         begin = functools.partial(self._begin, opening)
@@ -79,9 +80,9 @@ class LeaseSource(base.Source):
         return {name: value for name, value in found.items() if value}
 
     def verify(self) -> None:
-        """Compare the streams with the manifest, end the lease, and remove an own snapshot. All were read."""
-        entries = retry.patiently(self.lease.manifest, MANIFEST, self.cancel) if self.compare else {}
-        for key, compare in self.compare.items():
+        """Compare the streams, which were read, with the manifest; end the lease, remove an own snapshot."""
+        entries = retry.patiently(self.lease.manifest, MANIFEST, self.cancel) if self.comparisons else {}
+        for key, compare in self.comparisons.items():
             if key in entries:
                 compare(entries[key])
             else:
@@ -103,13 +104,13 @@ class LeaseSource(base.Source):
         """Count bytes of a disk, for the progress that vSphere shows."""
         self._read += count
 
-    def again(self, key: str, changed: errors.SourceChanged) -> errors.SourceChanged:
+    def reencoded(self, key: str, changed: errors.SourceChanged) -> errors.SourceChanged:
         """Return the error for a stream that was cut, and has other bytes in the answer to a new request.
 
         The host exports the same disk again then: another attempt compares it with what was delivered.
         """
-        self._begun_again[key] += 1
-        kind = errors.Reencoded if self._begun_again[key] <= MOST_AGAIN else errors.SourceChanged
+        self._reencoded[key] += 1
+        kind = errors.Reencoded if self._reencoded[key] <= MOST_REENCODED else errors.SourceChanged
         return kind(**changed.fields)
 
     def identity(self, disk: machines.VirtualDisk) -> str | None:
@@ -270,7 +271,7 @@ class DeviceSource(http.HttpSource):
         self._whole, self._key, self._disk, self._together = whole, device.key, disk, together
         super().__init__(_Resource(device, whole, disk.label or disk.file, cancel))
         self._before = whole.at_previous(disk)
-        self._is_again = False
+        self._is_requested = False
         self._passed: _Passed | None = None
 
     def open(self, opening: base.Opening) -> base.Facts:
@@ -298,9 +299,9 @@ class DeviceSource(http.HttpSource):
         return found
 
     def stream(self, offset: int = 0) -> base.Reader:
-        if self._is_again:
+        if self._is_requested:
             self._whole.lease.check(offset)
-        self._is_again = True
+        self._is_requested = True
         with self._held_lease(offset):
             return super().stream(offset)
 
@@ -324,7 +325,7 @@ class DeviceSource(http.HttpSource):
         if passed is None:
             return
         # The last one, if it was read again: the host may have exported again for it.
-        self._whole.compare[self._key] = functools.partial(self._compare, passed)
+        self._whole.comparisons[self._key] = functools.partial(self._compare, passed)
         if not self._together:
             self._whole.verify()
 
@@ -373,7 +374,7 @@ class _Passed(readers.Wrapper):
         try:
             count = self._reader.readinto(into)
         except errors.SourceChanged as err:
-            raise self._whole.again(self._key, err) from err
+            raise self._whole.reencoded(self._key, err) from err
         self.hashing.update(into[:count])
         self.size += count
         self._whole.count(count)
@@ -403,7 +404,7 @@ class _Resource(pinned.Resource):
             try:
                 context = session.pinned(device.thumbprint)
             except errors.RequestError as err:
-                raise errors.Unreachable(url=whole.name, reason=f"of the lease's host: {err}") from err
+                raise errors.Unreachable(url=whole.name, reason=f"the lease is malformed: {err}") from err
         super().__init__(device.url, access, cancel=cancel, context=context)
         self.name = f"{whole.name} {name}"
 

@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Lease:
-    """The lease of a machine, or of a snapshot, from its beginning. A thread keeps it.
+    """The lease of a machine, or of a snapshot, from its beginning. A thread renews it.
 
     Raises ``errors.Unreachable`` if vSphere refuses it. ``pause`` waits, and raises when the import ends.
     ``progress``: returns how many percent have been read.

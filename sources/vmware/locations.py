@@ -42,7 +42,7 @@ class Vsphere(staged.Staged):
     thumbprint: str = fields.field(
         env="IMPORTER_THUMBPRINT",
         option="--thumbprint",
-        help="SHA-1 thumbprint of the vCenter or ESXi certificate.",
+        help="Thumbprint of the vCenter or ESXi certificate, of SHA-1 or SHA-256.",
         key="thumbprint",
         selects=False,
     )

@@ -77,7 +77,7 @@ class _Reader(io.BytesIO):
         while self.tell() >= self._end:
             self._cancel.check()
             time.sleep(0.01)  # until it is killed
-        time.sleep(0.002)
+        time.sleep(0.002)  # a slow source
         return super().readinto(memoryview(into)[: 64 << 10])
 
 

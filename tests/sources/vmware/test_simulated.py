@@ -55,7 +55,7 @@ def machine(vcsim: vmware.Vcsim) -> Iterator[Any]:
         # Ends what a failed test has left.
         vcsim.lease["Ends"] = "done"
         vcsim.save()
-        time.sleep(0.1)
+        time.sleep(0.1)  # until vcsim has looked at it
         content.sessionManager.Logout()
         stub.DropConnections()
 
@@ -182,7 +182,7 @@ def test_second_lease_waits_for_the_time_of_the_first(vcsim: vmware.Vcsim, machi
     with pytest.raises(vim.fault.TaskInProgress):
         machine.ExportVm()
     for _ in range(3):
-        time.sleep(0.3)
+        time.sleep(0.3)  # less than the time-out, which a progress starts again
         lease.HttpNfcLeaseProgress(1)
     processes.wait_for(lambda: vcsim.calls("ended"), "the lease ends")
     assert (lease.state, type(lease.error)) == ("error", vim.fault.Timedout)
