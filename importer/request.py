@@ -45,7 +45,7 @@ _existing = functools.partial(fields.Field, section=WRITING, verbs=("import", "b
 _demand = functools.partial(fields.Field, section=SIGNATURE, verbs=(*fields.READ, fields.POD))
 _read_back = functools.partial(
     fields.Field,
-    help="Read the disk back from storage, compare it with what was received, and print its SHA-256.",
+    help="Read the disk back, compare it, and print its SHA-256.",
     flag=True,
     section=OUTPUT,
 )
@@ -115,12 +115,14 @@ class Request:
     checksum: str | None = _source(
         None,
         option="--checksum",
+        common=True,
         env="IMPORTER_CHECKSUM",
         key="checksum",
         help="Checksum ALGORITHM:HEX of the bytes as served (md5, sha1, sha256, sha512).",
     )
     disk: str = _source(
         option="--disk",
+        common=True,
         env="CDI_WORKER_DISK",
         help="Which disk of an OVA or a machine (name, id, number) or OCI archive [default: the only one].",
     )
@@ -156,7 +158,8 @@ class Request:
     image_size: int | None = fields.field(
         None,
         option="--size",
-        help="Size of the disk, such as 10Gi, rounded up to 512 bytes; a smaller image is grown.",
+        common=True,
+        help="Size of the disk, such as 10Gi: the image is grown.",
         form="SIZE",
         parse=units.parse_quantity,
         verbs=("import",),
@@ -189,11 +192,13 @@ class Request:
         "refuse",
         _existing(
             option="--force",
+            common=True,
             sets="replace",
-            help="Replace an existing file, or what a device holds, with the complete disk.",
+            help="Replace an existing file, or what a device holds.",
         ),
         _existing(
             option="--update",
+            common=True,
             sets="update",
             help="Change an existing disk in place: compare all of it, and write only what differs.",
             verbs=("import", fields.POD),
@@ -215,6 +220,7 @@ class Request:
     )
     format: str = _writing(
         option="--format",
+        common=True,
         short="-O",
         help="Format of the file: raw, or qcow2[,cluster_size=…,preallocation=…].",
         form="FORMAT",
@@ -222,14 +228,15 @@ class Request:
     )
     read_back: bool = fields.field(
         False,
-        _read_back(option="--verify", verbs=("import",)),
+        _read_back(option="--verify", common=True, verbs=("import",)),
         _read_back(option="--read-back", verbs=(fields.POD,)),
     )
     demand: trust.Demand = fields.field(
         trust.NOTHING,
         _demand(
             option="--checksum-file",
-            help="File with the checksum of the disk, such as SHA256SUMS: URL or path.",
+            common=True,
+            help="URL or path of a file with its checksum (SHA256SUMS).",
             form="URL",
             part="checksum_file",
         ),

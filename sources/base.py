@@ -69,9 +69,16 @@ class Access:
     average over that time, that count as data; 0: each byte does.
     """
 
-    user: str = _login("--user", "IMPORTER_ACCESS_KEY_ID", "User or access key.", parse=fields.secret)
+    user: str = _login(
+        "--user", "IMPORTER_ACCESS_KEY_ID", "User or access key.", parse=fields.secret, common=True
+    )
     password: str = _login(
-        "--password-file", "IMPORTER_SECRET_KEY", "Password or secret key.", parse=fields.secret, file=True
+        "--password-file",
+        "IMPORTER_SECRET_KEY",
+        "Password or secret key.",
+        parse=fields.secret,
+        file=True,
+        common=True,
     )
     session_token: str = _login(
         "--session-token-file",
@@ -96,7 +103,8 @@ class Access:
         (),
         _option(
             option="--ca-file",
-            help="PEM file with more CA certificates to trust; may be repeated.",
+            common=True,
+            help="PEM file with more CA certificates; may be repeated.",
             file=True,
             lines=True,
             verbs=(*fields.SOURCE, "upload", "doctor"),

@@ -32,8 +32,9 @@ class Field(NamedTuple):
     ``entry`` is mounted as a file.
 
     ``option``, ``help``: the command-line option, and its text. ``verbs``: the commands that have it.
-    ``section``: of the help. ``form``: what help shows in place of a value. ``short``: one letter for it.
-    ``part``: the field that is set, of a value of several; ``sets``: the value that a flag sets.
+    ``section``: of the help; ``common``: whether the short help shows it. ``form``: what help shows in place
+    of a value. ``short``: one letter for it. ``part``: the field that is set, of a value of several;
+    ``sets``: the value that a flag sets.
 
     ``parse``: converts the text; raises ``ValueError`` or ``errors.RequestError``. ``least``, ``most``: the
     bounds of an ``int`` or a ``float``. ``choices``: the only values. ``file``, ``folder``: the value is the
@@ -61,6 +62,7 @@ class Field(NamedTuple):
     selects: bool = True
     verbs: tuple[str, ...] = SOURCE
     section: str = ""
+    common: bool = False
     form: str = ""
     short: str = ""
     part: str = ""

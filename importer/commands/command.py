@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: A section of the help: its title, an example, and the options with their texts.
 Section: TypeAlias = tuple[str, str, list[tuple[str, str]]]
+HELP = ("-h", "--help")
+#: The topic of help with all options, and the option that selects it.
+ALL, HELP_ALL = "all", "--help-all"
 OPTIONS_OF = "Options of "
 #: Unicode's hyphen at which no line ends.
 NO_BREAK = "\N{NON-BREAKING HYPHEN}"
@@ -33,7 +36,7 @@ def choose(context: click.Context, *topic: str) -> None:
     """Choose what help shows: nothing, or one of the command's topics. Raises ``click.UsageError``."""
     name = topic[0] if topic else ""
     command = context.command
-    known = [*command.topics(context)] if isinstance(command, Command) else []
+    known = command.topics(context) if isinstance(command, Command) else []
     if len(topic) > 1 or name not in {"", *known}:
         hint = errors.supported(name, known) if known else "it has no kinds of source"
         raise click.UsageError(f"no help on {' '.join(topic)!r}; {hint}", context)
@@ -65,7 +68,7 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, example: str = "", **settings: Any) -> None:
         settings["context_settings"] = {
             "auto_envvar_prefix": contract.PREFIX,
-            "help_option_names": ["-h", "--help"],
+            "help_option_names": [*HELP],
             "max_content_width": 100,
         }
         super().__init__(*arguments, **settings)
@@ -76,8 +79,10 @@ class Command(click.Command):
         text = "Print errors only: no progress, no summary, no warnings."
         self.params.append(option(["--quiet", "-q"], is_flag=True, help=text))
         if not isinstance(self, click.Group):
-            text = "Print the result, or the error, as JSON on standard output."
-            self.params.append(option(["--json", "as_json"], is_flag=True, is_eager=True, help=text))
+            text = "Print the result, or the error, as JSON."
+            self.params.append(
+                option(["--json", "as_json"], is_flag=True, is_eager=True, common=True, help=text)
+            )
 
     @property
     def options(self) -> list[parameters.Option]:
@@ -89,7 +94,7 @@ class Command(click.Command):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if {"-h", "--help"} & {*args[:1]} and len(args) == 2:
+        if {*HELP} & {*args[:1]} and len(args) == 2:
             # ``import --help s3``
             choose(ctx, args[1])
             args = args[:1]
@@ -114,9 +119,9 @@ class Command(click.Command):
         """Yield the faults of our own variables, if this is the top-level command."""
         return iter(())
 
-    def topics(self, _ctx: click.Context) -> Mapping[str, str]:
-        """Return what ``choose`` may choose, with examples."""
-        return {}
+    def topics(self, _ctx: click.Context) -> list[str]:
+        """Return what ``choose`` may choose."""
+        return []
 
     def get_help(self, ctx: click.Context) -> str:
         return super().get_help(ctx).replace(NO_BREAK, "-")
@@ -141,11 +146,16 @@ class Command(click.Command):
         """Return the sections that the help of a terminal shows."""
         return self.sections(ctx)
 
-    def sections(self, ctx: click.Context, of: str = "") -> list[Section]:
-        """Return the sections of the help; ``of``: without the options of other kinds of source."""
+    def sections(self, ctx: click.Context, of: str = "", *, common: bool = False) -> list[Section]:
+        """Return the sections of the help; ``of``: without the options of other kinds of source.
+
+        ``common``: only the common options.
+        """
         found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         for param in sorted(self.get_params(ctx), key=_place):
             if not isinstance(param, click.Option) or not (record := param.get_help_record(ctx)):
+                continue
+            if common and not getattr(param, "common", True):
                 continue
             title, example = getattr(param, "group", parameters.GENERAL), ""
             if isinstance(param, parameters.SourceOption):
@@ -166,7 +176,10 @@ def _place(param: click.Parameter) -> int:
 
 
 class SourceCommand(Command):
-    """A command about a source, with the options that sources declare for it (``sources.fields``)."""
+    """A command about a source, with the options that sources declare for it (``sources.fields``).
+
+    Its help shows the common options. The others are topics: the sections, and the kinds of source.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -179,10 +192,22 @@ class SourceCommand(Command):
         option = parameters.Option(
             ["--source", "kind"],
             "Source",
+            common=True,
             shell_complete=complete,
-            help="Kind of source (http, s3, vddk, …) [default: from the URL].",
+            help="Kind of source, such as vddk [default: from the URL].",
         )
         self.params.insert(0, option)
+        option = parameters.Option(
+            [HELP_ALL],
+            here=True,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            common=True,
+            callback=_show_all,
+            help="Show all options and exit.",
+        )
+        self.params.append(option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         few = self.few_params(ctx, args)
@@ -210,7 +235,7 @@ class SourceCommand(Command):
 
         None: all are needed, as in help.
         """
-        if ctx.resilient_parsing or {"-h", "--help"} & {*args}:
+        if ctx.resilient_parsing or {*HELP, HELP_ALL} & {*args}:
             return None
         words = {word for each in args for word in (each.partition(":")[0], each.rpartition("=")[2])}
         return self.params_of(ctx, (each for each in sources.own() if words & {each.name, *each.schemes}))
@@ -237,22 +262,41 @@ class SourceCommand(Command):
         example = made.example.replace(" import ", f" {self.name} ", 1)
         return example.rpartition(" ")[0] if self.name == "inspect" else example
 
-    def topics(self, ctx: click.Context) -> Mapping[str, str]:
-        """Return the kinds of source that the command has options for, with an example of their use."""
+    def kinds(self, ctx: click.Context) -> list[str]:
+        """Return the kinds of source that the command has options for."""
         options = (each for each in self.get_params(ctx) if isinstance(each, parameters.SourceOption))
-        return {kind: example for option in options for kind, example in option.kinds.items()}
+        return [*dict.fromkeys(kind for option in options for kind in option.kinds)]
+
+    def topics(self, ctx: click.Context) -> list[str]:
+        return [ALL, *self._own_topics(ctx), *self.kinds(ctx)]
+
+    def _own_topics(self, ctx: click.Context) -> list[str]:
+        return [_topic_of(each) for each in self.sections(ctx) if not each[0].startswith(OPTIONS_OF)]
 
     def shown(self, ctx: click.Context) -> list[Section]:
-        kind = chosen(ctx)
-        found = self.sections(ctx, of=kind)
-        own = [each for each in found if not each[0].startswith(OPTIONS_OF)]
-        if kind:
-            return [each for each in found if each not in own]
-        if self.name not in fields.READ:
-            return found
-        rows = [(name, example) for name, example in self.topics(ctx).items() if example]
-        title = f"Kinds of source, each with options of its own (cdi-worker help {self.name} KIND)"
-        return [*own, (title, "", rows)]
+        topic, kinds = chosen(ctx), self.kinds(ctx)
+        if topic in kinds:
+            return [each for each in self.sections(ctx, of=topic) if _topic_of(each) == topic]
+        if topic:
+            return [each for each in self.sections(ctx) if topic in {ALL, _topic_of(each)}]
+        common = [record for *_, records in self.sections(ctx, common=True) for record in records]
+        more = [("options", ", ".join(self._own_topics(ctx))), ("kinds of source", ", ".join(kinds))]
+        return [
+            ("Common options", "", common),
+            (f"More, with cdi-worker help {self.name} TOPIC", "", more),
+        ]
+
+
+def _topic_of(section: Section) -> str:
+    """Return the topic of a section: the kind of source, or the first word of its title."""
+    return section[0].removeprefix(OPTIONS_OF).partition(" ")[0].lower()
+
+
+def _show_all(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        choose(ctx, ALL)
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def _key(ctx: click.Context) -> str:

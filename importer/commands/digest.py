@@ -22,6 +22,7 @@ from cdi_worker.sources import watched
 @parameters.option(
     request_module.SOURCE,
     "--checksum-file",
+    common=True,
     metavar="URL",
     help="Print the checksum of SOURCE in this file, such as SHA256SUMS (URL or path).",
 )

@@ -52,10 +52,10 @@ COMMANDS = (*VISIBLE, "help", "version", *sorted(PROGRAMS))
 
 
 @click.command("help", cls=click.Command, hidden=True)
-@click.argument("topic", nargs=-1, metavar="[COMMAND [KIND]]")
+@click.argument("topic", nargs=-1, metavar="[COMMAND [TOPIC]]")
 @click.pass_context
 def help_(ctx: click.Context, /, topic: tuple[str, ...]) -> None:
-    """Show the help of a command, or its options for one kind of source: cdi-worker help import s3."""
+    """Show the help of a command, or its options on one topic: cdi-worker help import s3."""
     name, *rest = topic or ("",)
     parent = ctx.parent or ctx
     if name in {"", fields.POD}:
@@ -168,8 +168,8 @@ class _Group(command.SourceCommand, click.Group):
         rest = {name: value for name, value in env.items() if name not in here}
         yield from contract.own_faults(rest, known, {each.variable for each in options if each.empty})
 
-    def topics(self, _ctx: click.Context) -> Mapping[str, str]:
-        return {fields.POD: "", BARE: ""}
+    def topics(self, _ctx: click.Context) -> list[str]:
+        return [fields.POD, BARE]
 
     def shown(self, ctx: click.Context) -> list[command.Section]:
         topic = command.chosen(ctx)

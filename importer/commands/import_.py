@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 
 EXAMPLES = """\
 cdi-worker import https://example.org/disk.qcow2 disk.img
-cdi-worker import s3://bucket/disk.vmdk /dev/vdb
-cdi-worker import docker://quay.io/org/disk:latest /var/lib/images/
+cdi-worker import docker://quay.io/org/disk:latest /dev/vdb
 ssh host cat disk.qcow2 | cdi-worker import - disk.img
 cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 """
@@ -33,13 +32,15 @@ cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
     request_module.SOURCE,
     "--all",
     "every",
+    common=True,
     is_flag=True,
     here=True,
-    help="Import all disks of an OVA or a machine to files in the folder TARGET.",
+    help="Import all disks of an OVA or a machine to a folder.",
 )
 @parameters.option(
     request_module.OUTPUT,
     "--dry-run",
+    common=True,
     is_flag=True,
     here=True,
     help="Contact the source and print the plan; write nothing.",
@@ -47,10 +48,8 @@ cdi-worker import https://example.org/disk.raw.xz - | ssh host 'cat >/dev/vdb'
 @options.progress
 @click.pass_obj
 def import_(obj: parameters.Context, /, source: str, target: str, **given: Any) -> int:
-    """Import the disk at SOURCE (a URL or path) to TARGET (a file, directory, block device or NBD export).
-
-    A SOURCE of - is standard input, a TARGET of - is standard output, which gets the raw disk and nothing
-    else.
+    """Import the disk at SOURCE (a URL or path, - for standard input) to TARGET (a file, directory, block
+    device or NBD export, - for standard output).
     """
     obj.to_stdout = target == targets.STDOUT and not given["dry_run"]
     if obj.to_stdout and given["verify"]:

@@ -138,7 +138,9 @@ class TypedLines(Typed):
 
 
 class Option(click.Option):
-    """An option. ``group``: its section in the help. ``here``: only on the command line.
+    """An option. ``group``: its section in the help. ``common``: whether the short help shows it.
+
+    ``here``: only on the command line.
 
     ``empty``: whether an empty value is allowed. Else it is an error: a script's variable may not be set,
     and the option may be a requirement. Help shows a default that is not empty.
@@ -151,6 +153,7 @@ class Option(click.Option):
         *,
         here: bool = False,
         empty: bool = False,
+        common: bool = False,
         **settings: Any,
     ) -> None:
         settings.setdefault("show_default", bool(settings.get("default")))
@@ -158,6 +161,7 @@ class Option(click.Option):
         self.group = group
         self.here = here
         self.empty = empty
+        self.common = common
         if not here and self.variable != f"{contract.PREFIX}_{(self.name or '').upper()}":
             self.envvar = self.variable
 
@@ -223,7 +227,8 @@ def declared(field: fields.Field, default: Any, group: str = "") -> Option:
     text = field.help
     if field.secret and field.file:
         text = f"File with the {text[:1].lower()}{text[1:].rstrip('.')} (or the variable {field.env})."
-    return Option(names, group or field.section, **_form(field, default), help=text)
+    form = _form(field, default)
+    return Option(names, group or field.section, **form, common=field.common, help=text)
 
 
 class SourceOption(Option):

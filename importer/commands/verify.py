@@ -25,6 +25,7 @@ cdi-worker verify --all vm.ova images/
     request_module.SOURCE,
     "--all",
     "every",
+    common=True,
     is_flag=True,
     here=True,
     help="Compare all disks of an OVA or a machine with the files of import --all in the folder DISK.",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cdi_worker.importer.commands import command as ours
 from cdi_worker.importer.commands import group
 from tests.support import devices, limits, misbehave, oracle, pairs, repository, servers, tls, worker
 from tests.support import disks as disks_module
@@ -244,11 +245,37 @@ def test_help_of_a_kind_of_source() -> None:
         assert "--endpoint-url" in text
         assert "--bitmap" not in text
     text = worker.call("import", "--help").output
-    assert "  nbd " in text
+    assert " nbd," in text
     assert "--bitmap" not in text
     assert "--data-dir" in worker.call("help", "pod").output
     assert worker.call("help").output == worker.call("--help").output
     assert worker.call("version").output == worker.call("--version").output
+
+
+def options_in(text: str) -> set[str]:
+    """Return the options that a help lists, but for ``--help`` and ``--help-all``."""
+    found = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)
+    return {each for each in found if not each.startswith("--help")}
+
+
+@pytest.mark.parametrize("name", ["import", "verify", "inspect", "digest"])
+def test_short_help_leads_to_every_option(name: str) -> None:
+    short = worker.call(name, "--help").output
+    assert len(short.splitlines()) <= 40
+    assert 5 <= len(options_in(short)) <= 15
+    more = short.partition(f"More, with cdi-worker help {name} TOPIC:")[2].partition("\n\n")[0]
+    topics = set(re.findall(r"[\w-]+", re.sub("^  (options|kinds of source) ", "", more, flags=re.MULTILINE)))
+    by_topic = set[str]()
+    for topic in topics:
+        found = options_in(worker.call("help", name, topic).output)
+        assert found, topic
+        by_topic |= found
+    everything = worker.call(name, "--help-all").output
+    assert worker.call("help", name, "all").output == everything
+    assert options_in(short) < options_in(everything) == by_topic
+    made = group.command_of(name)
+    assert isinstance(made, ours.Command)
+    assert by_topic == {f"--{option.key}" for option in made.options if option.key != "help-all"}
 
 
 def test_raw_disk_with_the_name_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -291,12 +318,13 @@ def test_device_in_place_of_the_source_is_named(tmp_path: Path, name: str) -> No
 
 def test_help_of_every_command_is_for_people() -> None:
     """No line is too long, and each option has one default: in a pod it may have another one."""
-    for command in ((), *((name,) for name in group.COMMANDS)):
-        done = worker.call(*command, "--help")
+    long = ((name, ours.HELP_ALL) for name in ("import", "verify", "inspect", "digest"))
+    for words in (("--help",), *((name, "--help") for name in group.COMMANDS), *long):
+        done = worker.call(*words)
         assert (done.status, "\\b" in done.output) == (0, False), done.output
         assert not [line for line in done.output.splitlines() if len(line) > 80]
         text = " ".join(done.output.split())
-        assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), command
+        assert not re.findall(r"\[default: [^]]*\]\. *\[default: [^]]*\]", text), words
 
 
 def test_help_is_in_words_and_keeps_paths_whole() -> None:
@@ -305,14 +333,14 @@ def test_help_is_in_words_and_keeps_paths_whole() -> None:
     assert "/dev/cdi-block-volume" in pod
     assert "180; 1 or more]" in " ".join(pod.split())
     for command in ("verify", "inspect"):
-        text = " ".join(worker.call(command, "--help").output.split())
+        text = " ".join(worker.call(command, "--help", "s3").output.split())
         assert f"cdi-worker {command} --region eu-west-1 s3://bucket/disk.qcow2" in text
         assert "cdi-worker import" not in text
 
 
 def test_help_lists_only_options_as_options() -> None:
     lines = worker.call("import", "--help").output.splitlines()
-    first = lines[lines.index("Source:") + 1]
+    first = lines[lines.index("Common options:") + 1]
     assert first.startswith("  --source ")
 
 
