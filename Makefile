@@ -38,11 +38,12 @@ test-lowest: setup ## run all tests with the lowest version of every dependency
 test-newest: setup ## run every role with the newest dependencies, and with each release that is excluded
 	@tools/newest $(PYTEST_ARGS)
 
-check: setup ## check format, lint, types, layers, the wheel, and what the docs and the files of a release say
+check: setup ## check format, lint, types, layers, licences, the wheel, and what the docs and the files of a release say
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
+	.venv/bin/reuse lint --lines
 	@rm -rf build/dist && mkdir -p build/dist
 	@.venv/bin/python -m build --no-isolation --outdir build/dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	.venv/bin/check-wheel-contents build/dist/*.whl
