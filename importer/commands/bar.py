@@ -65,7 +65,11 @@ class Bar(progress.Lines):
             self._stream.flush()
 
     def line(self, columns: int) -> str:
-        """Return the line for a terminal of so many columns, whose last one stays empty."""
+        """Return the line for a terminal of so many columns, the last two of which stay empty.
+
+        The terminal writes ``^C`` there. If that were wrapped, the first of two lines would not be erased.
+        """
+        columns -= 1
         numbers = self.numbers()
         percent = f"{numbers.percent:5.1f}%" if numbers.is_known else ""
         parts = [numbers.trouble] if numbers.trouble else numbers.parts()

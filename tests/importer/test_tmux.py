@@ -67,6 +67,15 @@ def test_bar_is_one_line_and_leaves_nothing(terminal: terminals.Terminal, server
     assert terminal.has_cursor
 
 
+def test_interrupt_leaves_no_bar(terminal: terminals.Terminal, server: misbehave.Server) -> None:
+    """The terminal writes ``^C`` behind it."""
+    terminal.type(f"cdi-worker import {server.serve('/disk', SLOW)} disk.img")
+    see(terminal, "transfer .*%")
+    terminal.press("C-c")
+    terminal.until(lambda: terminal.screen()[-1] == terminals.PROMPT)
+    assert not bars(terminal.screen())
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_cursor_survives_a_death(
     wide: terminals.Terminal, server: misbehave.Server, number: signal.Signals
