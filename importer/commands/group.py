@@ -59,13 +59,14 @@ def help_(ctx: click.Context, /, topic: tuple[str, ...]) -> None:
     name, *rest = topic or ("",)
     parent = ctx.parent or ctx
     if name in {"", fields.POD}:
-        whole = click.Context(parent.command, info_name=parent.info_name)
+        whole = click.Context(parent.command, info_name=parent.info_name, **cli.context_settings)
         command.choose(whole, name)
         click.echo(whole.get_help())
         return
     if name not in COMMANDS:
         raise click.UsageError(f"No such command '{name}'; {errors.supported(name, VISIBLE)}")
-    asked = click.Context(command_of(name), info_name=name, parent=parent)
+    made = command_of(name)
+    asked = click.Context(made, info_name=name, parent=parent, **made.context_settings)
     command.choose(asked, *rest)
     click.echo(asked.get_help())
 
