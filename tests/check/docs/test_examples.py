@@ -111,7 +111,7 @@ def web(disks: disks_module.Disks, tmp_path_factory: pytest.TempPathFactory) -> 
         people.exported("good", root)
     for path in increments(root).files:
         os.link(path, root / path.name)
-    for compression in ("gz", "xz"):
+    for compression in ("gz", "xz", "zst"):
         os.link(disks.wrapped("raw", compression), root / f"disk.raw.{compression}")
     packed = disks.wrapped("raw", "zst").read_bytes()
     image = containers.machine(rootdisk=(packed, "8Mi"), datadisk=(packed, "8Mi"))
