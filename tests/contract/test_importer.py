@@ -30,6 +30,7 @@ def test_disk_is_imported_to_file_system_volume(
     assert (done.status, pod.message) == (0, contract.COMPLETE)
     contract.check_disk(pod, disks.expected(variant))
     assert stat.filemode(pod.disk.stat().st_mode) == "-rw-rw----"
+    assert [path.name for path in pod.data.iterdir()] == ["disk.img"]
 
 
 @pytest.mark.parametrize("variant", ["qcow2", "vhdx-log"])
