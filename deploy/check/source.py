@@ -14,6 +14,7 @@ import json
 import lzma
 import random
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -153,7 +154,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def main(folder: str, name: str, plain: str, secure: str) -> None:
-    """Serve without end."""
+    """Serve until SIGTERM, which the first process of a container would ignore."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     Handler.types = make(Path(folder), name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Path(folder, "ca.pem"), Path(folder, "key.pem"))
@@ -164,7 +166,8 @@ def main(folder: str, name: str, plain: str, secure: str) -> None:
             server.socket = context.wrap_socket(
                 server.socket, server_side=True, do_handshake_on_connect=False
             )
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Event().wait()
 
 
 main(*sys.argv[1:])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clones, oracle, pods, processes, uploads
+from tests.support import clones, contract, oracle, pods, processes, repository, uploads
 from tests.support import disks as disks_module
 
 UPLOADED = '{"preallocationApplied":false,"message":"Upload Complete"}'
@@ -132,3 +132,23 @@ def test_clone_writes_disk(
         assert server.wait(20) == 0
     message = clones.DONE if target.block else clones.FOLDER_DONE
     pods.check(target, subprocess.CompletedProcess([], 0, "", ""), message, disks.raw())
+
+
+def test_images_of_the_cluster_check_are_served(container: pods.Pod, image: str, tmp_path: Path) -> None:
+    """The image has what deploy/check/source.py needs; TLS is as strict as Debian 13's Python wants it."""
+    ports = [processes.free_port() for _ in range(2)]
+    check = repository.ROOT / "deploy/check"
+    source = pods.Pod(tmp_path / "source", image, files={check: "/check"})
+    arguments = ("/check/source.py", "/shared", "localhost", *map(str, ports))
+    with source.running(*arguments, port=ports[1], entrypoint="/usr/bin/python3"):
+        certificate = container.directory / "ca.pem"
+        certificate.write_bytes((source.shared / "ca.pem").read_bytes())
+        container.files = {certificate: "/certs/ca.pem"}
+        done = container.run(
+            IMPORTER_SOURCE="registry",
+            IMPORTER_ENDPOINT=f"docker://localhost:{ports[1]}/disk:1",
+            IMPORTER_CERT_DIR="/certs",
+        )
+        pods.check(container, done, contract.COMPLETE, source.shared / "disk.raw")
+    printed = source.run("manifest", "--verify", "--image=worker:1", "/check/compare.yaml")
+    assert (printed.returncode, printed.stdout.count("kind: Job")) == (0, 11), printed.stderr
