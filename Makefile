@@ -108,7 +108,7 @@ test-image: setup ## build the image on a base made here, run every role in cont
 lock: ## update requirements.lock, the image's Python packages
 	@tools/lock
 
-release: setup ## cut VERSION=1.2.0 and build its files: wheel, sdist, image archive, components, checksums: IMAGE=name
+release: setup ## cut VERSION=1.2.0 and build its files: wheel, sdist, image archive, components, checksums: IMAGE=name SIGN=key
 	@.venv/bin/python tools/release '$(VERSION)'
 
 sbom: setup ## list the components of the wheel and of the built image, in build/sbom: IMAGE=name

@@ -1,7 +1,8 @@
-"""`make release`: from a clean tree, cut once, the same files at every run, with their components."""
+"""`make release`: from a clean tree, cut once, the same files at every run; and what its page finds wrong."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -10,13 +11,25 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import containers, processes, repository
+from tests.support import containers, processes, registries, repository, signers
 
 VERSION = "97.1.0"
+IMAGE = "registry.example.org/cdi-worker"
+WHEEL = f"cdi_worker-{VERSION}-py3-none-any.whl"
+ARCHIVE = f"cdi-worker-{VERSION}-image.tar"
+DIGEST = f"cdi-worker-{VERSION}-image.digest"
+#: In place of the tools that need root and a network. An archive is as old as its files.
+BUILD = "#!/bin/sh\n"
+SAVE = """#!/bin/sh
+cd "$(mktemp --directory)"
+tar --extract --touch --file "$OLDPWD/image.tar"
+exec tar --create --file "$2" *
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +43,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.partition("/")[0] != "tests" and (repository.ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(repository.ROOT / name, tree / name, follow_symlinks=False)
+    (tree / "tools/image").write_text(BUILD)
+    (tree / "tools/save-image").write_text(SAVE)
+    layer = containers.layer(containers.Entry("etc/hostname", b"worker"))
+    containers.archive(tree / "image.tar", {"v1": containers.Image([layer])})
     git(tree, "init", "--quiet")
     git(tree, "config", "user.name", "a maintainer")
     git(tree, "config", "user.email", "maintainer@example.org")
@@ -50,11 +67,12 @@ def git(tree: Path, *command: str) -> str:
 
 
 def release(tree: Path, version: str = VERSION, **env: str) -> subprocess.CompletedProcess[str]:
-    """Make a release without an image, whose test needs root and a network."""
+    """Make a release. The parts of the image need root and a network, and are replaced."""
     return subprocess.run(
         [sys.executable, tree / "tools/release", version],
         cwd=tree,
-        env={"PATH": "/usr/bin:/bin", "NO_IMAGE": "1", "HOME": str(tree), **env},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tree), "TMPDIR": str(tree.parent), "IMAGE": IMAGE, **env},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -62,47 +80,195 @@ def release(tree: Path, version: str = VERSION, **env: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def released(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which a release was made."""
+def maintainers() -> Iterator[signers.OpenPGP]:
+    with signers.people() as people:
+        yield people
+
+
+@pytest.fixture(scope="module")
+def released(original: Path, maintainers: signers.OpenPGP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which a release was made and signed."""
     tree = tmp_path_factory.mktemp("released") / "tree"
     processes.run("cp", "--archive", original, tree)
-    done = release(tree, IMAGE="registry.example.org/cdi-worker")
+    done = release(tree, SIGN="Good Signer", GNUPGHOME=str(maintainers.home))
     assert done.returncode == 0, done.stderr
+    assert "not signed" not in done.stderr
     return tree
 
 
 def test_release_is_cut_once_and_reproducible(released: Path) -> None:
+    """All files of two runs are the same, but the signature."""
     tree = released
     assert git(tree, "log", "-1", "--format=%s") == f"release: {VERSION}"
     assert not git(tree, "status", "--porcelain")
     project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
-    assert project["urls"] == {"Image": f"docker://registry.example.org/cdi-worker:{VERSION}"}
+    assert project["urls"] == {"Image": f"docker://{IMAGE}:{VERSION}"}
     log = (tree / "CHANGELOG.md").read_text()
     assert re.search(
         rf"^## \[Unreleased\]\n\n## \[{VERSION}\] - \d{{4}}-\d\d-\d\d\n\n### Added\n", log, re.MULTILINE
     )
 
     place = tree / "build/release" / VERSION
-    wheel = f"cdi_worker-{VERSION}-py3-none-any.whl"
-    names = {wheel, f"cdi_worker-{VERSION}.tar.gz", f"{wheel}.cdx.json", "SHA256SUMS"}
-    assert {path.name for path in place.iterdir()} == names
-    processes.run("env", f"--chdir={place}", "sha256sum", "--check", "--strict", "SHA256SUMS")
-    with zipfile.ZipFile(place / wheel) as archive:
+    listed = {
+        WHEEL,
+        f"{WHEEL}.cdx.json",
+        f"cdi_worker-{VERSION}.tar.gz",
+        ARCHIVE,
+        f"{ARCHIVE}.cdx.json",
+        DIGEST,
+    }
+    assert {path.name for path in place.iterdir()} == {*listed, "SHA256SUMS", "SHA256SUMS.asc"}
+    assert set(re.findall(r"  (.+)", (place / "SHA256SUMS").read_text())) == listed
+    with zipfile.ZipFile(place / WHEEL) as archive:
         metadata = archive.read(f"cdi_worker-{VERSION}.dist-info/METADATA").decode()
     assert f"\nVersion: {VERSION}\n" in metadata
 
     sums, commit = (place / "SHA256SUMS").read_bytes(), git(tree, "rev-parse", "HEAD")
-    again = release(tree, IMAGE="registry.example.org/cdi-worker")
+    kept = place.rename(place.with_name("signed"))
+    again = release(tree)
     assert again.returncode == 0, again.stderr
+    assert "not signed; name a key: make release SIGN=KEY" in again.stderr
     assert git(tree, "rev-parse", "HEAD") == commit
     assert (place / "SHA256SUMS").read_bytes() == sums
+    assert not (place / "SHA256SUMS.asc").exists()
+    shutil.rmtree(place)
+    kept.rename(place)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Registry]:
+    with registries.registry(tmp_path_factory.mktemp("registry")) as served:
+        yield served
+
+
+@pytest.fixture
+def checked(
+    released: Path, maintainers: signers.OpenPGP, registry: registries.Registry, tmp_path: Path
+) -> Checked:
+    """The release as a stranger has it: the folder and a public key. Its image is pushed."""
+    place = tmp_path / "folder"
+    shutil.copytree(released / "build/release" / VERSION, place)
+    (place / "maintainers.asc").write_bytes(maintainers.export("good", armor=True))
+    settings = tmp_path / ".config/containers/registries.conf"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f'[[registry]]\nlocation = "{registry.host}"\ninsecure = true\n')
+    return Checked(place, registry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A folder in which the commands of the page are run."""
+
+    place: Path
+    registry: registries.Registry
+
+    def run(self, heading: str, only: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the commands below a heading of the page, up to one that fails; ``only`` those of a program."""
+        page = (repository.ROOT / "docs/about/releases.md").read_text()
+        section = page.partition(f"{heading}\n")[2].partition("\n## ")[0]
+        lines = re.findall(rf"^    ({only}.*)", section, re.MULTILINE)
+        assert lines
+        script = (
+            "\n".join(lines).replace("1.2.0", VERSION).replace("registry.example.org", self.registry.host)
+        )
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(self.place.parent)}
+        return subprocess.run(
+            ["sh", "-ec", script], cwd=self.place, env=env, capture_output=True, text=True, check=False
+        )
+
+
+CHECK = "## Check a release"
+
+
+def test_page_checks_a_release(checked: Checked, maintainers: signers.OpenPGP) -> None:
+    assert checked.run("# Releases", "skopeo copy").returncode == 0
+    done = checked.run(CHECK)
+    assert done.returncode == 0, done.stderr
+    assert 'Good signature from "Good Signer <good@example.org>"' in done.stderr
+    shown = re.findall("[0-9A-F]{4}(?: +[0-9A-F]{4}){9}", done.stdout)
+    known = re.findall(
+        "^fpr:+([0-9A-F]+):", maintainers.gpg("--with-colons", "-k", "good").decode(), re.MULTILINE
+    )
+    assert [each.replace(" ", "") for each in shown] == known
+    digest = (checked.place / DIGEST).read_text().strip()
+    assert json.loads(done.stdout[done.stdout.index("{\n") :])["Digest"] == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (WHEEL, f"{WHEEL}: FAILED"),
+        (f"cdi_worker-{VERSION}.tar.gz", "tar.gz: FAILED"),
+        (f"{WHEEL}.cdx.json", "whl.cdx.json: FAILED"),
+        (ARCHIVE, f"{ARCHIVE}: FAILED"),
+        (f"{ARCHIVE}.cdx.json", "tar.cdx.json: FAILED"),
+        (DIGEST, f"{DIGEST}: FAILED"),
+        ("SHA256SUMS", "BAD signature"),
+    ],
+)
+def test_page_finds_a_changed_byte(checked: Checked, name: str, complaint: str) -> None:
+    path = checked.place / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    done = checked.run(CHECK)
+    assert done.returncode != 0
+    assert complaint in done.stdout + done.stderr
+
+
+def test_page_finds_a_signature_of_somebody_else(checked: Checked, maintainers: signers.OpenPGP) -> None:
+    """Also if gpg has the key: only that of the maintainers counts."""
+    sums = (checked.place / "SHA256SUMS").read_bytes()
+    (checked.place / "SHA256SUMS.asc").write_bytes(
+        maintainers.sign("other", sums, "--detach-sign", "--armor")
+    )
+    (checked.place.parent / ".gnupg").mkdir(mode=0o700)
+    (checked.place / "other").write_bytes(maintainers.export("other"))
+    processes.run(
+        "gpg", f"--homedir={checked.place.parent}/.gnupg", "--quiet", "--import", checked.place / "other"
+    )
+    done = checked.run(CHECK)
+    assert done.returncode != 0
+    assert "No public key" in done.stderr
+
+
+def test_page_finds_a_list_of_other_components(checked: Checked) -> None:
+    path = checked.place / f"{WHEEL}.cdx.json"
+    assert checked.run(CHECK, "grep").returncode == 0
+    path.write_bytes((checked.place / f"{ARCHIVE}.cdx.json").read_bytes())
+    assert checked.run(CHECK, "grep").returncode != 0
+
+
+def test_page_finds_another_image_in_the_registry(checked: Checked) -> None:
+    """It has the tag."""
+    other = containers.Image([containers.layer(containers.Entry("etc/hostname", b"other"))])
+    checked.registry.push("cdi-worker", other, VERSION)
+    (checked.place / DIGEST).write_text(f"sha256:{'0' * 64}\n")
+    done = checked.run(CHECK, "skopeo")
+    assert done.returncode != 0
+    assert "manifest unknown" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("nobody@example.org", "No secret key"), ("expired@example.org", "Unusable secret key")],
+)
+def test_key_that_cannot_sign_is_refused(
+    tree: Path, maintainers: signers.OpenPGP, key: str, reason: str
+) -> None:
+    before = git(tree, "rev-parse", "HEAD")
+    done = release(tree, SIGN=key, GNUPGHOME=str(maintainers.home))
+    assert done.returncode == 1
+    assert f"gpg cannot sign with SIGN={key}: signing failed: {reason}; gpg --list-secret-keys" in done.stderr
+    assert git(tree, "rev-parse", "HEAD") == before
+    assert not (tree / "build").exists()
 
 
 def test_list_of_components_of_the_wheel(released: Path) -> None:
     tree = released
     place = tree / "build/release" / VERSION
-    (path,) = place.glob("*.cdx.json")
+    path = place / f"{WHEEL}.cdx.json"
     found = valid(path.read_text())
     root = found["metadata"]["component"]
     wheel = place / path.name.removesuffix(".cdx.json")
