@@ -51,6 +51,7 @@ html_last_updated_fmt = None
 #: Files of the repository that are pages of the site too.
 INCLUDED = {
     "CONTRIBUTING.md": "about/contributing.md",
+    "SECURITY.md": "about/vulnerabilities.md",
     "CHANGELOG.md": "about/changelog.md",
 }
 
