@@ -236,7 +236,7 @@ class Request:
         _demand(
             option="--checksum-file",
             common=True,
-            help="URL or path of a file with its checksum (SHA256SUMS).",
+            help="URL or path of a file with the checksum (SHA256SUMS).",
             form="URL",
             part="checksum_file",
         ),
