@@ -176,7 +176,7 @@ class Bench:
 
 def importing(url: str, target: Path, *options: str | Path) -> list[str | Path]:
     """Return the command of an import."""
-    return [*worker.COMMAND, "import", "--force", "--progress", "none", *options, url, target]
+    return [*worker.COMMAND, "import", "--force", "--json", *options, url, target]
 
 
 @contextlib.contextmanager

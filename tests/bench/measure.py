@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import threading
 import time
@@ -20,7 +21,8 @@ class Cost:
     its children, sampled every 20 ms.
 
     ``busy``: CPU seconds of all programs and of the kernel, the servers' too; ``disk``: seconds in which the
-    busiest block device had a request.
+    busiest block device had a request. ``read``: bytes read from the source, as our JSON says; ``written``:
+    bytes that the command and its children wrote to storage (write_bytes of /proc/PID/io).
     """
 
     wall: float
@@ -28,11 +30,13 @@ class Cost:
     memory: int
     busy: float = 0
     disk: float = 0
+    read: int = 0
+    written: int = 0
 
 
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
     """Run one command; raise with its output if it fails."""
-    before, busy, disks = os.times(), _busy(), _disks()
+    before, busy, disks, written = os.times(), _busy(), _disks(), _written()
     started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         sampler = _Sampler(process.pid)
@@ -52,7 +56,19 @@ def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
         raise AssertionError(f"{argv!r} ended with {process.returncode}: {text}")
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
     disk = max(then - disks.get(name, then) for name, then in _disks().items())
-    return Cost(wall, cpu, sampler.memory, _busy() - busy, disk)
+    return Cost(wall, cpu, sampler.memory, _busy() - busy, disk, _read(output), _written() - written)
+
+
+def _read(output: bytes) -> int:
+    """Return the bytes that our imports say they have read: 0 in the output of other commands."""
+    return sum(int(count) for count in re.findall(rb'^\{"source": .*?"read": (\d+)', output, re.MULTILINE))
+
+
+def _written() -> int:
+    """Return the bytes that this process and the children it has waited for wrote to storage."""
+    found = re.search(r"^write_bytes: (\d+)$", Path("/proc/self/io").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
 
 
 def _busy() -> float:
