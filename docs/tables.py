@@ -4,6 +4,7 @@
 ``{settings}``: the variables that set options.
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
 ``{printed} CLASS``: how an error is printed, and the reasons that the program gives for it.
+``{costs}``: what imports cost. ``{predicted}``: how long many took, and what deploy/estimate.py predicts.
 Each returns lines of Markdown (tests/check/docs/test_tables.py).
 """
 
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
+import statistics
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -23,6 +27,7 @@ from cdi_worker import errors, sources
 from cdi_worker.formats import detect
 from cdi_worker.importer import plan, request
 from cdi_worker.importer.commands import command, cron, group, parameters, populators
+from cdi_worker.importer.kubernetes import pod
 from cdi_worker.importer.roles import importer
 from cdi_worker.importer.send import volume
 from cdi_worker.importer.survey import Survey
@@ -277,6 +282,49 @@ def printed(name: str) -> list[str]:
     return [f"Exit status {kind.status}{again}.", *table(("printed by", "message"), rows), *known, ""]
 
 
+# -- scale -------------------------------------------------------------------------------------
+
+#: Links in bits a second, as columns.
+LINKS = {"1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
+#: What rows of imports at once are compared with.
+PREDICTED = "deploy/estimate.py"
+BENCHMARKS = Path(__file__).parent / "about/benchmarks"
+
+
+def costs(_argument: str = "") -> list[str]:
+    """Return the table of what imports of each kind cost, in a pod with the limits of a Job."""
+    known = json.loads((Path(__file__).parents[1] / "deploy/costs.json").read_text())
+    limit = int(pod.RESOURCES["limits"]["cpu"].removesuffix("m")) / 1000
+    rows = [
+        (
+            f"`{kind}`",
+            *(f"{each[name] / GIB:.2f} GiB" for name in ("read", "written")),
+            f"{each['cpu']:.2f} s",
+            f"{each['memory'] >> 20} MiB",
+            *(f"{max(each['read'] * 8 / link, each['cpu'] / limit):.1f} s" for link in LINKS.values()),
+        )
+        for kind, each in known["kinds"].items()
+    ]
+    head = ("kind", "read", "written", "CPU", "memory", *(f"at {link}" for link in LINKS))
+    return [
+        *table(head, rows),
+        f"Of the CPU time, {known['start']:.2f} s are for starting, whatever the size.",
+    ]
+
+
+def predicted(_argument: str = "") -> list[str]:
+    """Return the table of imports at once, measured and predicted."""
+    rows = []
+    for path in sorted(BENCHMARKS.glob("*.jsonl")):
+        facts, *lines = map(json.loads, path.read_text().splitlines())
+        for line in lines:
+            means = [statistics.fmean(cost[0] for cost in costs) for costs in line["costs"].values()]
+            if PREDICTED in line["costs"]:
+                times = (*(f"{mean:.1f} s" for mean in means), f"{means[1] / means[0]:.2f}")
+                rows.append((line["row"].removesuffix(", file"), facts["system"], *times))
+    return table(("imports", "system", "measured", "predicted", "ratio"), rows)
+
+
 DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "commands": commands,
     "variables": environment,
@@ -284,6 +332,8 @@ DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "matrix": matrix,
     "strangers": strangers,
     "printed": printed,
+    "costs": costs,
+    "predicted": predicted,
 }
 
 

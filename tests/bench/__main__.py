@@ -1,7 +1,8 @@
 """Measure the worker against the commands that people use: ``python -m tests.bench``.
 
 All sides of a row alternate, one warm-up first, and their figures are printed as hyperfine does. A whole run
-writes them to ``docs/about/benchmarks/``, a file for each release of Debian, and the page of all files.
+writes them to ``docs/about/benchmarks/``, a file for each release of Debian, the page of all files, and
+``deploy/costs.json``.
 ``CDI_GO_WORKER`` adds CDI's importer.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench import bench as benches
-from tests.bench import compare, inputs, page, report, rows
+from tests.bench import compare, costs, inputs, page, report, rows
 from tests.bench.settings import SETTINGS
 
 assert rows  # declares all rows
@@ -28,7 +29,7 @@ def main() -> None:
     given = _parser().parse_args()
     # Devices and mounts must not be left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    listed = [row for row in benches.ROWS if row.more == given.more]
+    listed = [row for row in benches.ROWS if (row.more, row.scale) == (given.more, given.scale)]
     chosen = [row for row in listed if not given.only or any(part in row.key for part in given.only)]
     if not chosen:
         sys.exit("no row is named so; see --list")
@@ -37,8 +38,9 @@ def main() -> None:
         return
     if not given.page:
         _measure(given, chosen)
-    results = sorted(given.report.with_suffix("").glob("*.jsonl"))
-    given.report.write_text(page.page([report.load(path) for path in results]))
+    results = [report.load(path) for path in sorted(given.report.with_suffix("").glob("*.jsonl"))]
+    given.report.write_text(page.page(results))
+    costs.FILE.write_text(costs.text(results))
 
 
 def _measure(given: argparse.Namespace, chosen: Sequence[benches.Row]) -> None:
@@ -71,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="rows whose name and target contain this")
-    parser.add_argument("--more", action="store_true", help="the second list: start-up, distance, scale")
+    parser.add_argument(
+        "--more", action="store_true", help="the second list: start-up, distance, many extents"
+    )
+    parser.add_argument(
+        "--scale", action="store_true", help="the third list: the figures of docs/pods/scale.md"
+    )
     parser.add_argument(
         "--page", action="store_true", help="write only the page, of the figures that are there"
     )

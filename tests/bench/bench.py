@@ -51,7 +51,8 @@ class Row:
     """The declaration of a row. ``rival``: what it is compared with, as a command.
 
     ``target``: "file" or "block", as shown. ``is_least``: the rival does less than is needed, so that no
-    program can be much faster. ``more``: of the second list, which is not in the mean.
+    program can be much faster. ``more``: of the second list, which is not in the mean; ``scale``: of the
+    third, for docs/pods/scale.md.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Row:
     rival: str = ""
     is_least: bool = False
     more: bool = False
+    scale: bool = False
 
     @property
     def key(self) -> str:
@@ -80,12 +82,13 @@ def row(
     rival: str = "",
     is_least: bool = False,
     more: bool = False,
+    scale: bool = False,
 ) -> Callable[[Opening], Opening]:
     """Declare the decorated function as a row; it yields its sides once, while its servers run."""
 
     def declare(opening: Opening) -> Opening:
         opened = contextlib.contextmanager(opening)
-        ROWS.append(Row(name, opened, target, rival, is_least, more))
+        ROWS.append(Row(name, opened, target, rival, is_least, more, scale))
         return opening
 
     return declare

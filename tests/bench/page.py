@@ -23,7 +23,7 @@ def page(reports: Sequence[Report]) -> str:
 def _sum(report: Report) -> str:
     """Return the line of what all rows of a report have in common."""
     measured = [each for each in report.found.values() if _has_rival(each)]
-    full = [each for each in measured if not (each.row.is_least or each.row.more)]
+    full = [each for each in measured if not (each.row.is_least or each.row.more or each.row.scale)]
     ratios = [each.times(each.row.rival)[0] for each in full]
     if not ratios:
         return f"- {report.facts['system']}: not measured"
@@ -58,7 +58,7 @@ def _table(reports: Sequence[Report]) -> str:
             *[CDI] * has_cdi,
         ]
     lines = [titles, ["---"] * len(titles)]
-    lines += [_cells(row, reports, has_cdi) for row in benches.ROWS]
+    lines += [_cells(row, reports, has_cdi) for row in benches.ROWS if not row.scale]
     return "\n".join("|" + "|".join(line) + "|" for line in lines)
 
 

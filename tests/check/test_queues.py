@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import re
+import subprocess
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cdi_worker import units
+from cdi_worker.images.engine import fetch
 from cdi_worker.importer.kubernetes import datavolume, documents, manifest, pod
 from cdi_worker.sources.vmware import locations, source
 from tests.support import kubernetes_schemas, repository
 
-PAGE = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
+PAGE = (repository.ROOT / "docs/pods/scale.md").read_text()
 QUEUES = list(yaml.safe_load_all((repository.ROOT / "deploy/kueue.yaml").read_text()))
 #: MB of buffers of all sessions with an ESXi host (VDDK guide, NFC Session Limits), and of one of ours.
 BUFFERS = 48
@@ -42,9 +46,8 @@ def test_documented_queues_belong_together() -> None:
     names = {kind: {item["metadata"]["name"] for item in QUEUES if item["kind"] == kind}
              for kind in ("ClusterQueue", "LocalQueue", "ResourceFlavor")}  # fmt: skip
     local = [item for item in QUEUES if item["kind"] == "LocalQueue"]
-    assert {item["spec"]["clusterQueue"] for item in local} == names["ClusterQueue"] == {"esx-1", "esx-2"}
-    for name in names["LocalQueue"]:
-        assert f"--queue {name} " in PAGE
+    assert {item["spec"]["clusterQueue"] for item in local} == names["ClusterQueue"] == names["LocalQueue"]
+    assert set(re.findall(r"--queue (\S+) ", PAGE)) < names["LocalQueue"]
     for item in QUEUES:
         for group in item.get("spec", {}).get("resourceGroups", []):
             for flavor in group["flavors"]:
@@ -76,13 +79,51 @@ def test_quota_of_pods_is_what_limits_a_queue() -> None:
             continue
         (group,) = item["spec"]["resourceGroups"]
         quota = {each["name"]: str(each["nominalQuota"]) for each in group["flavors"][0]["resources"]}
-        assert f"at most {quota['pods']} for each host" in PAGE
+        assert int(quota["pods"]) <= BUFFERS // SESSION // locations.Vddk("").vddk_connections
         for path in sorted(repository.GOLDEN.glob("*.yaml")):
             for made in jobs(list(yaml.safe_load_all(path.read_text()))):
                 assert made["spec"].get("parallelism", 1) == 1
                 requested = _requested(made["spec"]["template"]["spec"])
-                assert int(quota["pods"]) * requested["cpu"] <= int(quota["cpu"]) * 1000, path
+                assert int(quota["pods"]) * requested["cpu"] <= int(quota["cpu"].removesuffix("m")), path
                 assert int(quota["pods"]) * requested["memory"] <= units.parse_quantity(quota["memory"]), path
+
+
+def test_documented_estimate_is_printed(tmp_path: Path) -> None:
+    """The page's commands run as they are; the queues are those of deploy/kueue.yaml, with the same pods."""
+    example = PAGE.partition("## How many pods")[2]
+    commands = re.findall(r"^    ((?:for|deploy/estimate.py) .*)$", example, re.MULTILINE)
+    assert len(commands) == 3
+    (tmp_path / "deploy").symlink_to(repository.ROOT / "deploy")
+
+    def run(command: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    listed, estimated, queues = map(run, commands)
+    assert listed == ""
+    assert f"```text\n{estimated}```\n" in PAGE
+    assert queues == (repository.ROOT / "deploy/kueue.yaml").read_text()
+    assert commands[2].startswith(f"{commands[1]} --kueue ")
+
+
+def test_documented_estimate_follows_from_its_rates(tmp_path: Path) -> None:
+    """The time is the longest of three: the workers', the hosts' network's and the storage's."""
+    disks = int(_stated(r"Here (\d+) disks"))
+    data, hosts = _stated(r"with (\d+) GiB of data each"), int(_stated(r"on (\d+) ESXi hosts"))
+    rate, network = _stated(r"--rate (\d+)Mi/s"), _stated(r"--host-link (\d+)Gbit") * 1e9 / 8 / 2**20
+    storage, total = _stated(r"--storage (\d+)Mi/s"), disks * data * 1024
+    rows = re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +([\d.]+) GB +([\d.]+)  \w", PAGE, re.MULTILINE)
+    assert len(rows) > 2
+    memory = units.parse_quantity(pod.RESOURCES["limits"]["memory"])
+    cpu = int(pod.RESOURCES["limits"]["cpu"].removesuffix("m")) / 1000
+    for each, pods, hours, gigabytes, cpus in rows:
+        workers = int(each) * hosts
+        assert int(pods) == workers
+        seconds = max(total / (workers * rate), total / (hosts * network), total / storage)
+        assert float(hours) == pytest.approx(seconds / 3600, rel=0.03, abs=0.06)
+        assert float(gigabytes) == pytest.approx(workers * memory / 1e9, abs=0.06)
+        assert float(cpus) == workers * cpu
 
 
 def _stated(pattern: str) -> float:
@@ -91,42 +132,27 @@ def _stated(pattern: str) -> float:
     return float(found[1])
 
 
-def test_documented_arithmetic() -> None:
-    """Every figure of the table follows from the sentence above it and from the limits of a pod."""
-    disks, size = _stated(r"For (\d+) disks"), _stated(r"disks of (\d+) GiB")
-    data = _stated(r"with (\d+) GiB of data")
-    hosts, rate = _stated(r"on (\d+) hosts behind"), _stated(r"with (\d+) MiB/s for one worker")
-    network, storage = _stated(r"(\d+) MiB/s for the network"), _stated(r"and (\d+) MiB/s for the storage")
-    cpu = int(pod.RESOURCES["limits"]["cpu"].removesuffix("m")) / 1000
-    memory = units.parse_quantity(pod.RESOURCES["limits"]["memory"])
-    scratch = size / 0.94
-    total = disks * data * 1024
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| .* GiB \|$", PAGE, re.MULTILINE)
-    assert [int(row[0]) for row in rows] == [1, 2, 4]
-    for each, _ in rows:
-        workers = int(each) * hosts
-        times = {
-            "workers": total / (workers * rate),
-            "network": total / (hosts * network),
-            "storage": total / storage,
-        }
-        limit = max(times, key=lambda name: times[name])
-        expected = (
-            f"| {each} | {workers:.0f} | {times[limit] / 3600:.1f} h | {limit} "
-            f"| {workers * memory / 1e9:.1f} GB | {workers * cpu:.0f} | {workers * scratch:.0f} GiB |"
+def test_documented_requests_to_object_stores() -> None:
+    """A request has 4 to 16 MiB, so that so many pods stay below what a store answers."""
+    options = fetch.FetchOptions()
+    assert f"reads {options.chunk >> 20} to {fetch._LARGE >> 20} MiB at a time" in PAGE
+    rate = _stated(r"at (\d+) MiB/s \d+ times a second or less")
+    often = rate / (options.chunk >> 20)
+    assert f"at {rate:.0f} MiB/s {often:.0f} times a second or less" in PAGE
+    for limit in (5500, 5000):
+        assert re.search(
+            rf"\| {limit} reads a second .* \| {limit / often:.0f} pods at {rate:.0f} MiB/s \|", PAGE
         )
-        assert expected in PAGE
-    assert f"More than {storage / rate:.0f} workers gain nothing" in PAGE
-    # Jobs that finish within the seconds of --ttl, at the speed of the storage.
-    finished = round(600 * min(storage, 16 * rate) / (data * 1024))
-    assert f"at most {finished} Jobs finish in that time, and hold {finished * scratch:.0f} GiB" in PAGE
+    assert (
+        f"up to {options.connections} (`--connections`) | 16 pods open {16 * options.connections} |" in PAGE
+    )
 
 
 def test_documented_limits_of_hosts() -> None:
     connections = locations.Vddk("").vddk_connections
-    assert f"a worker has {connections} | at most {52 // connections} for all queues" in PAGE
+    assert f"a worker has {connections} | at most {52 // connections} pods for all hosts" in PAGE
     assert f"a worker has {connections} sessions of {SESSION} MB" in PAGE
-    assert f"at most {BUFFERS // SESSION // connections} for each host" in PAGE
+    assert f"at most {BUFFERS // SESSION // connections} pods for each host" in PAGE
     assert locations.MOST_CONNECTIONS == BUFFERS // SESSION
 
 
@@ -149,5 +175,6 @@ def test_scratch_of_killed_pods_is_as_documented() -> None:
     (claim,) = (each["ephemeral"]["volumeClaimTemplate"] for each in volumes if each["name"] == "scratch")
     size = int(claim["spec"]["resources"]["requests"]["storage"]) / (1 << 30)
     pods = 1 + item["spec"]["backoffLimit"]
-    assert f"needs {size:.1f} GiB of scratch" in PAGE
-    assert f"at most {pods} | at most {pods * size:.1f} GiB" in PAGE
+    page = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
+    assert f"needs {size:.1f} GiB of scratch" in page
+    assert f"at most {pods} | at most {pods * size:.1f} GiB" in page

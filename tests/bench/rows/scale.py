@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,20 +56,22 @@ def crowd(bench: Bench) -> Iterator[Sides]:
     with inputs.folder(bench.directory, "crowd") as folder:
         commands = [benches.importing(url, folder / f"{number}.img") for number in range(CROWD)]
 
-        def run(at_once: int) -> Cost:
-            before, began = os.times(), time.perf_counter()
-            for first in range(0, CROWD, at_once):
-                some = [
-                    subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                    for argv in commands[first : first + at_once]
-                ]
-                statuses = [each.wait() for each in some]
-                assert not any(statuses)
-            after = os.times()
-            cpu = sum(after[2:4]) - sum(before[2:4])
-            return Cost(time.perf_counter() - began, cpu, 0)
+        yield Sides(functools.partial(together, commands, CROWD), functools.partial(together, commands, 1))
 
-        yield Sides(functools.partial(run, CROWD), functools.partial(run, 1))
+
+def together(commands: Sequence[Sequence[str | Path]], at_once: int) -> Cost:
+    """Measure commands, so many at once."""
+    before, began = os.times(), time.perf_counter()
+    for first in range(0, len(commands), at_once):
+        some = [
+            subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for argv in commands[first : first + at_once]
+        ]
+        statuses = [each.wait() for each in some]
+        assert not any(statuses)
+    after = os.times()
+    cpu = sum(after[2:4]) - sum(before[2:4])
+    return Cost(time.perf_counter() - began, cpu, 0)
 
 
 def _image(directory: Path, spacing: int, count: int) -> Path:
