@@ -10,10 +10,12 @@ import yaml
 from tests.support import kubernetes_schemas, repository
 
 DEPLOY = repository.ROOT / "deploy"
-#: The variables of cdi-operator in release 1.65.
+#: The releases of CDI with these variables in the Deployment of their cdi-operator.yaml.
+RELEASES = ("1.65", "1.66")
 VARIABLES = (
-    "CONTROLLER_IMAGE", "IMPORTER_IMAGE", "CLONER_IMAGE", "OVIRT_POPULATOR_IMAGE", "APISERVER_IMAGE",
-    "UPLOAD_SERVER_IMAGE", "UPLOAD_PROXY_IMAGE", "VERBOSITY", "PULL_POLICY",
+    "DEPLOY_CLUSTER_RESOURCES", "OPERATOR_VERSION", "CONTROLLER_IMAGE", "IMPORTER_IMAGE", "CLONER_IMAGE",
+    "OVIRT_POPULATOR_IMAGE", "APISERVER_IMAGE", "UPLOAD_SERVER_IMAGE", "UPLOAD_PROXY_IMAGE", "VERBOSITY",
+    "PULL_POLICY", "MONITORING_NAMESPACE",
 )  # fmt: skip
 
 
@@ -69,3 +71,11 @@ def test_component_adds_no_objects_to_the_cluster() -> None:
     assert load("worker/image.yaml")["metadata"]["annotations"] == {
         "config.kubernetes.io/local-config": "true"
     }
+
+
+def test_releases_are_those_of_the_pages() -> None:
+    """One of them is installed; the commands that go back name the same."""
+    assert re.findall(r"CDI (1\.\d+) and (1\.\d+)", (DEPLOY / "README.md").read_text()) == [RELEASES]
+    page = (repository.ROOT / "docs/pods/kubernetes.md").read_text()
+    named = set(re.findall(r"\bv(1\.\d+)\.\d+\b", (DEPLOY / "kustomization.yaml").read_text() + page))
+    assert named == {RELEASES[-1]}
