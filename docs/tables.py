@@ -5,6 +5,7 @@
 ``{matrix}``: the route of each format from each source. ``{strangers}``: what is not a disk.
 ``{printed} CLASS``: how an error is printed, and the reasons that the program gives for it.
 ``{costs}``: what imports cost. ``{predicted}``: how long many took, and what deploy/estimate.py predicts.
+``{support}``: the versions that tests, schemas and a cluster's page name.
 Each returns lines of Markdown (tests/check/docs/test_tables.py).
 """
 
@@ -325,6 +326,55 @@ def predicted(_argument: str = "") -> list[str]:
     return table(("imports", "system", "measured", "predicted", "ratio"), rows)
 
 
+# -- versions ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+#: Numbers of the releases of Debian that .ci/run names.
+DEBIAN = {"bookworm": "12", "trixie": "13"}
+
+
+def support(_argument: str = "") -> list[str]:
+    """Return the table of versions, by how each is known. All are read from the files that use them."""
+    debian = [DEBIAN[name] for name in _named(r"echo (bookworm|trixie)\b", ".ci/run")]
+    programs = [benchmarked(each) for each in debian]
+    (python,) = _named(r'^requires-python = ">=(\S+)"', "pyproject.toml")
+    (newest,) = _named(r'"kubernetes-validate>=(\S+)"', "pyproject.toml")
+    (oldest,) = _named(r'^OLDEST = "(\S+)"', "tests/support/kubernetes_schemas.py")
+    (api,) = _named(r"datavolumes\.cdi\.kubevirt\.io, (\w+),", "importer/kubernetes/datavolume.json")
+    (releases,) = _named(r"those of CDI (.*)\. Our", "deploy/README.md")
+    exports = set(_named(r"/(export\.kubevirt\.io/\w+)/", "tests/support/kubevirt.py"))
+    populators_ = [name for name in group.COMMANDS if name.endswith("-populator")]
+    rows = {
+        f"Python, {python} or later": (", ".join(each["Python"] for each in programs), ""),
+        "Debian": (", ".join(debian), ""),
+        "qemu-img": (", ".join(each["qemu-img"] for each in programs), ""),
+        "Kubernetes": ("", f"{oldest}, and the latest: {newest} or later"),
+        "CDI": (releases, api),
+        "KubeVirt": (", ".join(exports), ""),
+        "Forklift": (", ".join(populators_), ""),
+    }
+    ran = on_cluster()
+    lines = ((name, *cells, ran.get(name, "")) for name, cells in rows.items())
+    return table(("", "tests", "schemas", "cluster"), lines)
+
+
+def _named(pattern: str, file: str) -> list[str]:
+    return re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)
+
+
+def benchmarked(debian: str) -> dict[str, str]:
+    """Return the versions of the programs in a release of Debian, as the benchmarks have noted them."""
+    with (BENCHMARKS / f"debian-{debian}.jsonl").open() as lines:
+        return dict(json.loads(next(lines))["versions"])
+
+
+def on_cluster() -> dict[str, str]:
+    """Return the versions in the table of the cluster's page, by component."""
+    page = (ROOT / "docs/pods/cluster.md").read_text()
+    rows = page.partition("| component | version |")[2].partition("\n\n")[0].splitlines()[2:]
+    return {name: version for name, version, *_ in (row[2:].split(" | ") for row in rows)}
+
+
 DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "commands": commands,
     "variables": environment,
@@ -334,6 +384,7 @@ DIRECTIVES: dict[str, Callable[[str], Iterable[str]]] = {
     "printed": printed,
     "costs": costs,
     "predicted": predicted,
+    "support": support,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from cdi_worker.importer import contract, request
 from cdi_worker.importer.commands import group
 from cdi_worker.importer.send import volume
 from cdi_worker.sources import base, fields
-from tests.support import repository
+from tests.check import test_deploy
+from tests.support import kubernetes_schemas, repository
 
 sys.path.insert(0, str(repository.ROOT / "docs"))
 import tables
@@ -144,3 +146,33 @@ def test_every_option_is_listed_as_a_variable() -> None:
     text = "\n".join(tables.settings())
     for variable in ("CDI_WORKER_CONNECTIONS", "CDI_WORKER_REGION", "CDI_WORKER_RETRIES", "CDI_WORKER_CERT"):
         assert f"| `{variable}` |" in text
+
+
+def test_supported_versions_are_those_that_run() -> None:
+    """Each row has versions, and each is that of the tests' own declarations."""
+    cells = {line.split(" | ")[0][2:]: line for line in tables.support()[3:-1]}
+    assert all(re.search(r"\w", line.partition(" | ")[2]) for line in cells.values())
+    pythons = [tables.benchmarked(each)["Python"] for each in tables.DEBIAN.values()]
+    project = tomllib.loads((repository.ROOT / "pyproject.toml").read_text())["project"]
+    classified = [each.rpartition(" ")[2] for each in project["classifiers"] if " :: Python :: 3." in each]
+    assert [each.rpartition(".")[0] for each in pythons] == classified
+    assert "Kubernetes" in cells
+    assert f"| {kubernetes_schemas.OLDEST}, and the latest: " in cells["Kubernetes"]
+    assert " and ".join(test_deploy.RELEASES) in cells["CDI"]
+
+
+def test_version_of_the_cluster_is_one_that_schemas_check() -> None:
+    ran = tables.on_cluster()
+    assert set(ran) > {"cdi-worker", "CDI", "Kubernetes"}
+    from kubernetes_validate import utils
+
+    (newest,) = tables._named(r'"kubernetes-validate>=(\S+)"', "pyproject.toml")
+
+    def number(text: str) -> list[int]:
+        return [int(each) for each in text.split(".")[:2]]
+
+    known = (kubernetes_schemas.OLDEST, ran["Kubernetes"], newest, utils.latest_version())
+    assert sorted(known, key=number) == list(known)
+    assert all(
+        ran[name] in line for line in tables.support() for name in ran if line.startswith(f"| {name} ")
+    )
