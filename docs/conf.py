@@ -19,7 +19,7 @@ author = "the cdi-worker authors"
 project_copyright = author
 release = version = metadata.version("cdi-worker")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "recording", "tables"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "tables"]
 # A copied block has its commands, without prompts and output.
 copybutton_prompt_text = "$ "
 source_suffix = {".md": "markdown"}
@@ -62,8 +62,11 @@ def setup(app: Any) -> None:
     app.connect("html-page-context", _describe)
 
 
-def _describe(_app: Any, _page: str, _template: str, context: dict[str, Any], tree: Any) -> None:
-    """Describe a page for search engines: by its first sentences."""
+def _describe(app: Any, page: str, _template: str, context: dict[str, Any], tree: Any) -> None:
+    """Describe a page for search engines by its first sentences; let the search find messages."""
+    if page == "search":
+        # After the script that it changes, which stands in the page.
+        app.add_js_file("search.js", loading_method="defer")
     if tree is not None:
         text = " ".join(" ".join(each.astext() for each in tree.findall(nodes.paragraph)).split())[:200]
         context["metatags"] = (

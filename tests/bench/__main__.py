@@ -1,8 +1,8 @@
 """Measure the worker against the commands that people use: ``python -m tests.bench``.
 
 All sides of a row alternate, one warm-up first, and their figures are printed as hyperfine does. A whole run
-writes them to ``docs/about/benchmarks/``, a file for each release of Debian, the page of all files, and
-``deploy/costs.json``.
+writes them to ``docs/about/benchmarks/``, a file for each release of Debian, the page of all files, some of them
+to README.md, and ``deploy/costs.json``.
 ``CDI_GO_WORKER`` adds CDI's importer.
 """
 
@@ -18,8 +18,10 @@ from pathlib import Path
 from tests.bench import bench as benches
 from tests.bench import compare, costs, inputs, page, report, rows
 from tests.bench.settings import SETTINGS
+from tests.support import repository
 
 assert rows  # declares all rows
+PAGE, README = repository.ROOT / "docs/about/benchmarks.md", repository.ROOT / "README.md"
 #: The most rounds of a row, and how many are enough if they differ little.
 ROUNDS, ENOUGH = 5, 3
 
@@ -38,9 +40,12 @@ def main() -> None:
         return
     if not given.page:
         _measure(given, chosen)
-    results = [report.load(path) for path in sorted(given.report.with_suffix("").glob("*.jsonl"))]
-    given.report.write_text(page.page(results))
-    costs.FILE.write_text(costs.text(results))
+    results = sorted(given.report.with_suffix("").glob("*.jsonl"))
+    reports = [report.load(path) for path in results]
+    given.report.write_text(page.page(reports))
+    costs.FILE.write_text(costs.text(reports))
+    if given.report == PAGE:
+        README.write_text(page.first(reports, README.read_text()))
 
 
 def _measure(given: argparse.Namespace, chosen: Sequence[benches.Row]) -> None:
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--setting", choices=[*SETTINGS], default="machine", help="pod: 0.75 CPU and 600M for each side"
     )
     parser.add_argument("--directory", type=path, default=path("build/bench"), help="for the disks (10 GiB)")
-    parser.add_argument("--report", type=path, default=path("docs/about/benchmarks.md"), help="the page")
+    parser.add_argument("--report", type=path, default=PAGE, help="the page")
     return parser
 
 

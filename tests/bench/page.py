@@ -20,10 +20,36 @@ def page(reports: Sequence[Report]) -> str:
     )
 
 
+def first(reports: Sequence[Report], readme: str) -> str:
+    """Return README with the figures of some rows, each from the least to the most of all releases."""
+    lines = []
+    for key, title in FIRST.items():
+        found = [each for each in (report.found.get(key) for report in reports) if each and _has_rival(each)]
+        ratios = [each.times(each.row.rival)[0] for each in found]
+        rival = found[0].row.rival.replace("|", r"\|")
+        lines.append(f"| {title} | `{rival}` | **{min(ratios):.1f} to {max(ratios):.1f}** |")
+    every = [[each.times(each.row.rival)[0] for each in _full(report)] for report in reports]
+    means = sorted(map(statistics.geometric_mean, every))
+    least, most = min(map(min, every)), max(map(max, every))
+    means_of_all = f"{least:.1f} to {most:.1f}; mean **{means[0]:.1f} to {means[-1]:.1f}**"
+    count = max(map(len, every))
+    lines.append(f"| {count} disks, sources and targets | the usual commands | {means_of_all} |")
+    systems = " and ".join(str(report.facts["system"]) for report in reports)
+    head = ("", f"| disk | compared with | times as fast, {systems} |", "|---|---|---|")
+    begin = readme.index("\n", readme.index("<!-- figures")) + 1
+    end = readme.index("<!-- end of figures")
+    return "\n".join((readme[:begin].rstrip("\n"), *head, *lines, "", readme[end:]))
+
+
+def _full(report: Report) -> list[Comparison]:
+    """Return the rows whose rival does all that is needed."""
+    measured = (each for each in report.found.values() if _has_rival(each))
+    return [each for each in measured if not (each.row.is_least or each.row.more or each.row.scale)]
+
+
 def _sum(report: Report) -> str:
     """Return the line of what all rows of a report have in common."""
-    measured = [each for each in report.found.values() if _has_rival(each)]
-    full = [each for each in measured if not (each.row.is_least or each.row.more or each.row.scale)]
+    full = _full(report)
     ratios = [each.times(each.row.rival)[0] for each in full]
     if not ratios:
         return f"- {report.facts['system']}: not measured"
@@ -103,6 +129,12 @@ def _cpu(each: Comparison) -> float:
     return max(each.figures[OURS].cpu, 0.01) / max(each.figures[each.row.rival].cpu, 0.01)
 
 
+#: The rows on the first page, and their names there.
+FIRST = {
+    "qcow2, file": "qcow2",
+    "raw.gz, file": "raw.gz",
+    "raw, block": "raw, to a device",
+}
 SUM = (
     "- {system}: **{mean:.1f} times as fast** ({count} rows, {least:.2f} to {most:.2f}), {cpu:.2f} of their"
     " CPU time, at most {memory} MiB"

@@ -60,9 +60,9 @@ class Terminal:
         """Press a key, such as ``C-z``."""
         self._do("send-keys", key)
 
-    def screen(self) -> list[str]:
-        """Return the lines of the screen, without those below the last one with text."""
-        return [line.rstrip() for line in self._do("capture-pane", "-p").rstrip().splitlines()]
+    def screen(self, *options: str) -> list[str]:
+        """Return the lines of the screen, without those below the last one with text; ``-J``: not wrapped."""
+        return [line.rstrip() for line in self._do("capture-pane", "-p", *options).rstrip().splitlines()]
 
     @property
     def has_cursor(self) -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
-import html as html_module
 import html.parser
+import itertools
+import json
 import re
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
+import py_mini_racer
 import pytest
 
 from tests.support import repository
+
+sys.path.insert(0, str(repository.ROOT / "docs"))
+
+import messages
 
 DOCS = repository.ROOT / "docs"
 
@@ -102,19 +109,63 @@ def test_nothing_is_fetched_from_the_network(site: Path, pages: dict[Path, Page]
         assert not re.search(r"(?:fetch|importScripts|import|open)\(\s*[\"'`](?:https?:)?//", code), script
 
 
-def test_home_shows_a_session_as_a_picture(site: Path) -> None:
+def test_home_is_the_beginning_of_readme(site: Path) -> None:
+    """With the recording, and links to pages of the site."""
     home = (site / "index.html").read_text()
-    picture = home[home.index('<svg class="recording"') :]
-    picture = picture[: picture.index("</svg>")]
-    shown = " ".join(html_module.unescape(re.sub(r"<[^>]+>", "", picture)).split())
-    for part in (
-        "$ cdi-worker inspect http",
-        "100.0% done",
-        "virtual size 67108864 bytes (64.0 MiB)",
-        "uploaded disk.img",
-    ):
-        assert part in shown, part
-    assert "font-face" not in picture
+    picture = re.search(r'<img alt="A terminal: [^"]+" src="(_images/session.svg)"', home)
+    assert picture
+    assert not re.search(r"href|url\(|@import|font-face", (site / picture[1]).read_text())
+    assert 'href="quickstart.html"' in home
+    assert "make test" not in home
+
+
+# -- search ------------------------------------------------------------------------------------
+
+#: What a browser gives to the scripts of the search, as far as they look for results.
+BROWSER = """
+var window = globalThis, document = {getElementById: () => null}, _ready = () => {}, _ = (text) => text;
+var SPHINX_HIGHLIGHT_ENABLED = false;
+"""
+RESULTS = "JSON.stringify(Search._performSearch(...Search._parseQuery({})).map((result) => result[0]))"
+#: As a browser runs them: the last one is deferred.
+SCRIPTS = ("_static/searchtools.js", "_static/language_data.js", "searchindex.js", "_static/search.js")
+#: In place of what differs in a message.
+DETAILS = ("17825792", "http://images.example.org/vm-7.qcow2", "/var/lib/images/vm-7.img", "'eth0'")
+
+
+def printed() -> Iterator[tuple[str, bool]]:
+    """Yield each message as commands and pods print it, and its reason alone; and whether it is whole."""
+    details = itertools.cycle(DETAILS)
+    for name, kind in messages.KINDS.items():
+        wholes = f"cdi-worker: {kind.terminal or kind.template}", kind.phrase + kind.template
+        for reason in messages.reasons().get(name, [messages.DETAILS]):
+            fields = dict.fromkeys(messages.WHY, reason)
+            for text in (reason, *wholes):
+                words = re.sub(r"\{(\w+)[^}]*\}", lambda field, by=fields: by.get(field[1], "…"), text)
+                # Without details there must be something to search for.
+                if re.search("[a-z]{4}.*[a-z]{4}", words.removeprefix("cdi-worker")):
+                    yield re.sub("…", lambda _: next(details), words), text in wholes
+
+
+def test_search_finds_every_message(site: Path) -> None:
+    """The scripts of the site, with what somebody pastes from a terminal or a pod's status."""
+    script = (site / "search.html").read_text()
+    engine = py_mini_racer.MiniRacer()
+    engine.eval(f"{BROWSER};0")
+    for name in SCRIPTS:
+        assert f'src="{name}' in script
+        engine.eval(f"{(site / name).read_text()};0")
+    missed, count = [], 0
+    for text, is_whole in printed():
+        pages = json.loads(engine.eval(RESULTS.format(json.dumps(text))))[::-1]
+        count += 1
+        if "troubleshooting" not in pages[: 3 if is_whole else None]:
+            missed.append((text, pages[:3]))
+    assert count > 1500
+    assert not missed
+
+
+# -- the site ----------------------------------------------------------------------------------
 
 
 def test_commands_can_be_copied(site: Path) -> None:
