@@ -1,8 +1,8 @@
 """Measure the worker against the commands that people use: ``python -m tests.bench``.
 
 All sides of a row alternate, one warm-up first, and their figures are printed as hyperfine does. A whole run
-writes them to ``docs/about/benchmarks/``, a file for each release of Debian, the page of all files, some of them
-to README.md, and ``deploy/costs.json``.
+writes them to ``docs/about/benchmarks/``, a file for each release of Debian, the page of all files, some
+of them to README.md, and ``deploy/costs.json``.
 ``CDI_GO_WORKER`` adds CDI's importer.
 """
 
