@@ -19,6 +19,8 @@ import pytest
 from tests.support import containers, processes, registries, repository, signers
 
 VERSION = "97.1.0"
+#: A list of names that a release writes (tests/check/test_surfaces.py).
+NAMES = "docs/about/surfaces/json.txt"
 IMAGE = "registry.example.org/cdi-worker"
 WHEEL = f"cdi_worker-{VERSION}-py3-none-any.whl"
 ARCHIVE = f"cdi-worker-{VERSION}-image.tar"
@@ -90,6 +92,8 @@ def released(original: Path, maintainers: signers.OpenPGP, tmp_path_factory: pyt
     """A clone in which a release was made and signed."""
     tree = tmp_path_factory.mktemp("released") / "tree"
     processes.run("cp", "--archive", original, tree)
+    (tree / NAMES).write_text("")
+    git(tree, "commit", "--quiet", "--all", "--message", "the names of an earlier release")
     done = release(tree, SIGN="Good Signer", GNUPGHOME=str(maintainers.home))
     assert done.returncode == 0, done.stderr
     assert "not signed" not in done.stderr
@@ -108,6 +112,8 @@ def test_release_is_cut_once_and_reproducible(released: Path) -> None:
     assert re.search(
         rf"^## \[Unreleased\]\n\n## \[{VERSION}\] - \d{{4}}-\d\d-\d\d\n\n### Added\n", log, re.MULTILINE
     )
+
+    assert "import target\n" in (tree / NAMES).read_text()
 
     place = tree / "build/release" / VERSION
     listed = {
