@@ -144,6 +144,7 @@ def test_release_is_cut_once_and_reproducible(released: Path) -> None:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Registry]:
+    processes.need("skopeo")
     with registries.registry(tmp_path_factory.mktemp("registry")) as served:
         yield served
 
