@@ -43,7 +43,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 # Nothing is fetched from the network: furo brings its own scripts and styles, and uses the reader's fonts.
-# With a repository, which `make docs REPOSITORY=...` names, each page has a link to change it.
+# With a repository, which `make docs REPOSITORY=...` names, pages have a link to it, and one to change them.
 html_theme_options = {"source_branch": "main", "source_directory": "docs/"}
 # Two builds of one commit are the same.
 html_last_updated_fmt = None
@@ -74,9 +74,24 @@ def _describe(app: Any, page: str, _template: str, context: dict[str, Any], tree
         )
 
 
-def _links(_app: Any, page: str, source: list[str]) -> None:
+#: The first entry beside all pages.
+SOURCE = """
+```{{toctree}}
+:hidden:
+
+Source code <{}>
+```
+
+"""
+
+
+def _links(app: Any, page: str, source: list[str]) -> None:
     """Lead links to files of the repository to their pages; others are names only."""
     here = Path(page).parent
+    repository = app.config.html_theme_options.get("source_repository")
+    if page == app.config.root_doc and repository:
+        text, mark, others = source[0].partition("```{toctree}")
+        source[0] = f"{text}{SOURCE.format(repository)}{mark}{others}"
 
     def lead(link: re.Match[str]) -> str:
         text, path, heading = link.groups("")

@@ -174,7 +174,7 @@ def test_commands_can_be_copied(site: Path) -> None:
     assert "formatCopyText(text, '$ ', false, true, true" in script
 
 
-def test_pages_can_be_changed_where_the_repository_is_known(tmp_path: Path) -> None:
+def test_pages_link_to_the_repository_where_it_is_known(tmp_path: Path) -> None:
     address = "https://github.com/example/cdi-worker"
     source = tmp_path / "docs"
     source.mkdir()
@@ -182,7 +182,9 @@ def test_pages_can_be_changed_where_the_repository_is_known(tmp_path: Path) -> N
     option = f"html_theme_options.source_repository={address}"
     command = [sys.executable, "-m", "sphinx", "--quiet", "-c", DOCS, "-D", option, source, tmp_path / "html"]
     subprocess.run(command, check=True, cwd=repository.ROOT, timeout=100)
-    assert f'href="{address}/edit/main/docs/index.md"' in (tmp_path / "html/index.html").read_text()
+    page = (tmp_path / "html/index.html").read_text()
+    assert f'href="{address}/edit/main/docs/index.md"' in page
+    assert re.search(rf'<a class="reference external" href="{address}">Source code</a>', page)
 
 
 def test_every_public_name_is_in_the_api(site: Path) -> None:
