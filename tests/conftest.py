@@ -33,6 +33,7 @@ from tests.support import (
     ovirt_disks,
     ovirt_stages,
     pods,
+    policy,
     quick,
     registries,
     servers,
@@ -60,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, help="the number of imports whose power cuts are checked: all")
     parser.addoption("--kills-for", type=float, help="seconds for each test of kills at random moments")
     parser.addoption("--soak", type=int, help="the number of imports in a row (make soak)")
+    parser.addoption("--policy", type=Path, help="the folder of the policy that this process is under")
     parser.addoption("--image", help="the image that tests/image run (make test-image)")
 
 
@@ -75,6 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
         _move(config)
     # What a killed worker leaves is removed too.
     forked.ENVIRONMENT["TMPDIR"] = os.environ["TMPDIR"]
+    is_testing = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if config.option.policy and is_testing:
+        policy.adopt(config.option.policy)
 
 
 def _move(config: pytest.Config) -> None:

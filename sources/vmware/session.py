@@ -71,7 +71,7 @@ class Session:
         # pyvmomi's name for the class of its connections.
         self._stub.scheme = _Connection
         with self._translate_errors("connect"):
-            # VDDK always requires the thumbprint.
+            # VDDK always requires the thumbprint, of SHA-1; here the certificate is verified already.
             connected = self._stub.GetConnection()
             if connected.sock is None:
                 # pyvmomi 8 connects with the first request.
@@ -242,15 +242,35 @@ _ALGORITHMS: Final = {59: "sha1", 95: "sha256"}
 
 def pinned(thumbprint: str) -> ssl.SSLContext:
     """Return a TLS context that trusts only the certificate with this thumbprint, of SHA-1 or SHA-256."""
-    digits = re.sub(r"[:\s]", "", thumbprint).upper()
+    digits = _digits(thumbprint)
     if not re.fullmatch(r"[0-9A-F]{40}|[0-9A-F]{64}", digits):
         what = "is not a thumbprint, of SHA-1 or SHA-256: 20 or 32 bytes in hex"
         raise errors.RequestError(f"thumbprint {thumbprint!r} {what}")
+    if is_forbidden(thumbprint):
+        what = "is of SHA-1, which the OpenSSL policy of this machine forbids"
+        remedy = "give that of SHA-256: openssl x509 -noout -fingerprint -sha256 -in CERTIFICATE"
+        raise errors.RequestError(f"thumbprint {thumbprint!r} {what}; {remedy}")
     context = certificates.prepare(_PinnedContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.thumbprint = ":".join(re.findall("..", digits))
     return context
+
+
+def is_forbidden(thumbprint: str) -> bool:
+    """Return whether a thumbprint is of SHA-1, and the policy of the machine forbids that for security."""
+    if len(_digits(thumbprint)) != 40:
+        return False
+    try:
+        # Not hashlib.new, which falls back to Python's own code.
+        hashlib.sha1()  # noqa: S324 - only whether there is one
+    except ValueError:
+        return True
+    return False
+
+
+def _digits(thumbprint: str) -> str:
+    return re.sub(r"[:\s]", "", thumbprint).upper()
 
 
 def _digest(connected: ssl.SSLSocket, algorithm: str = "sha1") -> str:

@@ -328,7 +328,8 @@ def lines(form: str, algorithm: str, wrong: bytes = b"") -> bytes:
     """Return the lines of a manifest in a form; ``wrong``: bytes after the disk."""
     members = (("vm.ovf", OVF), (DISK.name, DISK.data + wrong))
     return "".join(
-        form.format(name, hashlib.new(algorithm, data).hexdigest()) for name, data in members
+        form.format(name, hashlib.new(algorithm, data, usedforsecurity=False).hexdigest())
+        for name, data in members
     ).encode()
 
 

@@ -23,11 +23,11 @@ def read_and_verify(data, expected, step):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_checksum_is_compared(algorithm):
-    digest = hashlib.new(algorithm, DATA).hexdigest()
+    digest = hashlib.new(algorithm, DATA, usedforsecurity=False).hexdigest()
     for stated, step in ((f"{algorithm}:{digest}", 1 << 20), (f"{algorithm}:{digest}".upper(), 999)):
         read_and_verify(DATA, checksum.parse(stated), step)
     for data in (b"", DATA[:-1], DATA + b"x"):
-        calculated = hashlib.new(algorithm, data).hexdigest()
+        calculated = hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
         with pytest.raises(errors.ChecksumMismatch) as caught:
             read_and_verify(data, checksum.parse(f"{algorithm}:{digest}"), 1 << 20)
         expected = f"expected {algorithm}:{digest}, calculated {algorithm}:{calculated}"
@@ -51,7 +51,7 @@ def test_malformed_checksum_is_refused(text):
 
 @pytest.mark.parametrize("wrong", ALGORITHMS)
 def test_all_checksums_that_are_stated_are_verified(wrong):
-    right = {name: hashlib.new(name, DATA).hexdigest() for name in ALGORITHMS}
+    right = {name: hashlib.new(name, DATA, usedforsecurity=False).hexdigest() for name in ALGORITHMS}
     read_and_verify(DATA, checksum.parse(" , ".join(f"{name}:{right[name]}" for name in ALGORITHMS)), 999)
     for order in (ALGORITHMS, ALGORITHMS[::-1]):
         stated = right | {wrong: "0" * len(right[wrong])}

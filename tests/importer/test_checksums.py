@@ -16,7 +16,9 @@ from cdi_worker.sources import base
 from cdi_worker.sources.local import file
 
 DATA = bytes(range(256)) * 4096
-RIGHT = {name: f"{name}:{hashlib.new(name, DATA).hexdigest()}" for name in ("md5", "sha256")}
+RIGHT = {
+    name: f"{name}:{hashlib.new(name, DATA, usedforsecurity=False).hexdigest()}" for name in ("md5", "sha256")
+}
 WRONG = {name: f"{name}:{'0' * (len(text) - len(name) - 1)}" for name, text in RIGHT.items()}
 
 

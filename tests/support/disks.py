@@ -196,7 +196,7 @@ def convert(source: Path, target: Path, to: Format) -> None:
 
 def digest(path: Path, algorithm: str) -> str:
     """Return the digest of a file, in hexadecimal."""
-    return hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    return hashlib.new(algorithm, path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def to_raw(source: Path, driver: str, target: Path) -> None:

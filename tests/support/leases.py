@@ -164,7 +164,7 @@ class Host(misbehave.Server):
         content = self._vcsim.content(self._vcsim.number(id_.rpartition(".")[0]), disk)
         entry = {
             "Key": self._key(disk),
-            "SHA1": hashlib.sha1(body).hexdigest(),
+            "SHA1": hashlib.sha1(body, usedforsecurity=False).hexdigest(),
             "SHA256": hashlib.sha256(body).hexdigest(),
             "Size": len(body),
             "Disk": True,

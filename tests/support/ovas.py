@@ -56,7 +56,7 @@ def descriptor(disks: Iterable[Disk]) -> bytes:
 def manifest(members: Iterable[tuple[str, bytes]], algorithm: str = "sha256", end: str = "\n") -> bytes:
     """Return a manifest of files."""
     lines = [
-        f"{algorithm.upper()}({name})= {hashlib.new(algorithm, data).hexdigest()}{end}"
+        f"{algorithm.upper()}({name})= {hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}{end}"
         for name, data in members
     ]
     return "".join(lines).encode()

@@ -48,6 +48,12 @@ def run(
 def script(code: str, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in an environment of ``variables`` only: no credentials, no metadata server."""
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    # A policy of the machine (tests/support/policy).
+    env |= {
+        each: forked.ENVIRONMENT[each]
+        for each in ("OPENSSL_CONF", "PYTHONPATH")
+        if each in forked.ENVIRONMENT
+    }
     env |= {"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", **variables}
     command = (sys.executable, "-W", "error", "-c", code, *argv)
     return subprocess.run(

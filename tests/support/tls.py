@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tests.support import policy
+
 #: A name that only the test proxy can resolve, to 127.0.0.1: loopback itself is never proxied.
 FAR = "far.test"
 LOCAL = ("localhost", "127.0.0.1", FAR)
@@ -29,9 +31,13 @@ class KeyPair:
 
     @property
     def thumbprint(self) -> str:
-        """The SHA-1 of the certificate, as VMware writes it."""
+        """The SHA-1 of the certificate, as VMware writes it; its SHA-256 under a policy without SHA-1."""
+        return self.digest("sha1" if policy.is_offered("sha1") else "sha256")
+
+    def digest(self, algorithm: str) -> str:
+        """Return a thumbprint of the certificate."""
         der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
-        return hashlib.sha1(der).digest().hex(":").upper()
+        return hashlib.new(algorithm, der, usedforsecurity=False).digest().hex(":").upper()
 
 
 class Authority:
@@ -59,10 +65,10 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=not bare)
         if not bare:
             builder = builder.add_extension(usage, critical=True)
-            own_id = x509.SubjectKeyIdentifier.from_public_key(own)
+            own_id = x509.SubjectKeyIdentifier(_identifier(own))
             builder = builder.add_extension(own_id, critical=False)
         if parent and not bare:
-            above_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(above)
+            above_id = x509.AuthorityKeyIdentifier(_identifier(above), None, None)
             builder = builder.add_extension(above_id, critical=False)
         made = builder.sign(signer._key, hashes.SHA256())
         directory.mkdir(parents=True, exist_ok=True)
@@ -117,7 +123,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         signer, issuer = (key, _name(common_name)) if own else (self._key, self._name)
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        authority = x509.AuthorityKeyIdentifier(_identifier(signer.public_key()), None, None)
         builder = (
             _builder(_name(common_name), issuer, key.public_key(), days=days, after=after)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -136,6 +142,12 @@ class Authority:
         )
         pair.key.write_bytes(_pem(key))
         return pair
+
+
+def _identifier(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return the identifier of a key by SHA-256 (RFC 7093, 2): the usual one is by SHA-1."""
+    form = serialization.PublicFormat.UncompressedPoint
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.X962, form)).digest()[:20]
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -143,7 +143,7 @@ class Vcsim:
         self.pair = pair
         self.authority = directory / "tls/ca.pem"
         self.thumbprint = pair.thumbprint
-        self.settings["thumbprint"] = self.thumbprint
+        self.settings["thumbprint"] = pair.digest("sha1")
         self._settings = dict(self.settings)
         for number, length in enumerate([size, *more]):
             with self.content(0, number).open("wb") as file:

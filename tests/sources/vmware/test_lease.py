@@ -533,6 +533,44 @@ def test_host_without_a_thumbprint_needs_a_trusted_certificate(vcsim: vmware.Vcs
     oracle.same(target, vcsim.current())
 
 
+def test_thumbprint_of_sha1_needs_another_trust(
+    vcsim: vmware.Vcsim, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose policy has no SHA-1 for security."""
+    monkeypatch.setattr(hashlib, "sha1", refuse)
+    login, pin = base.Access(user=vmware.USER, password=vcsim.password), vcsim.pair.digest("sha256")
+    fails(
+        vcsim,
+        target,
+        "policy of this machine forbids; give that of SHA-256",
+        thumbprint=vcsim.pair.digest("sha1"),
+    )
+    host(vcsim).stated = host(vcsim).pair.digest("sha1")
+    vcsim.save()
+    fails(vcsim, target, "certificate verify failed", thumbprint=pin)
+    assert not host(vcsim).requests
+    trusting = dataclasses.replace(login, ca_files=(str(host(vcsim).authority.certificate),))
+    run(vcsim, target, access=trusting, thumbprint=pin)
+    oracle.same(target, vcsim.current())
+
+
+def test_host_of_the_session_has_its_thumbprint(
+    vcsim: vmware.Vcsim, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of the request, of SHA-256, and not that of SHA-1 which the lease states."""
+    monkeypatch.setattr(hashlib, "sha1", refuse)
+    host(vcsim).star, host(vcsim).stated = True, vcsim.pair.digest("sha1")
+    vcsim.save()
+    run(vcsim, target, thumbprint=vcsim.pair.digest("sha256"))
+    oracle.same(target, vcsim.current())
+
+
+def refuse(*data: bytes, usedforsecurity: bool = True) -> Any:
+    if usedforsecurity:
+        raise ValueError("[digital envelope routines] unsupported")
+    return hashlib.new("sha1", *data, usedforsecurity=False)
+
+
 def test_insecure_needs_no_certificate(vcsim: vmware.Vcsim, target: Path) -> None:
     host(vcsim).stated = ""
     vcsim.save()
