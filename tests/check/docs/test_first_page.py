@@ -25,9 +25,17 @@ def test_figures_are_those_of_the_benchmarks() -> None:
     assert page.first(reports, README) == README
 
 
+def test_figures_of_a_cluster_are_on_its_page() -> None:
+    paragraph = README[README.index("Compared with CDI's") :].partition("\n\n")[0]
+    figures = re.findall(r"\d[\d.]*(?: to \d+)?(?: kb/s| s)", plain(paragraph))
+    assert len(figures) == 5
+    known = plain((DOCS / "pods/cluster.md").read_text())
+    assert not [each for each in figures if each not in known]
+
+
 def test_promises_are_those_of_the_pages() -> None:
     known = plain("".join((DOCS / f"about/{name}.md").read_text() for name in ("guarantees", "security")))
-    promised = plain(README[README.index("**Safe**") : README.index("    cdi-worker inspect")])
+    promised = plain(README[README.index("**Safe**") : README.index("Look first")])
     phrases = re.split(r"[.:] | cannot ", promised.partition("- ")[2].replace(" - ", " ").rstrip("."))
     assert len(phrases) == 7
     assert not [phrase for phrase in phrases if phrase not in known]
