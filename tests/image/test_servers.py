@@ -33,7 +33,7 @@ def test_node_pull_imports_disk(
         disk_pod = pods.Pod(
             tmp_path / "beside",
             name,
-            user="107:1001",
+            user="107:107",
             shared=container.shared,
             env={"KUBEVIRT_IO_FOO_BAR": "1"},
         )
@@ -111,11 +111,11 @@ def test_clone_writes_disk(
     disks: disks_module.Disks,
 ) -> None:
     """Clone a file-system volume to a volume of either mode."""
-    source = pods.Pod(tmp_path / "source", image)
+    source = pods.Pod(tmp_path / "source", image, user="107:107")
     original = source.data / "disk.img"
     original.write_bytes(disks.raw().read_bytes())
     original.chmod(0o660)
-    os.chown(original, 0, 1001)
+    os.chown(original, 0, pods.GROUP)
     with upload_server(target, certificates) as (server, port):
         done = source.run(
             "-v=3",

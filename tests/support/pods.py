@@ -9,12 +9,26 @@ import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.support import devices, oracle, processes, worker
 
-#: The limits of a controller's pod (contract, Roles), and the privileges a strict cluster removes.
+#: The limits of a controller's pod (contract, Roles).
 LIMITS = ("--memory=600m", "--memory-swap=600m", "--cpus=0.75", "--pids-limit=256")
-RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--read-only-tmpfs=false")
+#: A user as OpenShift chooses it, without a name and in the group 0, and the group of volumes (fsGroup).
+USER = 1000660000
+GROUP = 1000660000
+#: A restricted namespace. The seccomp profile is podman's own, as that of containerd for RuntimeDefault.
+RIGHTS = (
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--read-only",
+    "--read-only-tmpfs=false",
+    "--passwd=false",
+    f"--group-add={GROUP}",
+)
+#: Options that give back what these take.
+MORE = ("--privileged", "--cap-add", "--security-opt=seccomp", "--security-opt=unmask", "--user=0", "--tmpfs")
 #: Seconds until a container listens, also in an emulated image on a busy machine.
 START = 60.0
 #: For podman inside a container: the host's network reaches servers on its loopback.
@@ -31,12 +45,12 @@ HERE = (
 class Pod(worker.Volumes):
     """Volumes below a directory and the container that mounts them.
 
-    ``user``: ``uid:gid``; the volumes belong to the group. ``files``: further files and their mount points.
+    ``user``: ``uid:gid``. ``files``: further files and their mount points.
     ``mount_point`` and ``device_path``: where the target is, by its mode.
     """
 
     image: str
-    user: str = "1001:1001"
+    user: str = f"{USER}:0"
     mount_point: str = "/data"
     device_path: str = "/dev/cdi-block-volume"
     #: The volume shared by the containers of one pod, mounted at ``/shared``.
@@ -54,9 +68,9 @@ class Pod(worker.Volumes):
         self._own(self.log)
 
     def _own(self, path: Path) -> None:
-        # As with an fsGroup: the volume belongs to the group, whatever the user.
-        os.chown(path, 0, int(self.user.partition(":")[2]))
-        path.chmod(path.stat().st_mode | stat.S_IRWXG)
+        # As with an fsGroup: the volume and what is written there belong to the group, whatever the user.
+        os.chown(path, 0, GROUP)
+        path.chmod(path.stat().st_mode | stat.S_IRWXG | (stat.S_ISGID if path.is_dir() else 0))
 
     def command(self, *arguments: str, entrypoint: str | None = None, **env: str) -> list[str]:
         """Return the command that runs the container once."""
@@ -106,7 +120,7 @@ def check(pod: Pod, done: subprocess.CompletedProcess[str], message: str, expect
 
 
 @contextlib.contextmanager
-def device(directory: Path, owner: int = 1001) -> Iterator[Path]:
+def device(directory: Path, owner: int = USER) -> Iterator[Path]:
     """Make a block device of 16 MiB for a container, filled with 0xFF."""
     with devices.loop(directory, 16 << 20) as made:
         before = made.stat()
@@ -114,6 +128,19 @@ def device(directory: Path, owner: int = 1001) -> Iterator[Path]:
         os.chown(made, owner, owner)
         yield made
         os.chown(made, before.st_uid, before.st_gid)
+
+
+def refuse_others(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to start a container with more rights or no limits: an audit hook (``sys.addaudithook``)."""
+    if event != "subprocess.Popen":
+        return
+    words = [os.fsdecode(each) for each in arguments[1]]
+    if words[:1] != ["podman"] or words[1] in ("image", "import", "rmi"):
+        return
+    lacking = {"run", *LIMITS, *RIGHTS}.difference(words)
+    more = [each for each in words if each.startswith(MORE)]
+    assert not lacking, f"a container without {lacking}: {words}"
+    assert not more, f"a container with {more}: {words}"
 
 
 @contextlib.contextmanager
