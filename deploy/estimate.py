@@ -20,10 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What Kueue counts: pods, and what each requests (cdi-worker manifest), in thousandths of a CPU and in MB.
-REQUESTS = {"pods": 1, "cpu": 100, "memory": 60}
+#: What Kueue counts: pods, and what each requests at most (cdi-worker manifest; with node pull it has two
+#: containers), in thousandths of a CPU and in MB.
+REQUESTS = {"pods": 1, "cpu": 200, "memory": 120}
 #: A number of pods is enough if twice as many take at least this part of its time.
-ENOUGH = 0.98
+ENOUGH = 0.95
 #: Names of hosts become names of queues (RFC 1123); a list without hosts has one queue.
 HOST = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,61}[a-z0-9])?")
 WITHOUT_HOST = "imports"
@@ -231,8 +232,9 @@ def main() -> None:
     given = _parser().parse_args()
     try:
         path = 0 if given.list == "-" else given.list
+        costs = json.loads(given.costs.read_text())
         with open(path, encoding="utf-8-sig", errors="replace") as lines:
-            found = list(disks(lines, json.loads(given.costs.read_text()), given))
+            found = list(disks(lines, costs, given))
         hosts = list(dict.fromkeys(disk.host for disk in found))
         if not found:
             raise Invalid(f"{given.list}: has no disks")
@@ -242,7 +244,8 @@ def main() -> None:
             raise Invalid(f"{pods} pods for each of {len(hosts)} hosts; possible: {most:.0f}")
     except (Invalid, OSError) as err:
         sys.exit(f"estimate: {err}")
-    known = {"CPU": given.cpus, "link": given.link, "storage": given.storage}
+    # An import needs more CPU time while others wait for the CPUs.
+    known = {"CPU": given.cpus / costs["crowded"], "link": given.link, "storage": given.storage}
     known |= {f"link of {host}": given.host_link for host in hosts}
     capacity = {name: each for name, each in known.items() if each < NONE}
     estimates = [simulate(found, pods, capacity)] if given.pods else search(found, pods, capacity)

@@ -307,10 +307,10 @@ def costs(_argument: str = "") -> list[str]:
         for kind, each in known["kinds"].items()
     ]
     head = ("kind", "read", "written", "CPU", "memory", *(f"at {link}" for link in LINKS))
-    return [
-        *table(head, rows),
-        f"Of the CPU time, {known['start']:.2f} s are for starting, whatever the size.",
-    ]
+    more = (
+        f"While more imports run than there are CPUs, each needs {known['crowded']:.2f} times the CPU time."
+    )
+    return [*table(head, rows), f"Of the CPU time, {known['start']:.2f} s are for starting. {more}", ""]
 
 
 def predicted(_argument: str = "") -> list[str]:
@@ -319,9 +319,9 @@ def predicted(_argument: str = "") -> list[str]:
     for path in sorted(BENCHMARKS.glob("*.jsonl")):
         facts, *lines = map(json.loads, path.read_text().splitlines())
         for line in lines:
-            means = [statistics.fmean(cost[0] for cost in costs) for costs in line["costs"].values()]
+            medians = [statistics.median(cost[0] for cost in costs) for costs in line["costs"].values()]
             if PREDICTED in line["costs"]:
-                times = (*(f"{mean:.1f} s" for mean in means), f"{means[1] / means[0]:.2f}")
+                times = (*(f"{median:.1f} s" for median in medians), f"{medians[1] / medians[0]:.2f}")
                 rows.append((line["row"].removesuffix(", file"), facts["system"], *times))
     return table(("imports", "system", "measured", "predicted", "ratio"), rows)
 

@@ -36,7 +36,7 @@ class Cost:
 
 def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
     """Run one command; raise with its output if it fails."""
-    before, busy, disks, written = os.times(), _busy(), _disks(), _written()
+    before, began, disks, written = os.times(), busy(), _disks(), _written()
     started = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         sampler = _Sampler(process.pid)
@@ -56,7 +56,7 @@ def run(argv: Sequence[str | Path], *, timeout: float = 900) -> Cost:
         raise AssertionError(f"{argv!r} ended with {process.returncode}: {text}")
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
     disk = max(then - disks.get(name, then) for name, then in _disks().items())
-    return Cost(wall, cpu, sampler.memory, _busy() - busy, disk, _read(output), _written() - written)
+    return Cost(wall, cpu, sampler.memory, busy() - began, disk, _read(output), _written() - written)
 
 
 def _read(output: bytes) -> int:
@@ -71,7 +71,7 @@ def _written() -> int:
     return int(found[1])
 
 
-def _busy() -> float:
+def busy() -> float:
     """Return the CPU seconds of the machine since its boot: all but idle, and waiting for I/O."""
     counts = [int(count) for count in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(counts) - counts[3] - counts[4]) / os.sysconf("SC_CLK_TCK")

@@ -95,7 +95,11 @@ def test_cost_counts_the_machine_and_its_disk(tmp_path: Path) -> None:
     outside = measure.run(["unshare", "--pid", "--fork", sys.executable, "-c", burn])
     assert outside.busy > 0.4
     write = f"dd if=/dev/zero of={tmp_path / 'file'} bs=1M count=64 oflag=direct status=none"
-    assert measure.run(write.split()).disk > 0
+    found = measure.run(write.split())
+    assert found.disk > 0
+    assert 64 << 20 <= found.written < 65 << 20
+    printed = '{"source": "a", "target": "b", "size": 9, "read": 5, "written": 3}'
+    assert measure.run(["printf", rf"{printed}\n{printed}\nwarning\n"]).read == 10
 
 
 def kept(folder: Path, *found: Comparison) -> list[str]:
@@ -112,6 +116,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
         Row("upload", nothing, rival=RIVAL, is_least=True),
         Row("far", nothing, more=True),
         Row("start", nothing, rival=RIVAL, more=True),
+        Row("cost", nothing, scale=True),
     ]
     monkeypatch.setattr(benches, "ROWS", declared)
 
@@ -129,6 +134,7 @@ def test_page_has_a_line_for_each_row(bench: Bench, tmp_path: Path) -> None:
     assert r"|raw, file|`curl \| dd`|1.00|**3.00** ± 1.00|0.50|30|CPU|" in lines
     assert r"|upload, file|`curl \| dd`¹|8.00|**0.12** ± 0.00|||CPU|" in lines
     assert "|far, file||4.00 (wire 3.00)|||0|network|" in lines
+    assert not [line for line in lines if line.startswith("|cost, ")]
     assert "**3.0 times as fast**" in " ".join(lines)
     assert CDI not in " ".join(lines)
 
@@ -274,4 +280,4 @@ def test_rows_have_names_of_their_own() -> None:
     assert rows
     keys = [row.key for row in benches.ROWS]
     assert len(keys) == len({*keys})
-    assert all(row.rival for row in benches.ROWS if not row.more)
+    assert all(row.rival for row in benches.ROWS if not (row.more or row.scale))

@@ -124,6 +124,7 @@ def _estimate(bench: Bench, folder: Path, images: Sequence[tuple[str, Path]]) ->
         {kind: alone(large.form(kind)) for kind in dict.fromkeys(["raw", *(kind for kind, _ in images)])},
         lambda each: each.busy,
     )
+    costs["crowded"] = json.loads((repository.ROOT / "deploy/costs.json").read_text())["crowded"]
     (folder / "costs.json").write_text(json.dumps(costs))
     (folder / "list").write_text("".join(f"{image.stat().st_size} {kind}\n" for kind, image in images))
     options = ("--json", f"--pods={len(images)}", f"--cpus={os.cpu_count()}", "--pod-cpu=1")
@@ -132,4 +133,4 @@ def _estimate(bench: Bench, folder: Path, images: Sequence[tuple[str, Path]]) ->
         [*argv, "--costs", folder / "costs.json"], check=True, capture_output=True, timeout=60
     )
     (found,) = json.loads(done.stdout)
-    return Cost(found["seconds"], found["seconds"] * (os.cpu_count() or 1), 0)
+    return Cost(found["seconds"], 0, 0)

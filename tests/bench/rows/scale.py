@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tests.bench import bench as benches
-from tests.bench import inputs
+from tests.bench import inputs, measure
 from tests.bench.bench import Bench, Sides
 from tests.bench.measure import Cost
 from tests.support import devices
@@ -61,7 +61,7 @@ def crowd(bench: Bench) -> Iterator[Sides]:
 
 def together(commands: Sequence[Sequence[str | Path]], at_once: int) -> Cost:
     """Measure commands, so many at once."""
-    before, began = os.times(), time.perf_counter()
+    before, busy, began = os.times(), measure.busy(), time.perf_counter()
     for first in range(0, len(commands), at_once):
         some = [
             subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -71,7 +71,7 @@ def together(commands: Sequence[Sequence[str | Path]], at_once: int) -> Cost:
         assert not any(statuses)
     after = os.times()
     cpu = sum(after[2:4]) - sum(before[2:4])
-    return Cost(time.perf_counter() - began, cpu, 0)
+    return Cost(time.perf_counter() - began, cpu, 0, measure.busy() - busy)
 
 
 def _image(directory: Path, spacing: int, count: int) -> Path:

@@ -12,6 +12,7 @@ import click
 from cdi_worker import errors
 from cdi_worker.importer.commands import group
 from tests.check.docs.test_tables import tables
+from tests.check.test_estimate import estimate
 from tests.support import repository
 
 #: Written by the tests of speed and of proofs, the history, and options of other tools.
@@ -24,8 +25,9 @@ LEFT_OUT = {
 }
 PAGES = [path for path in (repository.ROOT / "docs").rglob("*.md") if path.name not in LEFT_OUT]
 PAGES.append(repository.ROOT / "README.md")
-#: Options of other programs: python3 -m venv, qemu-nbd and qemu-storage-daemon, GNU tar.
+#: Options of other programs: python3 -m venv, qemu-nbd and qemu-storage-daemon, GNU tar, deploy/estimate.py.
 OTHERS = {"--shared", "--sparse", "--system-site-packages", "--tls-creds"}
+OTHERS |= {name for action in estimate._parser()._actions for name in action.option_strings}
 
 
 def names(pattern: str) -> Iterator[tuple[str, str]]:
