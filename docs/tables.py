@@ -307,10 +307,11 @@ def costs(_argument: str = "") -> list[str]:
         for kind, each in known["kinds"].items()
     ]
     head = ("kind", "read", "written", "CPU", "memory", *(f"at {link}" for link in LINKS))
-    more = (
-        f"While more imports run than there are CPUs, each needs {known['crowded']:.2f} times the CPU time."
-    )
-    return [*table(head, rows), f"Of the CPU time, {known['start']:.2f} s are for starting. {more}", ""]
+    more = f"""\
+Of the CPU time, {known["start"]:.2f} s are for starting. While more imports run than there are CPUs, each
+needs {known["crowded"]:.2f} times the CPU time. The last columns: seconds alone on such a link, in a pod
+with its limit of {limit:g} CPU."""
+    return [*table(head, rows), *more.splitlines(), ""]
 
 
 def predicted(_argument: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from cdi_worker import units
 from cdi_worker.importer.kubernetes import pod
 from tests.bench import compare, costs, report
 from tests.bench.rows import kinds
+from tests.check.docs.test_tables import tables
 from tests.support import repository
 
 sys.path.insert(0, str(repository.ROOT / "deploy"))
@@ -66,6 +67,22 @@ def estimated(folder: Path, text: str, *options: str, **more: Any) -> list[dict[
         ([disk(alone=60)] + [disk()] * 6, 2, {}, 60, "pods"),
         # A host's link limits its disks only.
         ([disk("a", **{"link of a": 40}), disk("b")], 1, {"link of a": 1}, 40, "link of a"),
+        # What limits most of the disks is what limits.
+        (
+            [disk("a", **{"link of a": 10}), *[disk("b", link=10)] * 3],
+            3,
+            {"link of a": 0.6, "link": 2},
+            10 / 0.6,
+            "link",
+        ),
+        # Of a shared link, a disk gets what the slower one leaves: 0.7 for 20 seconds, then all.
+        (
+            [disk("a", link=10, **{"link of a": 10}), disk("b", 20, link=20)],
+            1,
+            {"link": 1.2, "link of a": 0.5},
+            26,
+            "link of a",
+        ),
     ],
 )
 def test_simulation(
@@ -123,6 +140,8 @@ def test_cost_of_a_disk_follows_from_its_size_and_kind(tmp_path: Path) -> None:
     assert found == {"pods": 1, "seconds": 9 / 0.75, "limits": {"the last disks": 1}}
     (found,) = estimated(tmp_path, "4Gi", "--rate", "128Mi/s", "--pod-start", "5", costs=COSTS)
     assert found["seconds"] == 37
+    (found,) = estimated(tmp_path, "4Gi", "--storage", "64Mi/s", costs=COSTS)
+    assert found["seconds"] == pytest.approx(32)
     # With 2 CPUs for 3 pods, each costs a quarter more.
     (found,) = estimated(tmp_path, "4Gi\n" * 3, "--cpus", "2", "--pods", "3", costs=COSTS)
     assert found["seconds"] == pytest.approx(3 * 9 * 1.25 / 2)
@@ -213,6 +232,20 @@ def test_costs_are_those_of_the_benchmarks() -> None:
     """``make bench`` writes both."""
     assert costs.FILE.read_text() == costs.text(REPORTS)
     assert json.loads(costs.FILE.read_text())["kinds"].keys() == kinds.KINDS.keys()
+    page = (repository.ROOT / "docs/pods/scale.md").read_text()
+    assert f"A disk of {kinds.SIZE >> 30} GiB " in page
+
+
+def test_page_has_the_seconds_that_the_program_predicts(tmp_path: Path) -> None:
+    known = json.loads(costs.FILE.read_text())["kinds"]
+    rows = {
+        row[0].strip("`"): row for row in (line[2:-2].split(" | ") for line in tables.costs() if "`" in line)
+    }
+    assert rows.keys() == known.keys()
+    for kind, row in rows.items():
+        for link, shown in zip(("1Gbit", "10Gbit"), row[-2:], strict=True):
+            (found,) = estimated(tmp_path, f"{known[kind]['size']} {kind}", "--link", link)
+            assert f"{found['seconds']:.1f} s" == shown
 
 
 def test_imports_at_once_took_about_as_long_as_predicted() -> None:
