@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cdi_worker.importer.commands import command, group
 from tests.support import repository
 
 FOLDER = repository.ROOT / "docs/about/surfaces"
@@ -92,6 +93,16 @@ def test_lists_are_complete(surfaces: dict[str, Any]) -> None:
         assert found == sorted(set(found))
         assert CHANGES[name][0] in found
         assert f"(surfaces/{name}.txt)" in page
+
+
+def test_options_without_a_variable_say_so() -> None:
+    commands = {"cdi-worker": group.cli} | {name: group.command_of(name) for name in group.COMMANDS}
+    for name, made in commands.items():
+        listed = [each.partition(" ")[2] for each in lines("command-line") if each.startswith(f"{name} -")]
+        options = {each.partition(":")[0] for each in listed if ": -" not in each}
+        without = {each.partition(":")[0] for each in listed if each.endswith("no variable")}
+        own = made.options if isinstance(made, command.Command) else []
+        assert options - without == {f"--{each.key}" for each in own if not each.here}, name
 
 
 def test_documented_fields_are_those_that_are_promised() -> None:
