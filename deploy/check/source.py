@@ -137,8 +137,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         if has_body:
             with path.open("rb") as file:
-                file.seek(first)
-                self.wfile.write(file.read(last + 1 - first))
+                self.connection.sendfile(file, first, last + 1 - first)
         return None
 
 
