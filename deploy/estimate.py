@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What Kueue counts: pods, and what each requests at most (cdi-worker manifest; with node pull it has two
-#: containers), in thousandths of a CPU and in MB.
+#: What Kueue counts: pods, with thousandths of a CPU and MB for two containers, as a pod with node pull has.
 REQUESTS = {"pods": 1, "cpu": 200, "memory": 120}
 #: A number of pods is enough if twice as many take at least this part of its time.
 ENOUGH = 0.95
@@ -98,6 +97,7 @@ def _disk(fields: Sequence[str], costs: Mapping[str, Any], given: argparse.Names
     part = stated / cost["size"]
     read, cpu = cost["read"] * part, start + max(0, cost["cpu"] - start) * part
     needs = {"CPU": cpu, "link": read, f"link of {host}": read, "storage": cost["written"] * part}
+    needs = {name: need for name, need in needs.items() if need}
     return Disk(host, needs, given.pod_start + max(cpu / given.pod_cpu, read / given.rate))
 
 
@@ -107,27 +107,24 @@ def shared(running: Sequence[Disk], capacity: Mapping[str, float]) -> tuple[list
     All get the same part until a resource is used up; those that do not need it get more.
     """
     parts, left, limits = [1.0] * len(running), dict(capacity), {"": 0}
+    paces = [
+        {name: need / each.alone for name, need in each.needs.items() if name in left} for each in running
+    ]
     rest = set(range(len(running)))
     while rest:
-        used = dict.fromkeys(left, 0.0)
+        used = collections.Counter[str]()
         for each in rest:
-            for name, need in running[each].needs.items():
-                if name in left:
-                    used[name] += need / running[each].alone
-        part, name = min(
-            ((left[name] / each, name) for name, each in used.items() if each), default=(1.0, "")
-        )
+            used.update(paces[each])
+        part, name = min(((left[name] / each, name) for name, each in used.items()), default=(1.0, ""))
         if part >= 1:
             break
-        full = [each for each in rest if name in running[each].needs]
+        full = {each for each in rest if name in paces[each]}
         limits[name] = len(full)
+        rest -= full
         for each in full:
-            rest.remove(each)
             parts[each] = max(part, 1e-9)
-            for other, need in running[each].needs.items():
-                if other in left:
-                    left[other] -= need / running[each].alone * part
-        del left[name]
+            for other, pace in paces[each].items():
+                left[other] -= pace * part
     return parts, max(limits, key=lambda name: limits[name])
 
 
@@ -186,7 +183,6 @@ metadata: {{name: {host}}}
 spec:
   namespaceSelector: {{}}
   resourceGroups:
-  # All resources that the Jobs request: Kueue starts no Job that requests another one
   - coveredResources: ["pods", "cpu", "memory"]
     flavors:
     - name: any-node
@@ -203,9 +199,8 @@ spec: {{clusterQueue: {host}}}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     add, beside = parser.add_argument, Path(__file__).with_name("costs.json")
     add("list", metavar="LIST", help="a file; -: standard input")
     add("--pods", type=number, help="for each host [default: as many as are useful]")

@@ -130,6 +130,7 @@ COSTS = {
     "kinds": {
         "raw": {"size": GIB, "read": GIB, "written": GIB // 2, "cpu": 3.0, "memory": 1},
         "vsphere": {"size": GIB, "read": GIB // 4, "written": GIB, "cpu": 5.0, "memory": 1},
+        "zeros": {"size": GIB, "read": GIB, "written": 0, "cpu": 3.0, "memory": 1},
     },
 }
 
@@ -142,6 +143,8 @@ def test_cost_of_a_disk_follows_from_its_size_and_kind(tmp_path: Path) -> None:
     assert found["seconds"] == 37
     (found,) = estimated(tmp_path, "4Gi", "--storage", "64Mi/s", costs=COSTS)
     assert found["seconds"] == pytest.approx(32)
+    (found,) = estimated(tmp_path, "4Gi zeros", "--storage", "64Mi/s", costs=COSTS)
+    assert found["seconds"] == 12
     # With 2 CPUs for 3 pods, each costs a quarter more.
     (found,) = estimated(tmp_path, "4Gi\n" * 3, "--cpus", "2", "--pods", "3", costs=COSTS)
     assert found["seconds"] == pytest.approx(3 * 9 * 1.25 / 2)
@@ -165,7 +168,7 @@ def test_list_may_be_csv(tmp_path: Path) -> None:
         ("1Gi\n0 raw\n", "disks.txt: line 2: '0' is not a size such as 40Gi or 500M"),
         ("1Gi\nraw 5Gi\n", "line 2: 'raw' is not a size such as 40Gi"),
         ("40\n", "line 1: 40 is less than 1Mi; write a unit, such as 40Gi"),
-        ("1Gi qcow3", "line 1: unknown kind 'qcow3'; known: raw, vsphere"),
+        ("1Gi qcow3", "line 1: unknown kind 'qcow3'; known: raw, vsphere, zeros"),
         ("1Gi raw ESX_1", "line 1: 'esx_1' is not a name for a host: use a-z, 0-9, - and ."),
         ("1Gi raw a b", "line 1: 'b': a line is SIZE KIND HOST"),
         ("-1Gi", "line 1: '-1Gi' is not a size"),
