@@ -38,7 +38,7 @@ def choose(context: click.Context, *topic: str) -> None:
     command = context.command
     known = command.topics(context) if isinstance(command, Command) else []
     if len(topic) > 1 or name not in {"", *known}:
-        hint = errors.supported(name, known) if known else "it has no kinds of source"
+        hint = errors.supported(name, known) if known else "it has no topics"
         raise click.UsageError(f"no help on {' '.join(topic)!r}; {hint}", context)
     # Contexts of sub-commands share ``meta`` with their parents.
     context.meta[_TOPIC] = command, name

@@ -354,7 +354,7 @@ REFUSED = [
     (("imprt", "http://h/x"), "No such command 'imprt'; did you mean 'import'?"),
     (("help", "imprt"), "No such command 'imprt'; did you mean 'import'?"),
     (("help", "import", "ndb"), "no help on 'ndb'; did you mean 'nbd'?"),
-    (("help", "blank", "s3"), "no help on 's3'; it has no kinds of source"),
+    (("help", "blank", "s3"), "no help on 's3'; it has no topics"),
     (("import",), "Usage: cdi-worker import [OPTIONS] SOURCE TARGET Try"),
     (("import", "http://h/x"), "Missing argument 'TARGET'"),
     (("import", "http://h/x", "T", "--nonsense"), "No such option '--nonsense'"),
