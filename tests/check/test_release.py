@@ -45,6 +45,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.partition("/")[0] != "tests" and (repository.ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(repository.ROOT / name, tree / name, follow_symlinks=False)
+    # Right after a release, the changelog has no entry for another one.
+    log = tree / "CHANGELOG.md"
+    log.write_text(
+        log.read_text().replace("## [Unreleased]\n", "## [Unreleased]\n\n### Added\n\n- An entry.\n", 1)
+    )
     (tree / "tools/image").write_text(BUILD)
     (tree / "tools/save-image").write_text(SAVE)
     layer = containers.layer(containers.Entry("etc/hostname", b"worker"))
