@@ -128,6 +128,11 @@ def _texts(node: ast.expr, known: Values) -> Iterator[str]:
         case ast.BinOp(left, ast.Add(), right):
             ends = list(_texts(right, known)) or [DETAILS]
             yield from (f"{start}{end}" for start in _texts(left, known) for end in ends)
+        case ast.Call(ast.Attribute(text, "rstrip")):
+            yield from _texts(text, known)
+        case ast.Call(ast.Attribute(ast.Dict(values=values), "get"), [_, *default]):
+            for value in (*values, *default):
+                yield from _texts(value, known)
         case ast.Name(name):
             others = {each: values for each, values in known.items() if each != name}
             for value in known.get(name, ()):

@@ -58,6 +58,7 @@ def _shown(kind: str, printed: str) -> bool:
         ("RequestError", "an archive cannot be written to standard output; name a folder"),
         ("Unreachable", "x: connection refused; check host and port, and that the server runs"),
         ("Unreachable", "the disk has no snapshot 1"),
+        ("Unreachable", "server answers 404 Not Found; check the URL"),
         ("Transient", "the server closed the connection"),
         ("WrongRanges", "206 response without a valid Content-Range"),
         ("Refused", "the image is encrypted (method 2); decrypt it first"),
