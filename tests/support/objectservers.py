@@ -7,6 +7,7 @@ import dataclasses
 import http.client
 import http.server
 import json
+import signal
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +97,9 @@ def seaweed(directory: Path, pair: tls.KeyPair | None = None) -> Iterator[Store]
     if pair:
         argv += [f"-s3.port.https={store.tls_port}", f"-s3.cert.file={pair.certificate}"]
         argv.append(f"-s3.key.file={pair.key}")
-    with processes.running(argv, log=directory / "weed.log", ready=lambda: _serves(store.port)):
+    # One that was started seconds ago sometimes ignores SIGTERM.
+    log, end = directory / "weed.log", signal.SIGKILL
+    with processes.running(argv, log=log, ready=lambda: _serves(store.port), end=end):
         for bucket in (BUCKET, "public"):
             store.client().create_bucket(Bucket=bucket)
         yield store

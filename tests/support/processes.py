@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -163,10 +164,11 @@ def running(
     ready: Callable[[], object],
     env: Mapping[str, str] | None = None,
     patience: float = PATIENCE,
+    end: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program beside the block: ``ready`` when the block begins, stopped by pid after it.
 
-    ``patience``: seconds that the start may take.
+    ``patience``: seconds that the start may take. ``end``: the signal that stops it.
     """
     with log.open("ab") as output:
         process = forked.Popen[bytes](argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
@@ -176,12 +178,12 @@ def running(
             raise AssertionError(f"{argv} ended with {process.returncode}: {log.read_text()[-2000:]}")
         yield process
     finally:
-        stop(process)
+        stop(process, end)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process by SIGTERM; fail if it needs SIGKILL after ``PATIENCE``, as with a client left open."""
-    process.terminate()
+def stop(process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM) -> None:
+    """Stop a process; fail if it needs SIGKILL after ``PATIENCE``, as with a client left open."""
+    process.send_signal(end)
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
