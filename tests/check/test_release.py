@@ -190,7 +190,7 @@ class Checked:
         )
 
 
-CHECK = "## Check a release"
+CHECK = "## Verify a release"
 
 
 def test_page_checks_a_release(checked: Checked, maintainers: signers.OpenPGP) -> None:
