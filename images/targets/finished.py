@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 from cdi_worker import errors
@@ -30,7 +31,8 @@ class Finished(base.Target):
             self.is_device = remote.is_export(held.path)
             shown = storage.RemoteStorage(held, -1, options.cancel)
             shown.device = held.device
-            detect.refuse_unfinished(shown.device.read(0, directio.UNIT))
+            with _naming(held.path):
+                detect.refuse_unfinished(shown.device.read(0, directio.UNIT))
             super().__init__(shown, held.size, options)
             return
         with contextlib.ExitStack() as undo:
@@ -40,13 +42,23 @@ class Finished(base.Target):
             self.is_device = stat.S_ISBLK(found.st_mode)
             if not (self.is_device or stat.S_ISREG(found.st_mode)):
                 raise errors.TargetError(path=held.path, reason="is neither a file nor a block device")
-            file.refuse_unfinished(held.path, fd)
+            with _naming(held.path):
+                file.refuse_unfinished(held.path, fd)
             super().__init__(_Local(held, fd, options.cancel), os.lseek(fd, 0, os.SEEK_END), options)
             undo.pop_all()
         self.storage.drop_cache()
 
     def _abandon(self) -> None:
         """Leave the disk as it is."""
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the disk in the error: a comparison has two."""
+    try:
+        yield
+    except errors.Unsupported as err:
+        raise errors.Unsupported(reason=f"{path}: {err.fields['reason']}") from None
 
 
 class _Local(storage.Storage):

@@ -48,6 +48,8 @@ def test_unfinished_device_is_not_a_source(device: Path, tmp_path: Path) -> None
         done = worker.call(*command)
         assert done.status not in {0, 1}, done.output
         assert REASON in done.error_message
+        # For the target of a comparison, it says which of the two disks.
+        assert command[-1] != device or command[0] != "verify" or f"{device}: it" in done.error_message
         assert (tmp_path / "disk.img").read_bytes() == DATA
         assert not (tmp_path / "new.img").exists()
 
