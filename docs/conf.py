@@ -86,7 +86,7 @@ Source code <{}>
 
 
 def _links(app: Any, page: str, source: list[str]) -> None:
-    """Lead links to files of the repository to their pages; others are names only."""
+    """Lead links to files of the repository to their pages, or to the repository, if it is known."""
     here = Path(page).parent
     repository = app.config.html_theme_options.get("source_repository")
     if page == app.config.root_doc and repository:
@@ -100,6 +100,9 @@ def _links(app: Any, page: str, source: list[str]) -> None:
             return link[0]
         if file in INCLUDED:
             return f"[{text}]({os.path.relpath(INCLUDED[file], here)}{heading})"
-        return f"`{file}`"
+        if repository:
+            return f"[{text}]({repository}/blob/main/{file})"
+        name = f"`{file}`"
+        return name if text.strip("`") in {file, Path(file).name} else f"{text} ({name})"
 
     source[0] = re.sub(r"\[([^]]+)\]\((\.\.[^)#]*)(#[^)]*)?\)", lead, source[0])
