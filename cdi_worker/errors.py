@@ -124,7 +124,7 @@ class Error(Exception):
     phrase: ClassVar[str] = "Unable to process data: "
     #: The exit status of the command line (docs/reference/exit-status.md).
     status: ClassVar[int] = 1
-    #: Whether the same call may succeed later without a change.
+    #: Whether the failure often passes by itself, so that the same call may succeed later.
     retryable: ClassVar[bool] = False
     #: Of a failure that is retried.
     pause: Pause | None = None
