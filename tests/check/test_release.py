@@ -118,7 +118,7 @@ def test_release_is_cut_once_and_reproducible(released: Path) -> None:
         rf"^## \[Unreleased\]\n\n## \[{VERSION}\] - \d{{4}}-\d\d-\d\d\n\n### Added\n", log, re.MULTILINE
     )
 
-    assert "import target\n" in (tree / NAMES).read_text()
+    assert "import target: text\n" in (tree / NAMES).read_text()
 
     place = tree / "build/release" / VERSION
     listed = {
