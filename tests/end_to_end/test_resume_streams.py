@@ -168,7 +168,8 @@ def test_third_run_continues_after_two_kills(
     first = 0
     for stall_at in (5 * MIB, 9 * MIB):
         server.serve("/disk", dataclasses.replace(kills.slow(page), stall_at=stall_at))
-        kills.midway(server, wanted, sent=stall_at - MIB, kept=first)
+        # Where a sync is slow, the second run saves once while it writes all that comes before the stall.
+        kills.midway(server, wanted, sent=stall_at - MIB, kept=max(0, first - MIB))
         first = kills.noted(target)
     server.serve("/disk", page)
     assert cdi_worker.run(wanted).written <= SIZE - first
