@@ -188,15 +188,7 @@ def test_vddk_disk_is_imported(image: str, tmp_path: Path) -> None:
     datastores = tmp_path / "vmware/datastores"
     pod.files = {datastores: str(datastores), vcsim.libdir: "/opt/vmware-vix-disklib-distrib"}
     with vcsim.running():
-        done = pod.run(
-            IMPORTER_SOURCE="vddk",
-            IMPORTER_ENDPOINT=f"https://localhost:{vcsim.port}/sdk",
-            IMPORTER_UUID=vmware.INSTANCE_UUID,
-            IMPORTER_BACKING_FILE=vcsim.file(0),
-            IMPORTER_THUMBPRINT=vcsim.thumbprint,
-            IMPORTER_ACCESS_KEY_ID=vmware.USER,
-            IMPORTER_SECRET_KEY=vmware.PASSWORD,
-        )
+        done = pod.run(**vcsim.variables())
     assert done.returncode == 0, done.stderr
     assert pod.outcome["vddkInfo"]["Version"]
     oracle.same(pod.disk, vcsim.content(1))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.image.test_image import COMPLETE
-from tests.image.test_servers import upload_server
+from tests.image.test_servers import clone, upload_server
 from tests.importer.commands import test_cron
 from tests.support import (
     chains,
@@ -94,15 +94,7 @@ def test_disk_of_a_lease_is_imported(container: pods.Pod, tmp_path: Path) -> Non
     vcsim.write((0, b"boot" * 1000), (9 << 20, b"data" * 5000))
     vcsim.power = "poweredOff"
     with vcsim.running():
-        done = container.run(
-            IMPORTER_SOURCE="vddk",
-            IMPORTER_ENDPOINT=f"https://localhost:{vcsim.port}/sdk",
-            IMPORTER_UUID=vmware.INSTANCE_UUID,
-            IMPORTER_BACKING_FILE=vcsim.file(0),
-            IMPORTER_THUMBPRINT=vcsim.thumbprint,
-            IMPORTER_ACCESS_KEY_ID=vmware.USER,
-            IMPORTER_SECRET_KEY=vmware.PASSWORD,
-        )
+        done = container.run(**vcsim.variables())
     assert done.returncode == 0, done.stderr
     oracle.same(container.disk, vcsim.content(0))
 
@@ -134,18 +126,7 @@ def test_device_is_cloned_to_a_file(
 ) -> None:
     target = pods.Pod(tmp_path / "target", image)
     with upload_server(target, certificates) as (server, port):
-        done = source.run(
-            "-v=3",
-            entrypoint="/usr/bin/cloner_startup.sh",
-            CLIENT_KEY=certificates.client.key.read_text(),
-            CLIENT_CERT=certificates.client.certificate.read_text(),
-            SERVER_CA_CERT=certificates.authority.certificate.read_text(),
-            UPLOAD_URL=f"https://localhost:{port}/v1beta1/upload",
-            OWNER_UID="1-2",
-            VOLUME_MODE="block",
-            MOUNT_POINT=source.device_path,
-        )
-        assert (done.returncode, source.message) == (0, "Clone Complete"), done.stderr
+        clone(source, certificates, port)
         assert server.wait(20) == 0
     expected = clones.write_disk(tmp_path / "expected", 16 << 20)
     pods.check(target, subprocess.CompletedProcess([], 0, "", ""), clones.DONE, expected)

@@ -79,6 +79,22 @@ def upload_server(
         yield running, port
 
 
+def clone(source: pods.Pod, certificates: uploads.Certificates, port: int) -> None:
+    """Run a clone source, which sends its volume to an upload server."""
+    done = source.run(
+        "-v=3",
+        entrypoint="/usr/bin/cloner_startup.sh",
+        CLIENT_KEY=certificates.client.key.read_text(),
+        CLIENT_CERT=certificates.client.certificate.read_text(),
+        SERVER_CA_CERT=certificates.authority.certificate.read_text(),
+        UPLOAD_URL=f"https://localhost:{port}/v1beta1/upload",
+        OWNER_UID="1-2",
+        VOLUME_MODE="block" if source.block else "filesystem",
+        MOUNT_POINT=source.device_path if source.block else "/data",
+    )
+    assert (done.returncode, source.message) == (0, "Clone Complete"), done.stderr
+
+
 @pytest.fixture(params=[pytest.param("file", marks=pytest.mark.every_platform), "device"])
 def target(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterator[pods.Pod]:
     """Return an upload server's pod with a volume of either mode."""
@@ -117,18 +133,7 @@ def test_clone_writes_disk(
     original.chmod(0o660)
     os.chown(original, 0, pods.GROUP)
     with upload_server(target, certificates) as (server, port):
-        done = source.run(
-            "-v=3",
-            entrypoint="/usr/bin/cloner_startup.sh",
-            CLIENT_KEY=certificates.client.key.read_text(),
-            CLIENT_CERT=certificates.client.certificate.read_text(),
-            SERVER_CA_CERT=certificates.authority.certificate.read_text(),
-            UPLOAD_URL=f"https://localhost:{port}/v1beta1/upload",
-            OWNER_UID="1-2",
-            VOLUME_MODE="filesystem",
-            MOUNT_POINT="/data",
-        )
-        assert (done.returncode, source.message) == (0, "Clone Complete"), done.stderr
+        clone(source, certificates, port)
         assert server.wait(20) == 0
     message = clones.DONE if target.block else clones.FOLDER_DONE
     pods.check(target, subprocess.CompletedProcess([], 0, "", ""), message, disks.raw())

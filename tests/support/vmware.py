@@ -218,6 +218,18 @@ class Vcsim:
         )
         return dataclasses.replace(made, **changes)
 
+    def variables(self) -> dict[str, str]:
+        """Return the variables of a pod that imports the disk."""
+        return {
+            "IMPORTER_SOURCE": "vddk",
+            "IMPORTER_ENDPOINT": f"https://localhost:{self.port}/sdk",
+            "IMPORTER_UUID": INSTANCE_UUID,
+            "IMPORTER_BACKING_FILE": self.file(0),
+            "IMPORTER_THUMBPRINT": self.thumbprint,
+            "IMPORTER_ACCESS_KEY_ID": USER,
+            "IMPORTER_SECRET_KEY": PASSWORD,
+        }
+
     def machine(self, **changes: Any) -> locations.Vsphere:
         """Return the location of the machine; ``changes`` replace fields."""
         access = base.Access(user=USER, password=self.password)

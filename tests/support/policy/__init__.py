@@ -1,4 +1,4 @@
-"""A machine with a policy: no MD5 and no SHA-1 for security, as for FIPS 140.
+"""A machine with a policy: no MD5 and no SHA-1 for security.
 
 Tests run under it in a ``pytest --policy FOLDER`` of their own, with the variables of ``environment``: the
 worker, in that process and in others, but not the servers of the tests.
