@@ -72,17 +72,17 @@ def test_change_is_named_under_a_heading_that_warns(surfaces: dict[str, Any], na
     told = f"gone or changed, name it under Changed, Deprecated, Removed: {line}"
     # Not in words, not among the additions, not in an earlier release.
     for entry in ("", f"### Changed\n\n- the {word} is another", f"### Added\n\n- `{word}`"):
-        missing = surfaces["unsaid"](before, now, LOG.format(entry, word))
+        missing = surfaces["missing_entries"](before, now, LOG.format(entry, word))
         assert told in missing, entry
     for title in ("Changed", "Deprecated", "Removed"):
         entry = f"### {title}\n\n#### Commands\n\n- `x {word} y`, and `--digest`\n\n### Fixed\n"
-        assert not surfaces["unsaid"](before, now, LOG.format(entry, "x"))
+        assert not surfaces["missing_entries"](before, now, LOG.format(entry, "x"))
 
 
 def test_new_name_is_anywhere_among_the_changes(surfaces: dict[str, Any]) -> None:
     before, now = ["import --force: flag"], ["import --force: flag", "import --for: text"]
-    assert surfaces["unsaid"](before, now, LOG.format("### Added\n\n- `--force`", "--for"))
-    assert not surfaces["unsaid"](before, now, LOG.format("### Added\n\n- `import --for DAYS`", "x"))
+    assert surfaces["missing_entries"](before, now, LOG.format("### Added\n\n- `--force`", "--for"))
+    assert not surfaces["missing_entries"](before, now, LOG.format("### Added\n\n- `import --for DAYS`", "x"))
 
 
 def test_lists_are_complete(surfaces: dict[str, Any]) -> None:

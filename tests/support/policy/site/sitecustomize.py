@@ -1,4 +1,4 @@
-"""Python on a machine with a policy, when a program starts: distributions with one change Python too."""
+"""Refuse MD5 and SHA-1 for security in Python, as distributions with such a policy do."""
 
 import hashlib
 import hmac
@@ -17,7 +17,7 @@ def sha1(*data, usedforsecurity=True, **options):
 
 
 def new(name, *data, **options):
-    """Do the same for a name."""
+    """Refuse SHA-1 by its name too."""
     return sha1(*data, **options) if name.lower() == "sha1" else _new(name, *data, **options)
 
 
